@@ -1,0 +1,58 @@
+# Everything lives in .venv; `make help` lists the habits.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format bench figures docs soak lock clean
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+$(STAMP): requirements/dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Postroad needs Python 3.11 or newer; found $$($(PYTHON) --version). Set PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "Installing into $(VENV) (about a minute the first time)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+setup: $(STAMP) ## Install everything into .venv (quick when nothing changed)
+
+demo: setup ## A short tour on embedded defaults
+	@$(BIN)/postroad demo
+
+test: setup ## Run the tests
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not soak"
+
+check: setup ## Formatting, lint, strict types, import layers, generated docs
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m docs.generate --check
+
+format: setup ## Rewrite files to the house format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup ## Wall-clock benchmarks; writes benchmarks/results/
+	$(BIN)/python -m benchmarks.run
+
+figures: setup ## Figures of the papers (none yet: they arrive with the experiments)
+	@echo "No experiments yet; see README, 'What is there and what is not yet'."
+
+docs: setup ## Regenerate the generated reference pages
+	$(BIN)/python -m docs.generate
+
+soak: setup ## Long random runs
+	$(BIN)/python -m pytest -n $(WORKERS) -m soak
+
+lock: ## Renew requirements/dev.txt from pyproject.toml (needs uv)
+	uv pip compile --quiet --universal --python-version 3.11 --no-header --no-emit-index-url --no-annotate --generate-hashes \
+	  --group dev --extra uvloop --extra topics --extra postgres --extra metrics pyproject.toml -o requirements/dev.txt
+
+clean: ## Remove the environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

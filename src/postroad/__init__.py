@@ -1,0 +1,13 @@
+"""Postroad: messaging you can audit."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from postroad.errors import FilterSyntaxError, PostroadError
+from postroad.types import MessageId
+
+try:
+    __version__ = version("postroad")
+except PackageNotFoundError:  # run from a source tree that was never installed
+    __version__ = "0+source"
+
+__all__ = ["FilterSyntaxError", "MessageId", "PostroadError", "__version__"]

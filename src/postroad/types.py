@@ -1,0 +1,87 @@
+"""Ids and value types: the tick and the message id, with their exact layouts.
+
+A tick is a u64, `milliseconds << 16 | counter`; a message id is 16 bytes, big-endian,
+`publisher (4) | broker (4) | milliseconds (6) | counter (2)`, so its last 8 bytes have the layout of a tick.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final, NewType, Self
+
+from postroad.errors import InvalidValueError
+
+Tick = NewType("Tick", int)
+
+
+AttributeValue = bool | int | float | str | bytes
+
+COUNTER_BITS: Final = 16
+COUNTER_MAX: Final = (1 << COUNTER_BITS) - 1
+TICK_MAX: Final = (1 << 64) - 1
+MILLISECONDS_MAX: Final = (1 << 48) - 1
+MESSAGE_ID_BYTES: Final = 16
+
+_ID = struct.Struct(">IIQ")
+
+
+def make_tick(milliseconds: int, counter: int = 0) -> Tick:
+    if not 0 <= milliseconds <= MILLISECONDS_MAX:
+        raise InvalidValueError(f"milliseconds {milliseconds} do not fit in 48 bits")
+    if not 0 <= counter <= COUNTER_MAX:
+        raise InvalidValueError(f"counter {counter} does not fit in 16 bits")
+    return Tick(milliseconds << COUNTER_BITS | counter)
+
+
+def tick_milliseconds(tick: int) -> int:
+    return tick >> COUNTER_BITS
+
+
+def tick_counter(tick: int) -> int:
+    return tick & COUNTER_MAX
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class MessageId:
+    """Names one message for ever. Made by the publisher's client; equal ids are the same message."""
+
+    publisher: int
+    broker: int
+    tick: Tick
+
+    @classmethod
+    def make(cls, publisher: int, broker: int, milliseconds: int, counter: int = 0) -> Self:
+        if not 0 <= publisher <= 0xFFFF_FFFF or not 0 <= broker <= 0xFFFF_FFFF:
+            raise InvalidValueError(f"publisher {publisher} and broker {broker} must fit in 32 bits each")
+        return cls(publisher, broker, make_tick(milliseconds, counter))
+
+    @classmethod
+    def from_bytes(cls, data: bytes | memoryview) -> Self:
+        if len(data) != MESSAGE_ID_BYTES:
+            raise InvalidValueError(f"a message id has {MESSAGE_ID_BYTES} bytes, not {len(data)}")
+        publisher, broker, tick = _ID.unpack(data)
+        return cls(publisher, broker, Tick(tick))
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read the text form: 32 hexadecimal digits, with or without the dashes `str()` puts in."""
+        try:
+            data = bytes.fromhex(text.replace("-", ""))
+        except ValueError:
+            raise InvalidValueError(f"a message id is written as 32 hexadecimal digits, not {text[:60]!r}") from None
+        return cls.from_bytes(data)
+
+    @property
+    def milliseconds(self) -> int:
+        return tick_milliseconds(self.tick)
+
+    @property
+    def counter(self) -> int:
+        return tick_counter(self.tick)
+
+    def __bytes__(self) -> bytes:
+        return _ID.pack(self.publisher, self.broker, self.tick)
+
+    def __str__(self) -> str:
+        return f"{self.publisher:08x}-{self.broker:08x}-{self.milliseconds:012x}-{self.counter:04x}"
