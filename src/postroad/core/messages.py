@@ -1,0 +1,304 @@
+"""What brokers and clients of the overlay say to each other.
+
+Each struct here is one packet; `wire.packets.overlay` gives it a method id. A packet that is said to carry rows travels with
+a `Batch` beside it. Ticks, epochs, versions and ids of brokers and pubends are unsigned integers; a pubend's id is
+`broker << 8 | index`, so it names the broker that hosts it.
+
+Three families: a client and its broker; two neighbours; and *unicast*, sent by one broker to any other and passed on hop by
+hop (`target`, `source` and `hops` come first in each of those).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+U32 = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
+U64 = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF_FFFF_FFFF)]
+Name = Annotated[str, Meta(min_length=1, max_length=255)]
+FilterText = Annotated[str, Meta(max_length=65536)]
+Positions = Annotated[dict[U64, U64], Meta(max_length=65536)]  # pubend -> tick
+
+PUBEND_BITS: Final = 8
+HOPS_MAX: Final = 32
+
+
+def pubend_id(broker: int, index: int = 0) -> int:
+    return broker << PUBEND_BITS | index
+
+
+def pubend_broker(pubend: int) -> int:
+    return pubend >> PUBEND_BITS
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True):
+    """Base of all packets of the overlay."""
+
+
+# --- a client and its broker ---------------------------------------------------------------------------------------------
+
+
+class OpenPublisher(Message, frozen=True, array_like=True):
+    """Ask for a publisher id, or go on with one this client had at this broker (`resume`)."""
+
+    resume: U32 | None = None
+
+
+class PublisherOpened(Message, frozen=True, array_like=True):
+    """The publisher may send. `last` is the highest tick of its ids the broker has accepted, 0 for none."""
+
+    publisher: U32
+    broker: U32
+    pubend: U64
+    wall_ms: U64
+    window_bytes: U32
+    last: U64
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One message of a `Publish`."""
+
+    id: bytes
+    attributes: dict[str, bool | int | float | str | bytes]
+    payload: bytes
+
+
+class Publish(Message, frozen=True, array_like=True):
+    """Messages as rows, ids ascending. The broker turns them into columns at its group commit."""
+
+    publisher: U32
+    rows: Annotated[list[Row], Meta(max_length=65536)]
+
+
+class PublishColumns(Message, frozen=True, array_like=True):
+    """Messages as a batch (carries rows; their ticks are ignored), ids ascending."""
+
+    publisher: U32
+
+
+class PublishAcknowledged(Message, frozen=True, array_like=True):
+    """Every message of the publisher whose id's tick is at most `last` is durable."""
+
+    publisher: U32
+    last: U64
+
+
+class PublishRefused(Message, frozen=True, array_like=True):
+    """The messages with these ids were not taken and will not be; the rest of the stream goes on."""
+
+    publisher: U32
+    first: bytes
+    last: bytes
+    code: U32
+    reason: str
+
+
+class Subscribe(Message, frozen=True, array_like=True):
+    """Ask for every message that matches. `handle` is the client's own number for the subscription.
+
+    `name` makes it durable. `positions` says where the client already is; a pubend that is not named starts at the
+    activation of the subscription, or with `earliest` at the oldest message still held.
+    """
+
+    handle: U32
+    filter: FilterText
+    name: Name | None = None
+    positions: Positions = {}
+    earliest: bool = False
+
+
+class Subscribed(Message, frozen=True, array_like=True):
+    """The subscription is active on every broker of the path: all that matches after these ticks will come."""
+
+    handle: U32
+    starts: Positions
+
+
+class Started(Message, frozen=True, array_like=True):
+    """A pubend that was not reachable when the subscription began has joined it at this tick."""
+
+    handle: U32
+    pubend: U64
+    tick: U64
+
+
+class Deliver(Message, frozen=True, array_like=True):
+    """In (lo, hi] of the pubend, these rows and no others match (carries rows)."""
+
+    handle: U32
+    pubend: U64
+    lo: U64
+    hi: U64
+
+
+class Advance(Message, frozen=True, array_like=True):
+    """Nothing more matches up to these ticks, beyond what was delivered."""
+
+    handle: U32
+    positions: Positions
+
+
+class Gap(Message, frozen=True, array_like=True):
+    """The messages in (lo, hi] were released before this subscription got them: they are lost to it, and it is told."""
+
+    handle: U32
+    pubend: U64
+    lo: U64
+    hi: U64
+
+
+class Acknowledge(Message, frozen=True, array_like=True):
+    """The client has done with everything up to these ticks."""
+
+    handle: U32
+    positions: Positions
+
+
+class Unsubscribe(Message, frozen=True, array_like=True):
+    """End a subscription; with `forget`, a durable one is deleted, else it waits for its client."""
+
+    handle: U32
+    forget: bool = False
+
+
+class Unsubscribed(Message, frozen=True, array_like=True):
+    """Nothing more will come for this handle."""
+
+    handle: U32
+
+
+# --- two neighbours ------------------------------------------------------------------------------------------------------
+
+
+class LinkState(Message, frozen=True, array_like=True):
+    """What one broker tells all about itself, flooded; the newest (incarnation, sequence) counts."""
+
+    origin: U32
+    incarnation: U64
+    sequence: U64
+    neighbours: Annotated[list[tuple[U32, U32]], Meta(max_length=4096)]  # (broker, cost)
+    pubends: Annotated[list[U64], Meta(max_length=256)]
+
+
+class DurableHome(Message, frozen=True, array_like=True):
+    """Where a durable subscription lives, flooded; the newest version counts.
+
+    `settled` tells the former home that the new one holds the logs, so that it may let go. `broker` is 0 once forgotten.
+    """
+
+    name: Name
+    version: U64
+    broker: U32
+    settled: bool
+
+
+class Interest(Message, frozen=True, array_like=True):
+    """What the sender wants of one pubend from now on, under a new epoch: in full, or as a change to the epoch before."""
+
+    pubend: U64
+    epoch: U64
+    full: bool
+    add: Annotated[list[FilterText], Meta(max_length=65536)]
+    remove: Annotated[list[FilterText], Meta(max_length=65536)]
+
+
+class InterestActive(Message, frozen=True, array_like=True):
+    """The whole path applies the epoch: from `tick` on, the sender's stream is complete for it."""
+
+    pubend: U64
+    epoch: U64
+    tick: U64
+
+
+class Knowledge(Message, frozen=True, array_like=True):
+    """In (lo, hi] these rows are data and every other tick is silence for the receiver's interest `epoch` (carries rows)."""
+
+    pubend: U64
+    lo: U64
+    hi: U64
+    epoch: U64
+
+
+class Nack(Message, frozen=True, array_like=True):
+    """The sender wants these ranges again, at least at this epoch of its interest."""
+
+    pubend: U64
+    epoch: U64
+    ranges: Annotated[list[tuple[U64, U64]], Meta(max_length=1024)]
+
+
+class Released(Message, frozen=True, array_like=True):
+    """Everything of the pubend up to `tick` is final and gone from its log."""
+
+    pubend: U64
+    tick: U64
+
+
+# --- unicast ------------------------------------------------------------------------------------------------------------
+
+
+class Unicast(Message, frozen=True, array_like=True):
+    """Base of what travels from `source` to `target`, at most `hops` links far."""
+
+    target: U32
+    source: U32
+    hops: Annotated[int, Meta(ge=0, le=HOPS_MAX)]
+
+
+class Hold(Unicast, frozen=True, array_like=True):
+    """A subscriber-hosting broker needs the pubends' messages after these ticks; the newest (incarnation, version) counts.
+
+    An absent pubend is not held any more.
+    """
+
+    incarnation: U64
+    version: U64
+    ticks: Positions
+
+
+class HoldConfirmed(Unicast, frozen=True, array_like=True):
+    """The hold is durable; `released` tells what was gone already."""
+
+    incarnation: U64
+    version: U64
+    released: Positions
+
+
+class CatchUp(Unicast, frozen=True, array_like=True):
+    """Ask for what matches one filter in (lo, hi]; a broker on the way may answer as far as its cache holds."""
+
+    request: U64
+    pubend: U64
+    filter: FilterText
+    lo: U64
+    hi: U64
+
+
+class CatchUpReply(Unicast, frozen=True, array_like=True):
+    """In (lo, hi] these rows match and no others (carries rows); what is in (lo, released] is gone."""
+
+    request: U64
+    pubend: U64
+    lo: U64
+    hi: U64
+    released: U64
+
+
+class HomeQuery(Unicast, frozen=True, array_like=True):
+    """The client of a durable subscription is here: hand it over."""
+
+    name: Name
+    version: U64
+
+
+class HomeReply(Unicast, frozen=True, array_like=True):
+    """The cursors of a durable subscription; `busy` when its client is still connected there; `known` false when it is not there."""
+
+    name: Name
+    version: U64
+    known: bool
+    busy: bool
+    filter: FilterText
+    cursors: Positions

@@ -1,0 +1,172 @@
+"""What a broker machine tells its driver to do, and the facts a driver reports back.
+
+Orders leave through `Broker.outputs()` in order. A driver may carry out `Append`, `Store` and `ReadLog` in the background: it
+reports each with the fact named beside it, and the machine sends nothing that depends on a write before that fact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from postroad.core.batch import Batch
+from postroad.core.messages import Message
+from postroad.errors import PostroadError
+
+LinkId: TypeAlias = int  # a connection, to a client or a neighbour; never used twice by one driver
+
+
+# --- orders --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a packet. `data` frames may be dropped when a neighbour's backlog is full, others never."""
+
+    link: LinkId
+    message: Message
+    batch: Batch | None = None
+    data: bool = False
+    packet: int = 0  # the packet id of the request this answers
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Answer a request with an error packet; the link stays up unless `close`."""
+
+    link: LinkId
+    packet: int
+    error: PostroadError
+    close: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Make batches durable at the end of a pubend's log, then report `Appended(pubend, token)`. One at a time per pubend."""
+
+    pubend: int
+    token: int
+    batches: tuple[Batch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Write metadata durably, all or nothing, then report `Stored(token)`. A value of None deletes the key."""
+
+    token: int
+    changes: tuple[tuple[str, bytes | None], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLog:
+    """Read (lo, hi] of a pubend's log, at most about `bytes_max` (but at least one batch), then report `LogRead`."""
+
+    pubend: int
+    token: int
+    lo: int
+    hi: int
+    bytes_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseLog:
+    """Segments that end at or before `tick` may be deleted."""
+
+    pubend: int
+    tick: int
+
+
+Order: TypeAlias = Send | Refuse | Append | Store | ReadLog | ReleaseLog
+
+
+# --- facts ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUp:
+    """A neighbour was identified on this link."""
+
+    link: LinkId
+    broker: int
+    incarnation: int
+    cost: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ClientUp:
+    """A client was identified on this link."""
+
+    link: LinkId
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLost:
+    """The connection is gone, whoever was there."""
+
+    link: LinkId
+
+
+@dataclass(frozen=True, slots=True)
+class Congested:
+    """The backlog of a client's link passed its high mark: send it no more rows until `Drained`."""
+
+    link: LinkId
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    link: LinkId
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    pubend: int
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class AppendFailed:
+    """The log could not be written (a full disk); nothing of the append is durable."""
+
+    pubend: int
+    token: int
+    error: PostroadError
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogRead:
+    """The answer to `ReadLog`: everything in (lo, hi] of the log is in `batches`; ticks up to `released` are gone."""
+
+    pubend: int
+    token: int
+    hi: int
+    batches: tuple[Batch, ...]
+    released: int
+
+
+Fact: TypeAlias = LinkUp | ClientUp | LinkLost | Congested | Drained | Appended | AppendFailed | Stored | LogRead
+
+
+@dataclass(frozen=True, slots=True)
+class PubendState:
+    """What a pubend's log and metadata say at the start of a broker."""
+
+    pubend: int
+    last_tick: int = 0  # of the last durable row
+    released: int = 0
+    publishers: tuple[tuple[int, int], ...] = ()  # (publisher, highest tick of its ids)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerState:
+    """What a broker finds on its disk when it starts."""
+
+    broker: int
+    incarnation: int
+    pubends: tuple[PubendState, ...]
+    metadata: tuple[tuple[str, bytes], ...] = ()
