@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from postroad.core.batch import Batch
-from postroad.core.messages import Message
+from postroad.core.packets import Packet
 from postroad.errors import PostroadError
 
 LinkId: TypeAlias = int  # a connection, to a client or a neighbour; never used twice by one driver
@@ -24,7 +24,7 @@ class Send:
     """Send a packet. `data` frames may be dropped when a neighbour's backlog is full, others never."""
 
     link: LinkId
-    message: Message
+    message: Packet
     batch: Batch | None = None
     data: bool = False
     packet: int = 0  # the packet id of the request this answers

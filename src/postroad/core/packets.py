@@ -33,20 +33,20 @@ def pubend_broker(pubend: int) -> int:
     return pubend >> PUBEND_BITS
 
 
-class Message(msgspec.Struct, frozen=True, array_like=True):
+class Packet(msgspec.Struct, frozen=True, array_like=True):
     """Base of all packets of the overlay."""
 
 
 # --- a client and its broker ---------------------------------------------------------------------------------------------
 
 
-class OpenPublisher(Message, frozen=True, array_like=True):
+class OpenPublisher(Packet, frozen=True, array_like=True):
     """Ask for a publisher id, or go on with one this client had at this broker (`resume`)."""
 
     resume: U32 | None = None
 
 
-class PublisherOpened(Message, frozen=True, array_like=True):
+class PublisherOpened(Packet, frozen=True, array_like=True):
     """The publisher may send. `last` is the highest tick of its ids the broker has accepted, 0 for none."""
 
     publisher: U32
@@ -65,27 +65,27 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     payload: bytes
 
 
-class Publish(Message, frozen=True, array_like=True):
+class Publish(Packet, frozen=True, array_like=True):
     """Messages as rows, ids ascending. The broker turns them into columns at its group commit."""
 
     publisher: U32
     rows: Annotated[list[Row], Meta(max_length=65536)]
 
 
-class PublishColumns(Message, frozen=True, array_like=True):
+class PublishColumns(Packet, frozen=True, array_like=True):
     """Messages as a batch (carries rows; their ticks are ignored), ids ascending."""
 
     publisher: U32
 
 
-class PublishAcknowledged(Message, frozen=True, array_like=True):
+class PublishAcknowledged(Packet, frozen=True, array_like=True):
     """Every message of the publisher whose id's tick is at most `last` is durable."""
 
     publisher: U32
     last: U64
 
 
-class PublishRefused(Message, frozen=True, array_like=True):
+class PublishRefused(Packet, frozen=True, array_like=True):
     """The messages with these ids were not taken and will not be; the rest of the stream goes on."""
 
     publisher: U32
@@ -95,7 +95,7 @@ class PublishRefused(Message, frozen=True, array_like=True):
     reason: str
 
 
-class Subscribe(Message, frozen=True, array_like=True):
+class Subscribe(Packet, frozen=True, array_like=True):
     """Ask for every message that matches. `handle` is the client's own number for the subscription.
 
     `name` makes it durable. `positions` says where the client already is; a pubend that is not named starts at the
@@ -109,14 +109,14 @@ class Subscribe(Message, frozen=True, array_like=True):
     earliest: bool = False
 
 
-class Subscribed(Message, frozen=True, array_like=True):
+class Subscribed(Packet, frozen=True, array_like=True):
     """The subscription is active on every broker of the path: all that matches after these ticks will come."""
 
     handle: U32
     starts: Positions
 
 
-class Started(Message, frozen=True, array_like=True):
+class Started(Packet, frozen=True, array_like=True):
     """A pubend that was not reachable when the subscription began has joined it at this tick."""
 
     handle: U32
@@ -124,7 +124,7 @@ class Started(Message, frozen=True, array_like=True):
     tick: U64
 
 
-class Deliver(Message, frozen=True, array_like=True):
+class Deliver(Packet, frozen=True, array_like=True):
     """In (lo, hi] of the pubend, these rows and no others match (carries rows)."""
 
     handle: U32
@@ -133,14 +133,14 @@ class Deliver(Message, frozen=True, array_like=True):
     hi: U64
 
 
-class Advance(Message, frozen=True, array_like=True):
+class Advance(Packet, frozen=True, array_like=True):
     """Nothing more matches up to these ticks, beyond what was delivered."""
 
     handle: U32
     positions: Positions
 
 
-class Gap(Message, frozen=True, array_like=True):
+class Gap(Packet, frozen=True, array_like=True):
     """The messages in (lo, hi] were released before this subscription got them: they are lost to it, and it is told."""
 
     handle: U32
@@ -149,21 +149,21 @@ class Gap(Message, frozen=True, array_like=True):
     hi: U64
 
 
-class Acknowledge(Message, frozen=True, array_like=True):
+class Acknowledge(Packet, frozen=True, array_like=True):
     """The client has done with everything up to these ticks."""
 
     handle: U32
     positions: Positions
 
 
-class Unsubscribe(Message, frozen=True, array_like=True):
+class Unsubscribe(Packet, frozen=True, array_like=True):
     """End a subscription; with `forget`, a durable one is deleted, else it waits for its client."""
 
     handle: U32
     forget: bool = False
 
 
-class Unsubscribed(Message, frozen=True, array_like=True):
+class Unsubscribed(Packet, frozen=True, array_like=True):
     """Nothing more will come for this handle."""
 
     handle: U32
@@ -172,7 +172,7 @@ class Unsubscribed(Message, frozen=True, array_like=True):
 # --- two neighbours ------------------------------------------------------------------------------------------------------
 
 
-class LinkState(Message, frozen=True, array_like=True):
+class LinkState(Packet, frozen=True, array_like=True):
     """What one broker tells all about itself, flooded; the newest (incarnation, sequence) counts."""
 
     origin: U32
@@ -182,7 +182,7 @@ class LinkState(Message, frozen=True, array_like=True):
     pubends: Annotated[list[U64], Meta(max_length=256)]
 
 
-class DurableHome(Message, frozen=True, array_like=True):
+class DurableHome(Packet, frozen=True, array_like=True):
     """Where a durable subscription lives, flooded; the newest version counts.
 
     `settled` tells the former home that the new one holds the logs, so that it may let go. `broker` is 0 once forgotten.
@@ -194,7 +194,7 @@ class DurableHome(Message, frozen=True, array_like=True):
     settled: bool
 
 
-class Interest(Message, frozen=True, array_like=True):
+class Interest(Packet, frozen=True, array_like=True):
     """What the sender wants of one pubend from now on, under a new epoch: in full, or as a change to the epoch before."""
 
     pubend: U64
@@ -204,7 +204,7 @@ class Interest(Message, frozen=True, array_like=True):
     remove: Annotated[list[FilterText], Meta(max_length=65536)]
 
 
-class InterestActive(Message, frozen=True, array_like=True):
+class InterestActive(Packet, frozen=True, array_like=True):
     """The whole path applies the epoch: from `tick` on, the sender's stream is complete for it."""
 
     pubend: U64
@@ -212,7 +212,7 @@ class InterestActive(Message, frozen=True, array_like=True):
     tick: U64
 
 
-class Knowledge(Message, frozen=True, array_like=True):
+class Knowledge(Packet, frozen=True, array_like=True):
     """In (lo, hi] these rows are data and every other tick is silence for the receiver's interest `epoch` (carries rows)."""
 
     pubend: U64
@@ -221,7 +221,7 @@ class Knowledge(Message, frozen=True, array_like=True):
     epoch: U64
 
 
-class Nack(Message, frozen=True, array_like=True):
+class Nack(Packet, frozen=True, array_like=True):
     """The sender wants these ranges again, at least at this epoch of its interest."""
 
     pubend: U64
@@ -229,7 +229,7 @@ class Nack(Message, frozen=True, array_like=True):
     ranges: Annotated[list[tuple[U64, U64]], Meta(max_length=1024)]
 
 
-class Released(Message, frozen=True, array_like=True):
+class Released(Packet, frozen=True, array_like=True):
     """Everything of the pubend up to `tick` is final and gone from its log."""
 
     pubend: U64
@@ -239,7 +239,7 @@ class Released(Message, frozen=True, array_like=True):
 # --- unicast ------------------------------------------------------------------------------------------------------------
 
 
-class Unicast(Message, frozen=True, array_like=True):
+class Unicast(Packet, frozen=True, array_like=True):
     """Base of what travels from `source` to `target`, at most `hops` links far."""
 
     target: U32
