@@ -155,6 +155,32 @@ class ProtocolViolationError(WireError):
     code = 350
 
 
+class HandshakeError(WireError):
+    """A peer did not say who it is, in time or at the right moment."""
+
+    code = 351
+
+
+class TooManyConnectionsError(WireError):
+    """The broker serves as many connections as it is configured to."""
+
+    code = 352
+    retryable = True
+
+
+class ShuttingDownError(WireError):
+    """The broker is about to stop."""
+
+    code = 353
+    retryable = True
+
+
+class ListenError(PostroadError):
+    """A broker cannot listen on its address: another program does, or the address is not this machine's."""
+
+    code = 354
+
+
 class OverlayError(PostroadError):
     """Something about publishing, subscribing or the brokers' network went wrong."""
 

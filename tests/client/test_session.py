@@ -19,6 +19,7 @@ from postroad.client.events import (
 from postroad.client.publishing import PublishingConfig
 from postroad.client.session import Session, SessionConfig
 from postroad.core.batch import Batch
+from postroad.core.guards import Guards
 from postroad.core.orders import Send
 from postroad.core.packets import (
     Acknowledge,
@@ -284,7 +285,7 @@ def test_doubtful_messages_wait_for_their_own_broker() -> None:
 def test_without_the_guard_two_brokers_hold_one_message() -> None:
     """What trap 9 is about: the same content ends up at both brokers."""
     home, other = Broker(7), Broker(8)
-    client, key, link = client_with_publisher(home, SessionConfig(doubtful_messages_stay=False))
+    client, key, link = client_with_publisher(home, SessionConfig(guards=Guards(doubtful_messages_stay=False)))
     publish(client, key)
     (send,) = client.sent()
     home.take(send)
