@@ -26,7 +26,7 @@ from postroad.core.filters.filter import Filter
 from postroad.core.filters.index import FilterIndex
 from postroad.core.guards import ALL_ON, Guards
 from postroad.core.orders import LinkId, Order, Send
-from postroad.core.packets import Interest, InterestActive, Knowledge, Nack
+from postroad.core.packets import Interest, InterestActive, Knowledge, Nack, Released
 from postroad.core.ranges import RangeSet
 from postroad.core.streams.cache import COMPLETE, Segment, StreamCache
 from postroad.core.streams.interest import ReducedSet, all_covered, covered
@@ -253,6 +253,11 @@ class Stream:
                     bytes_max -= matching.size
             position = segment.hi
         return position, rows
+
+    def pass_on(self, released: Released) -> None:
+        """Tell the children what the parent said is gone."""
+        for link in self._children:
+            self._orders.append(Send(link, released))
 
     def flush(self, now: float) -> None:
         """Send the children the silence that no data carried, and the parent an interest it has not answered."""
