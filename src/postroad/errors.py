@@ -182,9 +182,52 @@ class ListenError(PostroadError):
 
 
 class OverlayError(PostroadError):
-    """Something about publishing, subscribing or the brokers' network went wrong."""
+    """A request to a broker of the overlay cannot be met."""
 
     code = 500
+
+
+class DurableBusyError(OverlayError):
+    """Another client is connected to the durable subscription of this name."""
+
+    code = 501
+
+
+class DurableElsewhereError(OverlayError):
+    """The durable subscription is at home at a broker that cannot be reached now, and the client brought no positions."""
+
+    code = 502
+    retryable = True
+
+
+class DurableFilterError(OverlayError):
+    """The durable subscription of this name exists with another filter; forget it first."""
+
+    code = 503
+
+
+class UnknownHandleError(OverlayError):
+    """No subscription or publisher has this number on this connection."""
+
+    code = 504
+
+
+class DuplicateHandleError(OverlayError):
+    """The connection already uses this number for a subscription."""
+
+    code = 505
+
+
+class TooManyError(OverlayError):
+    """A configured maximum (subscriptions, publishers) is reached."""
+
+    code = 506
+
+
+class WrongRoleError(OverlayError):
+    """A packet came from a peer that may not send it: a client's on a broker's link, or the other way round."""
+
+    code = 507
 
 
 class ConfigError(PostroadError):
