@@ -61,10 +61,10 @@ def over_the_wire(send: Send) -> Send:
     body = None if send.batch is None else encode_batch(send.batch)
     data = b"".join(encode(send.message, send.packet, body))
     (frame,) = FrameDecoder().feed(data)
-    decoded = decode(frame)
-    assert isinstance(decoded.packet, Packet)
-    batch = None if decoded.body is None else BatchDecoder().decode(decoded.body)
-    return Send(send.link, decoded.packet, batch, send.data, decoded.packet_id)
+    packet, packet_id, body_received = decode(frame)
+    assert isinstance(packet, Packet)
+    batch = None if body_received is None else BatchDecoder().decode(body_received)
+    return Send(send.link, packet, batch, send.data, packet_id)
 
 
 @dataclass

@@ -18,6 +18,7 @@ from postroad.transport.outbox import Buffer, Outbox, OutboxLimits
 from postroad.wire.batches import encode_batch
 from postroad.wire.codec import encode
 from postroad.wire.framing import FRAME_BYTES_MAX, FRAME_BYTES_MAX_UNIDENTIFIED, Frame, FrameDecoder
+from postroad.wire.packets.overlay import CARRIES_ROWS
 from postroad.wire.packets.session import Goodbye
 from postroad.wire.packets.telesto import Error, Ping, Pong
 
@@ -72,7 +73,7 @@ class Channel(asyncio.Protocol):
 
     def send(self, packet: msgspec.Struct, packet_id: int = 0, batch: Batch | None = None, *, control: bool = True) -> bool:
         """Send a packet; False when it was dropped."""
-        body = None if batch is None else encode_once(batch)
+        body: Sequence[Buffer] | None = None if type(packet) not in CARRIES_ROWS else () if batch is None else encode_once(batch)
         return self.send_frame(encode(packet, packet_id, body, max_bytes=self.frame_bytes_max), control=control)
 
     def send_frame(self, frame: list[Buffer], *, control: bool) -> bool:
