@@ -88,8 +88,8 @@ class Channel(asyncio.Protocol):
             self._check_marks()
         return taken
 
-    def send_error(self, error: PostroadError, packet_id: int = 0) -> None:
-        self.send(Error.of(error), packet_id)
+    def send_error(self, error: PostroadError, packet_id: int = 0, *, control: bool = True) -> None:
+        self.send(Error.of(error), packet_id, control=control)
 
     def ping(self) -> None:
         self.send(Ping())
