@@ -18,7 +18,6 @@ import numpy as np
 from postroad.core.batch import Batch
 from postroad.core.orders import Append, Appended, BrokerState, LogRead, PubendState, ReadLog, ReleaseLog, Store, Stored
 from postroad.sim.world import World
-from postroad.types import MESSAGE_ID_BYTES
 
 PENDING_MAX: Final = 100_000
 
@@ -31,6 +30,7 @@ class DiskProfile:
     read_s: float = 0.0005
     jitter_s: float = 0.001
     segment_batches: int = 4  # a log gives back whole segments
+    retention_rows_max: int = 1 << 30  # beyond this the oldest segments go, needed or not
 
 
 @dataclass(slots=True)
@@ -43,25 +43,36 @@ class Log:
     last_tick: int = 0
     released: int = 0
     publishers: dict[int, int] = field(default_factory=dict)
+    rows: int = 0
 
     def append(self, batch: Batch) -> None:
-        ticks = batch_ticks(batch)
+        ticks = batch.ticks()
         self.batches.append(batch)
+        self.rows += len(batch)
         self.last_tick = int(ticks[-1])
         self.last_ticks.append(self.last_tick)
-        for message_id in batch_ids(batch):
+        for message_id in batch.ids().tolist():
             publisher, tick = int.from_bytes(message_id[:4]), int.from_bytes(message_id[8:])
             if tick > self.publishers.get(publisher, -1):
                 self.publishers[publisher] = tick
 
-    def release(self, tick: int, segment_batches: int) -> int:
-        """Give back whole segments that end at or before the tick; return how many batches went."""
+    def release(self, tick: int, segment_batches: int) -> None:
+        """Give back whole segments that end at or before the tick."""
         whole = bisect_right(self.last_ticks, tick)
-        whole -= whole % segment_batches
-        if whole:
-            self.released = self.last_ticks[whole - 1]
-            del self.batches[:whole], self.last_ticks[:whole]
-        return whole
+        self._drop(whole - whole % segment_batches)
+
+    def retain(self, rows_max: int, segment_batches: int) -> bool:
+        """Give back the oldest segments while there are more rows than that; return whether any went."""
+        before = self.released
+        while self.rows > rows_max and len(self.batches) > segment_batches:
+            self._drop(segment_batches)
+        return self.released != before
+
+    def _drop(self, batches: int) -> None:
+        if batches:
+            self.released = self.last_ticks[batches - 1]
+            self.rows -= sum(len(batch) for batch in self.batches[:batches])
+            del self.batches[:batches], self.last_ticks[:batches]
 
     def read(self, lo: int, hi: int, bytes_max: int) -> tuple[int, tuple[Batch, ...]]:
         """Return up to where the answer is complete, and the batches."""
@@ -69,16 +80,16 @@ class Log:
         size = 0
         index = bisect_right(self.last_ticks, lo)
         while index < len(self.batches):
-            ticks = batch_ticks(self.batches[index])
+            ticks = self.batches[index].ticks()
             if int(ticks[0]) > hi:
                 break
             if found and size >= bytes_max:
                 return self.last_ticks[index - 1], tuple(found)
             first, last = (int(i) for i in np.searchsorted(ticks, [lo, hi], side="right"))
             if first < last:
-                part = Batch(self.batches[index].columns.slice(first, last - first))
+                part = self.batches[index].slice(first, last)
                 found.append(part)
-                size += part.columns.nbytes
+                size += part.size
             index += 1
         return hi, tuple(found)
 
@@ -99,7 +110,8 @@ class _Writes:
 class Disk:
     """What one broker finds again when it starts.
 
-    `logged` is called with (pubend, batch) when rows become durable, `freed` with (pubend, tick) when it is told to give back.
+    `logged` is called with (pubend, batch) when rows become durable, `freed` with (pubend, tick, released, retention) when the log
+    was told to give back up to a tick, or had to, and has given back up to `released`.
     """
 
     def __init__(self, world: World, name: str, profile: DiskProfile, pubends: tuple[int, ...]) -> None:
@@ -109,7 +121,7 @@ class Disk:
         self.metadata: dict[str, bytes] = {}
         self.incarnation = 0
         self.logged: Callable[[int, Batch], None] = lambda _pubend, _batch: None
-        self.freed: Callable[[int, int], None] = lambda _pubend, _tick: None
+        self.freed: Callable[[int, int, int, bool], None] = lambda _pubend, _tick, _released, _retention: None
         self._chance = world.chance(f"disk/{name}")
         self._metadata_writes = _Writes()
         self._log_writes = {pubend: _Writes() for pubend in pubends}
@@ -158,7 +170,7 @@ class Disk:
     def release(self, order: ReleaseLog) -> None:
         log = self.logs[order.pubend]
         log.release(order.tick, self.profile.segment_batches)
-        self.freed(order.pubend, order.tick)
+        self.freed(order.pubend, order.tick, log.released, False)
 
     # --- inside
 
@@ -190,16 +202,10 @@ class Disk:
                 else:
                     self.metadata[key] = value
             return
+        log = self.logs[order.pubend]
         for batch in order.batches:
-            self.logs[order.pubend].append(batch)
+            log.append(batch)
             self.logged(order.pubend, batch)
+        if log.retain(self.profile.retention_rows_max, self.profile.segment_batches):
+            self.freed(order.pubend, log.released, log.released, True)
 
-
-def batch_ticks(batch: Batch) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    return batch.columns.column("tick").to_numpy()
-
-
-def batch_ids(batch: Batch) -> list[bytes]:
-    ids: list[bytes] = batch.columns.column("id").to_pylist()
-    assert all(len(each) == MESSAGE_ID_BYTES for each in ids)
-    return ids

@@ -60,6 +60,7 @@ class Logged:
     pubend: int
     tick: int
     id: bytes
+    payload: bytes
 
 
 @dataclass(frozen=True, slots=True)

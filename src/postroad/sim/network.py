@@ -298,6 +298,11 @@ class Network:
         self.cables.append(cable)
         return cable
 
+    def forget(self, cable: Cable) -> None:
+        """Take a cable out for good; what is on the way still arrives."""
+        if cable in self.cables:
+            self.cables.remove(cable)
+
     def peer_died(self, peer: Peer) -> None:
         """Break what a peer held, as the kernel does for a dead process: the other ends hear of it soon."""
         for cable in self.cables:

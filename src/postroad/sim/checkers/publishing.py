@@ -9,10 +9,14 @@ from postroad.sim.history import Abandoned, Acknowledged, History, Logged, Publi
 
 
 class OnePubend:
-    """A message lies in one log, once; logs grow at their end, and each publisher's messages keep their order there."""
+    """A message lies in one log, once; logs grow at their end, and each publisher's messages keep their order there.
+
+    In a simulated world no two messages have the same payload, so one that was published again under another id is found too.
+    """
 
     def check(self, history: History, matches: Matches) -> Iterator[Violation]:  # noqa: ARG002
         place: dict[bytes, int] = {}
+        contents: dict[bytes, bytes] = {}
         last_tick: dict[int, int] = {}
         last_of: dict[tuple[int, bytes], bytes] = {}
         for event in history:
@@ -24,6 +28,10 @@ class OnePubend:
                 yield Violation("duplicated", event.at, f"{name} lies {where} pubend {event.pubend}")
                 continue
             place[event.id] = event.pubend
+            twin = contents.setdefault(event.payload, event.id)
+            if twin != event.id:
+                where = f"{twin.hex()} of {place[twin]} and {name} of {event.pubend}"
+                yield Violation("duplicated", event.at, f"one message lies in the logs under two ids: {where}")
             if event.tick <= last_tick.get(event.pubend, -1):
                 yield Violation("misordered", event.at, f"tick {event.tick} of {event.pubend} was written after {last_tick[event.pubend]}")
             last_tick[event.pubend] = event.tick
