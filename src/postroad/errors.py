@@ -9,7 +9,7 @@ Codes are grouped: 1xx values and batches, 2xx filters, 3xx wire, 4xx storage, 5
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 
 class PostroadError(Exception):
@@ -147,6 +147,105 @@ class ProtocolVersionError(WireError):
         self.ours = ours
         self.theirs = theirs
         super().__init__(f"no common protocol version: we speak {ours[0]} to {ours[1]}, the peer {theirs[0]} to {theirs[1]}")
+
+
+class ProtocolViolationError(WireError):
+    """A peer sent sound packets that make no sense at this point; the connection is given up."""
+
+    code = 350
+
+
+class OverlayError(PostroadError):
+    """Something about publishing, subscribing or the brokers' network went wrong."""
+
+    code = 500
+
+
+class ConfigError(PostroadError):
+    """A configuration or topology file cannot be used. The text names the key and, where one is near, what was probably meant."""
+
+    code = 550
+
+
+class NotConnectedError(OverlayError):
+    """No broker of the given addresses could be reached in time."""
+
+    code = 551
+    retryable = True
+
+
+class ClosedError(OverlayError):
+    """The client, publisher or subscription was closed."""
+
+    code = 552
+
+
+class GapError(OverlayError):
+    """Messages of `pubend` in the ticks (lo, hi] were released before this subscription got them: they are lost to it."""
+
+    code = 553
+
+    def __init__(self, pubend: int, lo: int, hi: int) -> None:
+        self.pubend = pubend
+        self.lo = lo
+        self.hi = hi
+        super().__init__(f"messages of pubend {pubend:x} in the ticks ({lo}, {hi}] were released before they were delivered")
+
+
+class PublishRefusedError(OverlayError):
+    """The broker did not take the messages with ids from `first` to `last` (16 bytes each). `cause` is the broker's error."""
+
+    code = 554
+
+    def __init__(self, first: bytes, last: bytes, cause: PostroadError) -> None:
+        self.first = first
+        self.last = last
+        self.cause = cause
+        super().__init__(f"the broker refused the messages {first.hex()} to {last.hex()}: {cause}  [error {cause.code}]")
+
+
+class PositionFileError(OverlayError):
+    """A file of positions cannot be read, written or understood."""
+
+    code = 555
+
+
+class UnfinishedError(OverlayError):
+    """What was waited for did not happen in time; it may still happen."""
+
+    code = 556
+    retryable = True
+
+
+def error_of_code(code: int, text: str) -> PostroadError:
+    """Make the exception a peer described by its code: an instance of its class here, with only the text as data."""
+    known = _class_of_code(code)
+    if known not in _DESCRIBED:
+        _DESCRIBED[known] = type(known.__name__, (_Described, known), {"__module__": known.__module__, "__doc__": known.__doc__})
+    return _DESCRIBED[known](text)
+
+
+def _class_of_code(code: int) -> type[PostroadError]:
+    classes: list[type[PostroadError]] = [PostroadError]
+    for each in classes:
+        if each.code == code and not issubclass(each, _Described):
+            return each
+        classes.extend(each.__subclasses__())
+    return PostroadError
+
+
+class _Described:
+    """Stands before an error class to replace its data by a text."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        Exception.__init__(self, text)  # type: ignore[arg-type]  # mixed into exception classes only
+
+    def __str__(self) -> str:
+        return self.text
+
+
+_DESCRIBED: Final[dict[type[PostroadError], type[PostroadError]]] = {}  # at most one per class of this file
 
 
 def _pointer(text: str, position: int, width: int = 72) -> str:

@@ -15,9 +15,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+import postroad.wire.packets  # noqa: F401  # fills the registry
 from postroad.errors import MalformedPacketError
 from postroad.wire.framing import FRAME_BYTES_MAX, Frame, encode_frame
-from postroad.wire.registry import REGISTRY, Packet
+from postroad.wire.registry import REGISTRY
 
 _ALIGNMENT: Final = 8
 _HEADER_LENGTH: Final = struct.Struct(">I")
@@ -27,13 +28,13 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 class Decoded(NamedTuple):
     """What a frame held. `body` is None for packets that carry none."""
 
-    packet: Packet
+    packet: msgspec.Struct
     packet_id: int
     body: memoryview | None
 
 
 def encode(
-    packet: Packet, packet_id: int, body: Sequence[bytes | memoryview] | None = None, *, max_bytes: int = FRAME_BYTES_MAX
+    packet: msgspec.Struct, packet_id: int, body: Sequence[bytes | memoryview] | None = None, *, max_bytes: int = FRAME_BYTES_MAX
 ) -> list[bytes | memoryview]:
     """Return the buffers of the packet's frame. The body is passed through uncopied."""
     spec = REGISTRY.by_type[type(packet)]

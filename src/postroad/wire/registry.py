@@ -92,12 +92,12 @@ class PacketSpec:
     """All that is known of a packet."""
 
     method: int
-    type: type[Packet]
+    type: type[msgspec.Struct]
     exchange: Exchange
     direction: Direction
     needs_identification: bool
     carries_body: bool
-    decoder: msgspec.msgpack.Decoder[Packet]
+    decoder: msgspec.msgpack.Decoder[msgspec.Struct]
 
     @property
     def name(self) -> str:
@@ -108,7 +108,8 @@ class PacketSpec:
         return (self.type.__doc__ or "").strip().splitlines()[0]
 
 
-PacketT = TypeVar("PacketT", bound=type[Packet])
+# Packets of the overlay are declared in `postroad.core.packets`, below this layer, so any struct will do.
+PacketT = TypeVar("PacketT", bound=type[msgspec.Struct])
 
 
 class Registry:
@@ -116,7 +117,7 @@ class Registry:
 
     def __init__(self) -> None:
         self.by_method: dict[int, PacketSpec] = {}
-        self.by_type: dict[type[Packet], PacketSpec] = {}
+        self.by_type: dict[type[msgspec.Struct], PacketSpec] = {}
 
     def add(self, spec: PacketSpec) -> None:
         """Register a packet; a breach of the rules is our bug."""
@@ -192,7 +193,7 @@ def _register(
     return add
 
 
-def check_direction(packet: Packet, came: Direction, *, identified: bool) -> None:
+def check_direction(packet: msgspec.Struct, came: Direction, *, identified: bool) -> None:
     """Refuse a packet that may not travel the way it came, or not before identification."""
     spec = REGISTRY.by_type[type(packet)]
     if came not in spec.direction:

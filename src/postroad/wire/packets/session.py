@@ -13,7 +13,7 @@ from typing import Annotated, Final, TypeAlias
 from msgspec import Meta
 
 from postroad.errors import ProtocolVersionError
-from postroad.wire.registry import U16, U32, Direction, Name, Packet, Text, one_way, request, response
+from postroad.wire.registry import U16, U32, U63, Direction, Name, Packet, Text, one_way, request, response
 
 PROTOCOL_VERSION: Final = 1
 """The newest version this code speaks."""
@@ -41,6 +41,8 @@ class Hello(Packet, frozen=True):
     name: Name
     software: Text = ""
     features: Features = ()
+    incarnation: U63 = 0  # of a broker: grows with each start
+    cost: U32 = 0  # of the link, as a broker that dials has it configured
 
 
 @response(0x0102, Direction.BROKER_TO_CLIENT | Direction.BROKER_TO_BROKER, needs_identification=False)
@@ -54,6 +56,7 @@ class Welcome(Packet, frozen=True):
     software: Text = ""
     features: Features = ()
     frame_bytes_max: U32 = 0
+    incarnation: U63 = 0
 
 
 @one_way(0x0103, Direction.ANY, needs_identification=False)
