@@ -57,7 +57,7 @@ class Following:
     name: str | None  # of a durable one
     key: int | None = None  # in the session
     saved: dict[int, int] | None = None  # the position file
-    positions: dict[int, int] | None = None  # to begin with, for tests
+    earliest: bool = False
     ended: bool = False
 
     @property
@@ -94,6 +94,7 @@ class ClientNode:
         self.history = history
         self.name: Final = name
         self.brokers = brokers  # the first is dialled first
+        self.directory: Mapping[int, BrokerNode] = {node.broker: node for node in brokers}  # of all brokers
         self.habits: Final = habits or Habits()
         self.profile: Final = profile or CableProfile(drops_data=False)
         self.config: Final = config or SessionConfig()
@@ -171,6 +172,11 @@ class ClientNode:
         if self.session is not None and self._main is not None:
             self._leave_main()
 
+    def cut_off(self) -> None:
+        """Break the main connection."""
+        if self._main is not None:
+            self._main.reset()
+
     def pause_reading(self, paused: bool) -> None:
         """Stop or go on reading from the main connection."""
         for end in self._ends.values():
@@ -178,9 +184,9 @@ class ClientNode:
 
     # --- the application
 
-    def follow(self, filter_text: str, *, subscription: str, name: str | None = None) -> Following:
+    def follow(self, filter_text: str, *, subscription: str, name: str | None = None, earliest: bool = False) -> Following:
         """Begin a subscription and keep to it."""
-        following = Following(subscription, filter_text, name)
+        following = Following(subscription, filter_text, name, earliest=earliest)
         self.following.append(following)
         self.world.note("subscribe", f"{self.name}: {subscription} {'durable ' if name else ''}{filter_text}")
         self.history.add(seen.Asked(self.world.now, subscription, filter_text, following.durable))
@@ -200,6 +206,19 @@ class ClientNode:
         if self.session is not None and following.key is not None:
             self.session.unsubscribe(following.key, forget=forget)
             self._act()
+
+    def leave(self, following: Following, seconds: float) -> None:
+        """Let a durable subscription wait at its broker for a while."""
+        if self.session is None or following.key is None or following.ended:
+            return
+        self._record_position(following)
+        self.session.unsubscribe(following.key, forget=False)
+        self._act()
+        following.key = None
+        if not self.habits.keeps_file:
+            following.saved = None
+        self.history.add(seen.Forgot(self.world.now, following.subscription, following.saved and dict(following.saved)))
+        self.world.after(seconds, self._again, following, self._life)
 
     def publish(self, attributes: Mapping[str, AttributeValue], payload: bytes) -> None:
         """Publish, or keep it until the session has room."""
@@ -231,10 +250,23 @@ class ClientNode:
         publishing = self.publishing
         return publishing is None or not (publishing.pending or any(publishing.outstanding.values()))
 
+    def has_reached(self, last: Mapping[int, int]) -> bool:
+        """Tell whether every subscription is active and was told everything up to these ticks."""
+        return all(self._follows_to(following, last) for following in self.following if not following.ended)
+
+    def _follows_to(self, following: Following, last: Mapping[int, int]) -> bool:
+        if self.session is None or following.key is None:
+            return False
+        state = self.session.subscriptions.get(following.key)
+        if state is None or not state.active:
+            return False
+        return all(pubend in state.pubends and state.pubends[pubend].position >= tick for pubend, tick in last.items())
+
     def _subscribe(self, following: Following) -> None:
         assert self.session is not None
-        positions = following.saved or following.positions
-        following.key = self.session.subscribe(following.filter, name=following.name, positions=positions)
+        following.key = self.session.subscribe(
+            following.filter, name=following.name, positions=following.saved, earliest=following.earliest
+        )
 
     def _flush(self) -> None:
         session, publishing = self.session, self.publishing
@@ -370,8 +402,7 @@ class ClientNode:
         main = self._main.b if self._main is not None else None
         for broker in homes:
             if broker not in self._second and not (isinstance(main, BrokerNode) and main.broker == broker):
-                node = next(node for node in self.network.peers(BrokerNode) if node.broker == broker)
-                self._second[broker] = self._cable(node)
+                self._second[broker] = self._cable(self.directory[broker])
                 self._second[broker].dial()
         for broker, cable in list(self._second.items()):
             if not self._in_doubt(broker):
@@ -430,12 +461,13 @@ class ClientNode:
             )
         self.world.note("delivered", f"{following.subscription} pubend {event.pubend} {len(event.batch)} up to {last}")
         if self.habits.acknowledges_after_s:
-            self.world.after(self.habits.acknowledges_after_s, self._done_later, following, event.pubend, last, self._life)
+            work_s, key = self.habits.acknowledges_after_s, event.subscription
+            self.world.after(work_s, self._done_later, following, key, event.pubend, last, self._life)
         else:
             self._done(following, event.pubend, last)
 
-    def _done_later(self, following: Following, pubend: int, tick: int, life: int) -> None:
-        if life == self._life and self.session is not None and not following.ended and following.key is not None:
+    def _done_later(self, following: Following, key: int, pubend: int, tick: int, life: int) -> None:
+        if life == self._life and self.session is not None and not following.ended and following.key == key:
             self._done(following, pubend, tick)
             self._act()
 
