@@ -248,6 +248,49 @@ class _Described:
 _DESCRIBED: Final[dict[type[PostroadError], type[PostroadError]]] = {}  # at most one per class of this file
 
 
+class DurableBusyError(OverlayError):
+    """Another client is connected to the durable subscription of this name."""
+
+    code = 501
+
+
+class DurableElsewhereError(OverlayError):
+    """The durable subscription is at home at a broker that cannot be reached now, and the client brought no positions."""
+
+    code = 502
+    retryable = True
+
+
+class DurableFilterError(OverlayError):
+    """The durable subscription of this name exists with another filter; forget it first."""
+
+    code = 503
+
+
+class UnknownHandleError(OverlayError):
+    """No subscription or publisher has this number on this connection."""
+
+    code = 504
+
+
+class DuplicateHandleError(OverlayError):
+    """The connection already uses this number for a subscription."""
+
+    code = 505
+
+
+class TooManyError(OverlayError):
+    """A configured maximum (subscriptions, publishers) is reached."""
+
+    code = 506
+
+
+class WrongRoleError(OverlayError):
+    """A packet came from a peer that may not send it: a client's on a broker's link, or the other way round."""
+
+    code = 507
+
+
 def _pointer(text: str, position: int, width: int = 72) -> str:
     """Two lines: the part of the text around the position, made printable, and a caret below the place."""
     start = max(0, position - width // 2)
