@@ -141,7 +141,7 @@ def describe(kind: types.Type) -> str:
         case types.StructType():
             return f"[{kind.cls.__name__}](#{kind.cls.__name__.lower()})"
         case _:
-            return {"NoneType": "nil", "BoolType": "boolean", "FloatType": "float"}[type(kind).__name__]
+            return {"NoneType": "nil", "BoolType": "boolean", "FloatType": "float", "AnyType": "any value"}[type(kind).__name__]
 
 
 def _bound(value: float | None, missing: str) -> str:

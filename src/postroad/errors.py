@@ -155,10 +155,79 @@ class ProtocolViolationError(WireError):
     code = 350
 
 
+class HandshakeError(WireError):
+    """A peer did not say who it is, in time or at the right moment."""
+
+    code = 351
+
+
+class TooManyConnectionsError(WireError):
+    """The broker serves as many connections as it is configured to."""
+
+    code = 352
+    retryable = True
+
+
+class ShuttingDownError(WireError):
+    """The broker is about to stop."""
+
+    code = 353
+    retryable = True
+
+
+class ListenError(PostroadError):
+    """A broker cannot listen on its address: another program does, or the address is not this machine's."""
+
+    code = 354
+
+
 class OverlayError(PostroadError):
-    """Something about publishing, subscribing or the brokers' network went wrong."""
+    """A request to a broker of the overlay cannot be met."""
 
     code = 500
+
+
+class DurableBusyError(OverlayError):
+    """Another client is connected to the durable subscription of this name."""
+
+    code = 501
+
+
+class DurableElsewhereError(OverlayError):
+    """The durable subscription is at home at a broker that cannot be reached now, and the client brought no positions."""
+
+    code = 502
+    retryable = True
+
+
+class DurableFilterError(OverlayError):
+    """The durable subscription of this name exists with another filter; forget it first."""
+
+    code = 503
+
+
+class UnknownHandleError(OverlayError):
+    """No subscription or publisher has this number on this connection."""
+
+    code = 504
+
+
+class DuplicateHandleError(OverlayError):
+    """The connection already uses this number for a subscription."""
+
+    code = 505
+
+
+class TooManyError(OverlayError):
+    """A configured maximum (subscriptions, publishers) is reached."""
+
+    code = 506
+
+
+class WrongRoleError(OverlayError):
+    """A packet came from a peer that may not send it: a client's on a broker's link, or the other way round."""
+
+    code = 507
 
 
 class ConfigError(PostroadError):
@@ -246,49 +315,6 @@ class _Described:
 
 
 _DESCRIBED: Final[dict[type[PostroadError], type[PostroadError]]] = {}  # at most one per class of this file
-
-
-class DurableBusyError(OverlayError):
-    """Another client is connected to the durable subscription of this name."""
-
-    code = 501
-
-
-class DurableElsewhereError(OverlayError):
-    """The durable subscription is at home at a broker that cannot be reached now, and the client brought no positions."""
-
-    code = 502
-    retryable = True
-
-
-class DurableFilterError(OverlayError):
-    """The durable subscription of this name exists with another filter; forget it first."""
-
-    code = 503
-
-
-class UnknownHandleError(OverlayError):
-    """No subscription or publisher has this number on this connection."""
-
-    code = 504
-
-
-class DuplicateHandleError(OverlayError):
-    """The connection already uses this number for a subscription."""
-
-    code = 505
-
-
-class TooManyError(OverlayError):
-    """A configured maximum (subscriptions, publishers) is reached."""
-
-    code = 506
-
-
-class WrongRoleError(OverlayError):
-    """A packet came from a peer that may not send it: a client's on a broker's link, or the other way round."""
-
-    code = 507
 
 
 def _pointer(text: str, position: int, width: int = 72) -> str:

@@ -19,6 +19,7 @@ from postroad.core.session.events import (
 from postroad.core.session.publishing import PublishingConfig
 from postroad.core.session.machine import Session, SessionConfig
 from postroad.core.batch import Batch
+from postroad.core.guards import Guards
 from postroad.core.orders import Send
 from postroad.core.packets import (
     Acknowledge,
@@ -60,10 +61,10 @@ def over_the_wire(send: Send) -> Send:
     body = None if send.batch is None else encode_batch(send.batch)
     data = b"".join(encode(send.message, send.packet, body))
     (frame,) = FrameDecoder().feed(data)
-    decoded = decode(frame)
-    assert isinstance(decoded.packet, Packet)
-    batch = None if decoded.body is None else BatchDecoder().decode(decoded.body)
-    return Send(send.link, decoded.packet, batch, send.data, decoded.packet_id)
+    packet, packet_id, body_received = decode(frame)
+    assert isinstance(packet, Packet)
+    batch = None if body_received is None else BatchDecoder().decode(body_received)
+    return Send(send.link, packet, batch, send.data, packet_id)
 
 
 @dataclass
@@ -284,7 +285,7 @@ def test_doubtful_messages_wait_for_their_own_broker() -> None:
 def test_without_the_guard_two_brokers_hold_one_message() -> None:
     """What trap 9 is about: the same content ends up at both brokers."""
     home, other = Broker(7), Broker(8)
-    client, key, link = client_with_publisher(home, SessionConfig(doubtful_messages_stay=False))
+    client, key, link = client_with_publisher(home, SessionConfig(guards=Guards(doubtful_messages_stay=False)))
     publish(client, key)
     (send,) = client.sent()
     home.take(send)

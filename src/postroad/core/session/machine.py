@@ -33,6 +33,7 @@ from postroad.core.session.events import (
 from postroad.core.session.publishing import Doubt, PublishingConfig, Registration, id_tick
 from postroad.core.session.subscribing import SubscriptionState
 from postroad.core.batch import Batch
+from postroad.core.guards import ALL_ON, Guards
 from postroad.core.orders import LinkId, Send
 from postroad.core.packets import (
     Acknowledge,
@@ -62,7 +63,7 @@ class SessionConfig:
     retry_s: float = 0.1  # between tries of a subscription or a publisher, doubled each time
     retry_s_max: float = 5.0
     holes_max: int = 8  # in a row; then the broker is not to be trusted
-    doubtful_messages_stay: bool = True  # a guard, switched off only to show what it guards against
+    guards: Guards = ALL_ON  # off only to show what they guard against
 
 
 @dataclass(slots=True)
@@ -300,7 +301,7 @@ class Session:
 
     def _use(self, publisher: _Publisher, registration: Registration) -> None:
         publisher.current = registration
-        if not self.config.doubtful_messages_stay:
+        if not self.config.guards.doubtful_messages_stay:
             self._republish(publisher, registration)
         self._events.append(Writable(publisher.key))
 

@@ -14,6 +14,9 @@ _ACROSS: Final = Direction.BROKER_TO_BROKER
 ASCENDING: Final = frozenset({packets.Deliver, packets.Knowledge, packets.CatchUpReply})
 """Packets whose rows have ticks, strictly ascending; the rows of `PublishColumns` have none yet."""
 
+CARRIES_ROWS: Final = ASCENDING | {packets.PublishColumns}
+"""Packets with a batch as body; an empty body stands for no rows."""
+
 request(0x0201, _UP)(packets.OpenPublisher)
 response(0x0202, _DOWN)(packets.PublisherOpened)
 one_way(0x0203, _UP)(packets.Publish)

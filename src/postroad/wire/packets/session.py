@@ -45,7 +45,7 @@ class Hello(Packet, frozen=True):
     features: Features = ()
     frame_bytes_max: U32 = FRAME_BYTES_MAX
     incarnation: U63 = 0  # of a broker: grows with each start
-    cost: U32 = 0  # of the link, as a broker that dials has it configured
+    cost: U32 = 0  # of the link, as the broker that dials has it configured
 
 
 @response(0x0102, Direction.BROKER_TO_CLIENT | Direction.BROKER_TO_BROKER, needs_identification=False)
