@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
 from postroad.core.batch import Batch
-from postroad.core.broker import Broker, BrokerConfig
+from postroad.core.broker import READS_MAX, Broker
+from postroad.core.parts import BrokerConfig
 from postroad.core.orders import (
     Append,
     ClientUp,
@@ -37,6 +38,9 @@ from postroad.sim.world import World
 from postroad.wire.packets.telesto import Error
 
 WALL_MS_AT_START: Final = 1_800_000_000_000
+BROKERS_MAX: Final = 16  # of a simulated overlay
+BACKLOG_ROWS_MAX: Final = 65_536  # a publisher's window
+CACHE_SLACK_BYTES: Final = 1 << 20
 Input: TypeAlias = Callable[[], None]
 
 
@@ -73,7 +77,7 @@ class BrokerNode:
         assert self.machine is None
         state = self.disk.start(self.broker)
         self.world.note("start", f"broker {self.broker} incarnation {state.incarnation}")
-        self.machine = Broker(state, self.config)
+        self.machine = Broker(state, self.config, now=self.world.now)
         self.machine.clock(self.wall_ms())
         self.machine.wake(now=self.world.now)
         self._act()
@@ -104,8 +108,26 @@ class BrokerNode:
     def wall_ms(self) -> int:
         return WALL_MS_AT_START + self.clock_offset_ms + int(self.world.now * 1000)
 
-    def stats(self) -> Mapping[str, int]:
-        return {} if self.machine is None else self.machine.stats()
+    def bounded_figures(self) -> dict[str, tuple[int, int | None]]:
+        """Return the machine's own figures, each with the bound its configuration gives it."""
+        figures = {} if self.machine is None else self.machine.stats()
+        return {name: (value, self._bound(name, figures)) for name, value in figures.items()}
+
+    def _bound(self, name: str, figures: Mapping[str, int]) -> int | None:
+        match name:
+            case "cache_bytes":
+                # One segment may stand over the bound: the newest is never dropped.
+                return BROKERS_MAX * (self.config.cache_bytes + CACHE_SLACK_BYTES)
+            case "subscriptions":
+                return self.config.subscriptions_max
+            case "holders" | "links":
+                return BROKERS_MAX
+            case "backlog_rows":
+                return BACKLOG_ROWS_MAX * max(figures.get("clients", 0), 1)
+            case "reads":
+                return READS_MAX
+            case _:
+                return None
 
     # --- the network (see `network.Peer`)
 

@@ -23,8 +23,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from postroad.core.broker import BrokerConfig
 from postroad.core.guards import ALL_ON, Guards
+from postroad.core.parts import BrokerConfig
 from postroad.core.session.machine import SessionConfig
 from postroad.sim.brokers import BrokerNode
 from postroad.sim.checkers import Violation, check
@@ -83,7 +83,7 @@ class Overlay:
         self, name: str, *brokers: int, habits: Habits | None = None, profile: CableProfile | None = None, start: bool = True
     ) -> ClientNode:
         """Make a client that dials these brokers in turn."""
-        config = SessionConfig(doubtful_messages_stay=self.guards.doubtful_messages_stay)
+        config = SessionConfig(guards=self.guards)
         nodes = [self.nodes[number] for number in brokers]
         client = ClientNode(self.world, self.network, self.history, name, nodes, habits=habits, profile=profile, config=config)
         client.directory = self.nodes
