@@ -130,15 +130,16 @@ class Subscribing:
 
     def routes_changed(self, now: float) -> None:
         """Let every subscription take part in pubends that have come into reach."""
+        if not self._parts.edge.subscriptions:
+            return
         reachable = [p for p in self._parts.streams if self._parts.router.reachable(pubend_broker(p))]
+        self._set_local(now)  # first: what waits for a pubend waits for the epoch that asks for it
         for subscription in self._parts.edge.subscriptions.values():
             for pubend in reachable:
                 if pubend not in subscription.progress:
                     self._parts.edge.wait_for(subscription, pubend)
-        if self._parts.edge.subscriptions:
-            self._set_local(now)
-            for pubend in reachable:
-                self.check_waiting(pubend, now)
+        for pubend in reachable:
+            self.check_waiting(pubend, now)
 
     def check_waiting(self, pubend: int, now: float, tick: int | None = None) -> None:
         """Activate the subscriptions whose interest has become active, at `tick` or where the stream is now."""

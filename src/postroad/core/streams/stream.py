@@ -286,9 +286,9 @@ class Stream:
     def _included_in(self, filters: tuple[Filter, ...]) -> int:
         if self.hosted_here:
             return 0
+        label = self.epoch_sent + 1  # whatever is sent next includes it
         if self.parent is None:
-            return self.epoch_sent + 1  # whatever is sent next includes it
-        label = self.epoch_sent
+            return label
         for epoch in reversed(self._history):
             if epoch > self.epoch_sent or not all_covered(self._history[epoch], filters):
                 break
