@@ -238,7 +238,7 @@ class Broker:
             return
         match message:
             case p.Hold():
-                self._releasing.take(message, link)
+                self._releasing.take(message)
             case p.HoldConfirmed():
                 self._releasing.confirmed(message)
                 self._subscribing.answer_ready(now)

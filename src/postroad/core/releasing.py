@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from postroad.core.orders import LinkId, ReleaseLog
+from postroad.core.orders import ReleaseLog
 from postroad.core.packets import Hold, HoldConfirmed, Positions, pubend_broker
 from postroad.core.parts import FULL_HOPS, Parts
 from postroad.core.streams.holds import FLOOR_KEY
@@ -46,12 +46,19 @@ class Releasing:
                 else:
                     self._parts.unicast(hold)
 
-    def floor_changes(self) -> tuple[tuple[str, bytes | None], ...]:
+    def tell_for(self, positions: Positions) -> None:
+        """Send holds if a new subscription needs more than is held."""
+        for pubend, tick in positions.items():
+            if not self._parts.keeper.holds_already(pubend_broker(pubend), {pubend: tick}):
+                self.tell()
+                return
+
+    def floor_changes(self, positions: Positions) -> tuple[tuple[str, bytes | None], ...]:
         """Return what must be stored before a new subscription counts on our holds: a floor that is new or lower."""
-        needed = self.needed()
-        if all(pubend in self._floor and self._floor[pubend] <= tick for pubend, tick in needed.items()):
+        if all(pubend in self._floor and self._floor[pubend] <= tick for pubend, tick in positions.items()):
             return ()
-        self._floor = {p: min(t, self._floor.get(p, t)) for p, t in needed.items()}
+        for pubend, tick in positions.items():
+            self._floor[pubend] = min(tick, self._floor.get(pubend, tick))
         return ((FLOOR_KEY, msgspec.msgpack.encode(self._floor)),)
 
     def confirmed(self, packet: HoldConfirmed) -> None:
@@ -59,9 +66,8 @@ class Releasing:
 
     # --- others' holds ---
 
-    def take(self, hold: Hold, link: LinkId | None = None) -> None:
+    def take(self, hold: Hold) -> None:
         """Take a hold; confirm it, after it is durable if it is new or lower than before."""
-        del link
         taken = self._parts.table.take(hold)
         if not taken.accepted:
             return

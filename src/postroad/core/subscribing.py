@@ -42,6 +42,7 @@ from postroad.errors import (
 )
 
 CATCH_UP_AT_ONCE: Final = 256
+PIECES_AT_ONCE: Final = 4
 
 
 @dataclass(slots=True)
@@ -67,6 +68,7 @@ class Subscribing:
         self._local = ReducedSet()
         self._requests: dict[int, tuple[int, int]] = {}  # request -> (subscription, pubend)
         self._request = 0
+        self._joined: tuple[int, ...] = ()  # the pubends every subscription takes part in
 
     # --- subscribe ---
 
@@ -130,16 +132,18 @@ class Subscribing:
 
     def routes_changed(self, now: float) -> None:
         """Let every subscription take part in pubends that have come into reach."""
-        if not self._parts.edge.subscriptions:
-            return
-        reachable = [p for p in self._parts.streams if self._parts.router.reachable(pubend_broker(p))]
-        self._set_local(now)  # first: what waits for a pubend waits for the epoch that asks for it
-        for subscription in self._parts.edge.subscriptions.values():
-            for pubend in reachable:
-                if pubend not in subscription.progress:
-                    self._parts.edge.wait_for(subscription, pubend)
+        reachable = self._reachable()
+        if self._parts.edge.subscriptions:
+            self._set_local(now)
+        if reachable != self._joined:
+            self._joined = reachable
+            for subscription in self._parts.edge.subscriptions.values():
+                for pubend in reachable:
+                    if pubend not in subscription.progress:
+                        self._parts.edge.wait_for(subscription, pubend)
         for pubend in reachable:
             self.check_waiting(pubend, now)
+        self.answer_ready(now)
 
     def check_waiting(self, pubend: int, now: float, tick: int | None = None) -> None:
         """Activate the subscriptions whose interest has become active, at `tick` or where the stream is now."""
@@ -215,18 +219,10 @@ class Subscribing:
 
     def catch_up(self, pubend: int, now: float) -> None:
         """Get the next piece for everyone who is behind: from the cache, the log here, or the pubend's broker."""
-        stream = self._parts.streams[pubend]
         for count, (subscription, progress) in enumerate(self._parts.edge.catching_up(pubend)):
             if count >= CATCH_UP_AT_ONCE:
                 break
-            if progress.request and now < progress.retry_at:
-                continue
-            target = self._parts.edge.target(progress, pubend)
-            reached, rows = stream.from_cache(subscription.filter, progress.position, target, CATCH_UP_BYTES)
-            if reached > progress.position:
-                self._parts.edge.caught_up(subscription, pubend, reached, rows)
-            else:
-                self._ask_for_past(subscription, pubend, progress, target, now)
+            self._next_piece(subscription, pubend, progress, now)
 
     def caught_up(self, reply: CatchUpReply, batch: Batch | None, now: float) -> None:
         """Take a piece of the past from another broker."""
@@ -234,8 +230,8 @@ class Subscribing:
         subscription = self._parts.edge.subscriptions.get(number)
         if subscription is None or pubend != reply.pubend:
             return
-        self._piece(subscription, pubend, reply.request, reply.hi, [batch] if batch is not None else [], reply.released)
-        self.catch_up(pubend, now)
+        rows = [batch] if batch is not None else []
+        self._piece(subscription, pubend, reply.request, reply.hi, rows, reply.released, now)
 
     # --- inside ---
 
@@ -290,10 +286,10 @@ class Subscribing:
             parts.durables.here[packet.name].subscription = subscription.number
         self._local.add(filter_)
         self._set_local(now)
-        reachable = [p for p in parts.streams if parts.router.reachable(pubend_broker(p))]
+        reachable = self._joined = self._reachable()
         for pubend in reachable:
             parts.edge.wait_for(subscription, pubend)
-        self._releasing.tell()
+        self._releasing.tell_for({p: s.acknowledged for p, s in subscription.progress.items()})
         brokers = {pubend_broker(p): None for p in reachable}
         holds = {broker: parts.keeper.sent_version(broker) for broker in brokers}
         self._unanswered[subscription.number] = _Unanswered(subscription, request, holds)
@@ -314,7 +310,7 @@ class Subscribing:
 
     def _store_then_answer(self, waiting: _Unanswered) -> None:
         subscription = waiting.subscription
-        changes = self._releasing.floor_changes()
+        changes = self._releasing.floor_changes({p: s.acknowledged for p, s in subscription.progress.items()})
         if subscription.name is not None:
             durable = self._parts.durables.here[subscription.name]
             durable.cursors = self._parts.durables.positions(durable.cursors, self._parts.edge.cursors(subscription))
@@ -341,6 +337,9 @@ class Subscribing:
         self._parts.send(subscription.link, Subscribed(subscription.handle, starts), waiting.request)
         if subscription.name is not None:
             self._parts.flood(self._parts.durables.settle(subscription.name))
+
+    def _reachable(self) -> tuple[int, ...]:
+        return tuple(p for p in self._parts.streams if self._parts.router.reachable(pubend_broker(p)))
 
     def _leave_durable(self, subscription: Subscription) -> None:
         """The client of a durable subscription goes away; its record stays and holds the logs."""
@@ -370,6 +369,20 @@ class Subscribing:
             for stream in remote:
                 stream.set_local(filters, now)
 
+    def _next_piece(self, subscription: Subscription, pubend: int, progress: Progress, now: float) -> None:
+        if progress.request and now < progress.retry_at:
+            return
+        stream = self._parts.streams[pubend]
+        for _ in range(PIECES_AT_ONCE):
+            target = self._parts.edge.target(progress, pubend)
+            reached, rows = stream.from_cache(subscription.filter, progress.position, target, CATCH_UP_BYTES)
+            if reached <= progress.position:
+                self._ask_for_past(subscription, pubend, progress, target, now)
+                return
+            self._parts.edge.caught_up(subscription, pubend, reached, rows)
+            if not self._parts.edge.wants_more(subscription, pubend):
+                return
+
     def _ask_for_past(self, subscription: Subscription, pubend: int, progress: Progress, target: int, now: float) -> None:
         self._request += 1
         progress.request, progress.retry_at = self._request, now + CATCH_UP_RETRY_S
@@ -379,8 +392,7 @@ class Subscribing:
             def read(result: LogRead, now: float) -> None:
                 matching = [found for b in result.batches if len(found := b.filter(subscription.filter.evaluate(b)))]
                 if subscription.number in self._parts.edge.subscriptions:
-                    self._piece(subscription, pubend, request, result.hi, matching, result.released)
-                    self.catch_up(pubend, now)
+                    self._piece(subscription, pubend, request, result.hi, matching, result.released, now)
 
             horizon = self._parts.pubends[pubend].horizon
             self._read_log(ReadLog(pubend, 0, lo, min(target, horizon), CATCH_UP_BYTES), read)
@@ -392,13 +404,17 @@ class Subscribing:
         packet = CatchUp(broker, self._parts.broker, FULL_HOPS, request, pubend, str(subscription.filter), lo, target)
         self._parts.unicast(packet)
 
-    def _piece(self, subscription: Subscription, pubend: int, request: int, hi: int, rows: list[Batch], released: int) -> None:
+    def _piece(
+        self, subscription: Subscription, pubend: int, request: int, hi: int, rows: list[Batch], released: int, now: float
+    ) -> None:
         progress = subscription.progress.get(pubend)
         if progress is None or progress.phase is not Phase.CATCHING_UP or progress.request != request:
             return
         if released > progress.position:
             self._parts.edge.gap(subscription, pubend, released)
         self._parts.edge.caught_up(subscription, pubend, hi, rows)
+        if self._parts.edge.wants_more(subscription, pubend):
+            self._next_piece(subscription, pubend, progress, now)
 
 
 def joined(rows: list[Batch], hi: int) -> tuple[Batch | None, int]:

@@ -151,12 +151,16 @@ class Edge:
                 self.streams[pubend].engaged -= 1
 
     def wait_for(self, subscription: Subscription, pubend: int) -> None:
-        """Note that a subscription has asked for a pubend and waits for the activation."""
-        progress = subscription.progress.setdefault(pubend, Progress())
+        """Note that a subscription has asked for a pubend and waits for the activation.
+
+        Until then it holds what we know of the stream: the activation cannot lie before that.
+        """
+        progress = subscription.progress[pubend] = Progress()
         self._waiting.setdefault(pubend, {})[subscription.number] = subscription
-        progress.included_in = self.streams[pubend].stream.included_in(subscription.filter)
         if pubend in subscription.positions:
             progress.start = progress.position = progress.acknowledged = subscription.positions[pubend]
+        elif not subscription.earliest:
+            progress.acknowledged = self.streams[pubend].stream.cache.frontier
 
     def activate(self, subscription: Subscription, pubend: int, tick: int) -> None:
         """Begin to deliver a pubend to a subscription whose interest the whole path applies from `tick` on."""
@@ -183,8 +187,11 @@ class Edge:
 
     def waiting(self, pubend: int, label_active: int) -> Iterator[Subscription]:
         """Yield the subscriptions whose interest in a pubend has become active."""
+        stream = self.streams[pubend].stream
         for subscription in list(self._waiting.get(pubend, {}).values()):
-            if subscription.progress[pubend].included_in <= label_active:
+            label = stream.included_in((subscription.filter,))
+            if label is not None and label <= label_active:
+                subscription.progress[pubend].included_in = label
                 yield subscription
 
     def acknowledge(self, subscription: Subscription, positions: dict[int, int]) -> None:
@@ -291,6 +298,10 @@ class Edge:
         for subscription in list(self._behind.get(pubend, {}).values()):
             if subscription.link not in self._congested and not self._join_if_level(subscription, pubend):
                 yield subscription, subscription.progress[pubend]
+
+    def wants_more(self, subscription: Subscription, pubend: int) -> bool:
+        behind = subscription.progress[pubend].phase is Phase.CATCHING_UP
+        return behind and subscription.link not in self._congested
 
     def target(self, progress: Progress, pubend: int) -> int:
         return max(self.streams[pubend].delivered, progress.live_from)

@@ -23,6 +23,7 @@ from postroad.core.packets import Hold, Positions
 HOLD_KEY: Final = "hold/"
 FLOOR_KEY: Final = "hold-floor"
 HOLDERS_MAX: Final = 4096
+AWAY_MAX: Final = 4096
 
 
 class HoldRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -105,8 +106,11 @@ class HoldKeeper:
 
     def keep_until(self, expiry: float, positions: Positions) -> None:
         """Hold for a client that may come back."""
-        if positions:
-            self._away.append((expiry, dict(positions)))
+        if not positions:
+            return
+        self._away.append((expiry, dict(positions)))
+        if len(self._away) > AWAY_MAX:
+            self._away = [(max(until for until, _ in self._away), self.lowest())]
 
     def expire(self, now: float) -> None:
         self._away = [entry for entry in self._away if entry[0] > now]
@@ -128,6 +132,11 @@ class HoldKeeper:
         self._sent[broker] = dict(ticks)
         self._sent_version[broker] = self.version
         return self.version
+
+    def holds_already(self, broker: int, positions: Positions) -> bool:
+        """Tell whether what a broker was told last keeps these positions."""
+        sent = self._sent.get(broker, {})
+        return all(pubend in sent and sent[pubend] <= tick for pubend, tick in positions.items())
 
     def sent_version(self, broker: int) -> int:
         return self._sent_version.get(broker, 0)

@@ -10,6 +10,9 @@ child's new epoch is active, so a label never promises silence for a filter we n
 
 Silence for a child is not sent row by row: it is put in front of the next data, or sent by `flush` at the latest.
 
+A neighbour may be child and parent at once while routing views differ: then its interest is not sent back to it, and it is
+served nothing until it is no longer the parent.
+
 Invariants: `included_in <= label` for everything sent to a child; labels are never above `epoch_active`.
 """
 
@@ -44,12 +47,12 @@ class _Child:
     epoch: int = 0  # of `active`; 0: nothing is active yet
     included_in: int = 0
     latest: dict[Filter, None] = field(default_factory=dict)
-    pending: list[tuple[int, int, dict[Filter, None]]] = field(default_factory=list)  # (epoch, included_in, filters)
+    pending: list[tuple[int, dict[Filter, None]]] = field(default_factory=list)  # (epoch, filters)
     told: int = 0  # the child knows everything we do up to here
     quiet: int = 0  # and nothing for it came up to here
 
     def snapshots(self) -> list[dict[Filter, None]]:
-        return [self.active, *(filters for _, _, filters in self.pending)]
+        return [self.active, *(filters for _, filters in self.pending)]
 
 
 class Stream:
@@ -79,7 +82,7 @@ class Stream:
         self._local: tuple[Filter, ...] = ()
         self._wanted = ReducedSet()
         self._sent: dict[Filter, None] = {}
-        self._history: dict[int, tuple[Filter, ...]] = {}
+        self._history: dict[int, dict[Filter, None]] = {}
         self._index = FilterIndex()
         self._asked = RangeSet()
         self._asked_until = 0.0
@@ -109,7 +112,9 @@ class Stream:
         self._asked = RangeSet()
         if link is not None:
             self._contribute(link, present=False)
+            self._suspend(link)
         self.refresh(now, anew=True)
+        self._activate(now)
 
     def child_interest(self, link: LinkId, interest: Interest, filters: Callable[[str], Filter], now: float) -> None:
         """Take a neighbour's interest; an empty one ends it."""
@@ -131,7 +136,7 @@ class Stream:
             for filter_ in latest:
                 self._wanted.add(filter_)
         self.refresh(now)
-        child.pending.append((interest.epoch, self._included_in(tuple(latest)), latest))
+        child.pending.append((interest.epoch, latest))
         self._activate(now)
 
     def link_lost(self, link: LinkId, now: float) -> None:
@@ -170,13 +175,25 @@ class Stream:
         remove = [] if anew else [str(f) for f in self._sent if f not in wanted]
         self.epoch_sent = self._next_epoch()
         self._sent = wanted
-        self._remember(self.epoch_sent, tuple(wanted))
+        self._remember(self.epoch_sent, wanted)
         self._resend_at = now + 2.0 if wanted else float("inf")
         self._orders.append(Send(self.parent, Interest(self.pubend, self.epoch_sent, full=anew, add=add, remove=remove)))
 
-    def included_in(self, filter_: Filter) -> int:
-        """Return the label that is complete for a filter of ours: the oldest one from which on all interests cover it."""
-        return self._included_in((filter_,))
+    def included_in(self, filters: Iterable[Filter]) -> int | None:
+        """Return the label that is complete for filters: the oldest one from which on every interest we sent covers them.
+
+        None while what we sent last does not cover them.
+        """
+        if self.hosted_here:
+            return 0
+        if self.parent is None:
+            return None
+        label = None
+        for epoch in reversed(self._history):
+            if not all_covered(self._history[epoch], filters):
+                break
+            label = epoch
+        return label
 
     # --- knowledge ---
 
@@ -283,23 +300,15 @@ class Stream:
                 else:
                     self._wanted.remove(filter_)
 
-    def _included_in(self, filters: tuple[Filter, ...]) -> int:
-        if self.hosted_here:
-            return 0
-        label = self.epoch_sent + 1  # whatever is sent next includes it
-        if self.parent is None:
-            return label
-        for epoch in reversed(self._history):
-            if epoch > self.epoch_sent or not all_covered(self._history[epoch], filters):
-                break
-            label = epoch
-        return label
-
     def _activate(self, now: float, tick: int | None = None) -> None:
         """Make the pending epochs of children active that our own active epoch includes."""
         for child in list(self._children.values()):
-            while child.pending and (self.hosted_here or child.pending[0][1] <= self.epoch_active):
-                epoch, included_in, filters = child.pending.pop(0)
+            while child.pending and child.link != self.parent:
+                epoch, filters = child.pending[0]
+                included_in = self.included_in(filters)
+                if included_in is None or included_in > self.epoch_active:
+                    break
+                del child.pending[0]
                 self._flush_child(child)
                 self._replace(child, filters)
                 child.epoch, child.included_in = epoch, included_in
@@ -307,6 +316,16 @@ class Stream:
                 child.told = child.quiet = max(start, child.told)
                 self._orders.append(Send(child.link, InterestActive(self.pubend, epoch, start)))
         self.refresh(now)
+
+    def _suspend(self, link: LinkId) -> None:
+        """A child that has become our parent: we no longer ask for its filters, so we may promise it nothing."""
+        child = self._children.get(link)
+        if child is None or not child.epoch:
+            return
+        for filter_ in child.active:
+            self._index.remove((link, filter_))
+        child.pending.insert(0, (child.epoch, child.active))
+        child.active, child.epoch = {}, 0
 
     def _replace(self, child: _Child, filters: dict[Filter, None]) -> None:
         for filter_ in child.active:
@@ -327,7 +346,7 @@ class Stream:
             return True
         return label in self._history and covered(self._history[label], wanted)
 
-    def _remember(self, epoch: int, filters: tuple[Filter, ...]) -> None:
+    def _remember(self, epoch: int, filters: dict[Filter, None]) -> None:
         self._history[epoch] = filters
         while len(self._history) > HISTORY_MAX:
             del self._history[next(iter(self._history))]
