@@ -22,8 +22,8 @@ import numpy as np
 
 from postroad.core.batch import Batch
 from postroad.core.guards import ALL_ON, Guards
-from postroad.core.packets import PublishAcknowledged, PublishRefused, Row
 from postroad.core.orders import Append, LinkId, Order, PubendState, Send
+from postroad.core.packets import PublishAcknowledged, PublishRefused, Row
 from postroad.core.rows import build_batches
 from postroad.errors import InvalidValueError, PostroadError
 
