@@ -334,9 +334,9 @@ class Subscribing:
     def _answer(self, waiting: _Unanswered) -> None:
         subscription = waiting.subscription
         del self._unanswered[subscription.number]
-        subscription.answered = True
         starts = {p: s.start for p, s in subscription.progress.items() if s.phase is not Phase.WAITING}
         self._parts.send(subscription.link, Subscribed(subscription.handle, starts), waiting.request)
+        self._parts.edge.answered(subscription)
         if subscription.name is not None:
             self._parts.flood(self._parts.durables.settle(subscription.name))
 
