@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from postroad.client.events import (
+from postroad.core.session.events import (
     Delivered,
     Event,
     MessagesRefused,
@@ -16,8 +16,8 @@ from postroad.client.events import (
     SubscriptionEnded,
     SubscriptionFailed,
 )
-from postroad.client.publishing import PublishingConfig
-from postroad.client.session import Session, SessionConfig
+from postroad.core.session.publishing import PublishingConfig
+from postroad.core.session.machine import Session, SessionConfig
 from postroad.core.batch import Batch
 from postroad.core.guards import Guards
 from postroad.core.orders import Send

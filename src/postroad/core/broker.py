@@ -1,7 +1,7 @@
 """One broker as a pure machine: where the mechanisms meet.
 
-Facts and packets come in, orders go out; see `orders.py` for both. Nothing is decided here: each input goes to the part it concerns,
-and what one part learned is carried to the others. `docs/internals/overlay.md` tells how the parts make one system.
+Facts and packets come in, orders go out; see `orders.py` for both. Nothing is decided here: each input goes to the part it
+concerns, and what one part learned is carried to the others. `docs/internals/overlay.md` tells how the parts make one system.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Broker:
             case Stored(token):
                 for then in self._parts.on_stored.pop(token, ()):
                     then(now)
-                self._subscribing.answer_ready(now)
+                self._subscribing.answer_ready()
             case LogRead():
                 done = self._reads.pop(fact.token, None)
                 if done is not None:
@@ -241,7 +241,7 @@ class Broker:
                 self._releasing.take(message)
             case p.HoldConfirmed():
                 self._releasing.confirmed(message)
-                self._subscribing.answer_ready(now)
+                self._subscribing.answer_ready()
             case p.CatchUpReply():
                 self._subscribing.caught_up(message, batch, now)
             case p.HomeQuery():

@@ -291,7 +291,7 @@ class HomeQuery(Unicast, frozen=True, array_like=True):
 
 
 class HomeReply(Unicast, frozen=True, array_like=True):
-    """The cursors of a durable subscription; `busy` when its client is still connected there; `known` false when it is not there."""
+    """The cursors of a durable subscription; `busy` while its client is connected there; not `known`: it is not there."""
 
     name: Name
     version: U64

@@ -1,6 +1,6 @@
 """What the parts of one broker share: identity, configuration, the orders, and each other's state.
 
-`Broker` builds one `Parts` and hands it to `Publishing`, `Subscribing`, `Relaying` and `Releasing`, which hold no state of each other's.
+`Broker` builds one `Parts` and hands it to `Publishing`, `Subscribing` and `Releasing`.
 """
 
 from __future__ import annotations

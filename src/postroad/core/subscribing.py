@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from postroad.core.batch import Batch, concat
 from postroad.core.orders import LinkId, LogRead, ReadLog
@@ -41,6 +41,7 @@ from postroad.errors import (
     UnknownHandleError,
 )
 
+ReadLogThen: TypeAlias = Callable[[ReadLog, Callable[[LogRead, float], None]], None]
 CATCH_UP_AT_ONCE: Final = 256
 PIECES_AT_ONCE: Final = 4
 
@@ -59,7 +60,7 @@ class _Unanswered:
 class Subscribing:
     """Subscriptions of this broker's clients, from request to answer."""
 
-    def __init__(self, parts: Parts, releasing: Releasing, read_log: Callable[[ReadLog, Callable[[LogRead, float], None]], None]) -> None:
+    def __init__(self, parts: Parts, releasing: Releasing, read_log: ReadLogThen) -> None:
         self._parts = parts
         self._releasing = releasing
         self._read_log = read_log
@@ -101,7 +102,7 @@ class Subscribing:
                 self._parts.store(self._parts.durables.changes())
             else:
                 self._leave_durable(subscription)
-        self._drop(subscription, now)
+        self._drop(subscription)
         self._parts.edge.end(subscription)
         self._interest_changed(now)
 
@@ -123,7 +124,7 @@ class Subscribing:
             else:
                 expiry = now + self._parts.config.subscriber_grace_s
                 self._parts.keeper.keep_until(expiry, self._parts.edge.cursors(subscription))
-            self._drop(subscription, now)
+            self._drop(subscription)
         self._parts.edge.link_lost(link)
         if gone:
             self._interest_changed(now)
@@ -143,7 +144,7 @@ class Subscribing:
                         self._parts.edge.wait_for(subscription, pubend)
         for pubend in reachable:
             self.check_waiting(pubend, now)
-        self.answer_ready(now)
+        self.answer_ready()
 
     def check_waiting(self, pubend: int, now: float, tick: int | None = None) -> None:
         """Activate the subscriptions whose interest has become active, at `tick` or where the stream is now."""
@@ -155,10 +156,10 @@ class Subscribing:
             label = stream.epoch_sent
         for subscription in self._parts.edge.waiting(pubend, label):
             self._parts.edge.activate(subscription, pubend, tick)
-        self.answer_ready(now)
+        self.answer_ready()
         self.catch_up(pubend, now)
 
-    def answer_ready(self, now: float) -> None:
+    def answer_ready(self) -> None:
         """Answer the clients whose subscriptions have become active everywhere."""
         for waiting in list(self._unanswered.values()):
             if not self._is_active(waiting):
@@ -181,7 +182,7 @@ class Subscribing:
             subscription = self._parts.edge.subscriptions[gone.subscription]
             gone.cursors = self._parts.edge.cursors(subscription)
             gone.subscription = None
-            self._drop(subscription, now)
+            self._drop(subscription)
             self._parts.edge.end(subscription)
             self._interest_changed(now)
         if self._parts.durables.dirty:
@@ -266,7 +267,8 @@ class Subscribing:
 
     def _move_without_home(self, move: Move, now: float) -> None:
         if not move.positions:
-            text = f"the home of {move.name!r} (broker {self._parts.durables.homes[move.name].broker}) does not answer; try again later"
+            home = self._parts.durables.homes[move.name].broker
+            text = f"the home of {move.name!r}, broker {home}, does not answer; try again later"
             self._parts.refuse(move.link, move.packet, DurableElsewhereError(text))
             return
         self._begin_move(move, {}, now)
@@ -295,7 +297,7 @@ class Subscribing:
         self._unanswered[subscription.number] = _Unanswered(subscription, request, holds)
         for pubend in reachable:
             self.check_waiting(pubend, now)
-        self.answer_ready(now)
+        self.answer_ready()
 
     def _is_active(self, waiting: _Unanswered) -> bool:
         if not self._parts.config.guards.subscribe_waits_for_path:
@@ -332,9 +334,9 @@ class Subscribing:
     def _answer(self, waiting: _Unanswered) -> None:
         subscription = waiting.subscription
         del self._unanswered[subscription.number]
-        subscription.answered = True
         starts = {p: s.start for p, s in subscription.progress.items() if s.phase is not Phase.WAITING}
         self._parts.send(subscription.link, Subscribed(subscription.handle, starts), waiting.request)
+        self._parts.edge.answered(subscription)
         if subscription.name is not None:
             self._parts.flood(self._parts.durables.settle(subscription.name))
 
@@ -353,14 +355,13 @@ class Subscribing:
             return
         self._parts.durables.moved_on(subscription.name, self._parts.edge.cursors(subscription))
 
-    def _drop(self, subscription: Subscription, now: float) -> None:
-        del now
+    def _drop(self, subscription: Subscription) -> None:
         self._unanswered.pop(subscription.number, None)
         self._local.remove(subscription.filter)
 
     def _interest_changed(self, now: float) -> None:
         self._set_local(now)
-        self.answer_ready(now)
+        self.answer_ready()
 
     def _set_local(self, now: float) -> None:
         remote = [stream for stream in self._parts.streams.values() if not stream.hosted_here]

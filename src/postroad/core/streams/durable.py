@@ -66,7 +66,8 @@ class Durables:
 
     def take_home(self, name: str, filter_: str, cursors: Positions) -> Durable:
         """Make this broker the home; the caller floods `home_of` and stores the record."""
-        version = 1 + max(self.homes[name].version if name in self.homes else 0, self.here[name].version if name in self.here else 0)
+        versions = [known[name].version for known in (self.homes, self.here) if name in known]
+        version = 1 + max(versions, default=0)
         durable = Durable(name, filter_, version, cursors)
         self.here[name] = durable
         self.homes[name] = DurableHome(name, version, self._broker, settled=False)

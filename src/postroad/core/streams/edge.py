@@ -185,6 +185,13 @@ class Edge:
             self._orders.append(Send(subscription.link, Started(subscription.handle, pubend, progress.start)))
         self._join_if_level(subscription, pubend)
 
+    def answered(self, subscription: Subscription) -> None:
+        """The client is told where it starts; from here on it takes rows."""
+        subscription.answered = True
+        for pubend, progress in subscription.progress.items():
+            if progress.phase is Phase.CATCHING_UP:
+                self._join_if_level(subscription, pubend)
+
     def waiting(self, pubend: int, label_active: int) -> Iterator[Subscription]:
         """Yield the subscriptions whose interest in a pubend has become active."""
         stream = self.streams[pubend].stream
@@ -296,7 +303,8 @@ class Edge:
     def catching_up(self, pubend: int) -> Iterator[tuple[Subscription, Progress]]:
         """Yield who wants a piece now: behind, with a link that takes rows, and no answer outstanding."""
         for subscription in list(self._behind.get(pubend, {}).values()):
-            if subscription.link not in self._congested and not self._join_if_level(subscription, pubend):
+            takes_rows = subscription.answered and subscription.link not in self._congested
+            if takes_rows and not self._join_if_level(subscription, pubend):
                 yield subscription, subscription.progress[pubend]
 
     def wants_more(self, subscription: Subscription, pubend: int) -> bool:
@@ -387,7 +395,9 @@ class Edge:
 
     def _join_if_level(self, subscription: Subscription, pubend: int) -> bool:
         progress = subscription.progress[pubend]
-        if subscription.link in self._congested or progress.position < self.target(progress, pubend):
+        if not subscription.answered or subscription.link in self._congested:
+            return False  # a client takes rows only after `Subscribed`
+        if progress.position < self.target(progress, pubend):
             return False
         progress.phase = Phase.LIVE
         progress.request = 0

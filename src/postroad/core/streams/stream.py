@@ -246,7 +246,7 @@ class Stream:
             self._asked_until = now + ASKED_FOR_S
         fresh: list[tuple[int, int]] = []
         for lo, hi in ranges:
-            fresh.extend(tuple(part) for part in self._asked.missing(lo, hi))
+            fresh.extend((part.lo, part.hi) for part in self._asked.missing(lo, hi))
             self._asked.add(lo, hi)
         if fresh:
             self._orders.append(Send(self.parent, Nack(self.pubend, label, fresh[:NACK_RANGES_MAX])))

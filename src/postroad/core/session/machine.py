@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from postroad.client.events import (
+from postroad.core.session.events import (
     Delivered,
     Event,
     MessagesRefused,
@@ -30,8 +30,8 @@ from postroad.client.events import (
     SubscriptionFailed,
     Writable,
 )
-from postroad.client.publishing import Doubt, PublishingConfig, Registration, id_tick
-from postroad.client.subscribing import SubscriptionState
+from postroad.core.session.publishing import Doubt, PublishingConfig, Registration, id_tick
+from postroad.core.session.subscribing import SubscriptionState
 from postroad.core.batch import Batch
 from postroad.core.guards import ALL_ON, Guards
 from postroad.core.orders import LinkId, Send
