@@ -149,7 +149,15 @@ class LogRead:
     released: int
 
 
-Fact: TypeAlias = LinkUp | ClientUp | LinkLost | Congested | Drained | Appended | AppendFailed | Stored | LogRead
+@dataclass(frozen=True, slots=True)
+class LogReleased:
+    """Everything up to `tick` is gone from the log: after `ReleaseLog`, or because retention passed its bound."""
+
+    pubend: int
+    tick: int
+
+
+Fact: TypeAlias = LinkUp | ClientUp | LinkLost | Congested | Drained | Appended | AppendFailed | Stored | LogRead | LogReleased
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ hop (`target`, `source` and `hops` come first in each of those).
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -57,12 +57,8 @@ class PublisherOpened(Packet, frozen=True, array_like=True):
     last: U64
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One message of a `Publish`."""
-
-    id: bytes
-    attributes: dict[str, bool | int | float | str | bytes]
-    payload: bytes
+# One message of a `Publish`: id, attributes, payload.
+Row: TypeAlias = tuple[bytes, dict[str, bool | int | float | str | bytes], bytes]
 
 
 class Publish(Packet, frozen=True, array_like=True):

@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
 from postroad.core.batch import Batch
 
 SEGMENT_BYTES: Final = 256  # what a segment costs beside its rows
@@ -33,7 +31,7 @@ class Segment:
 
     @property
     def size(self) -> int:
-        return SEGMENT_BYTES + (self.rows.nbytes if self.rows is not None else 0)
+        return SEGMENT_BYTES + (self.rows.size if self.rows is not None else 0)
 
     def cut(self, lo: int, hi: int) -> Segment:
         """Return the part within (lo, hi], which must not be empty."""
@@ -47,11 +45,8 @@ def rows_within(rows: Batch | None, lo: int, hi: int) -> Batch | None:
     """Return the rows with lo < tick <= hi, without copying; None when there are none."""
     if rows is None:
         return None
-    ticks = rows.ticks
-    first, last = np.searchsorted(ticks, np.array([lo, hi], dtype=np.uint64), side="right").tolist()
-    if first >= last:
-        return None
-    return rows if last - first == len(rows) else rows.slice(first, last - first)
+    part = rows.within(lo, hi)
+    return part if len(part) else None
 
 
 class StreamCache:

@@ -23,6 +23,7 @@ from postroad.core.batch import Batch
 from postroad.core.guards import ALL_ON, Guards
 from postroad.core.packets import PublishAcknowledged, PublishRefused, Row
 from postroad.core.orders import Append, LinkId, Order, PubendState, Send
+from postroad.core.rows import build_batches
 from postroad.errors import InvalidValueError, PostroadError
 
 PUBLISHERS_MAX: Final = 1 << 17
@@ -89,7 +90,7 @@ class Pubend:
     def publish(self, publisher: int, rows: Sequence[Row]) -> None:
         """Take rows with ascending ids of an open publisher; those taken before are recognised."""
         entry = self._publishers[publisher]
-        ticks = [int.from_bytes(row.id[8:], "big") for row in rows]
+        ticks = [int.from_bytes(row[0][8:], "big") for row in rows]
         if any(left >= right for left, right in zip(ticks, ticks[1:], strict=False)):
             raise InvalidValueError("the message ids of one publisher must ascend")
         fresh = [row for row, tick in zip(rows, ticks, strict=True) if tick > entry.accepted]
@@ -101,14 +102,14 @@ class Pubend:
     def publish_columns(self, publisher: int, batch: Batch) -> None:
         """Take a batch with ascending ids of an open publisher."""
         entry = self._publishers[publisher]
-        ticks = batch.id_ticks
+        ticks = id_ticks(batch)
         if len(ticks) > 1 and not bool(np.all(ticks[1:] > ticks[:-1])):
             raise InvalidValueError("the message ids of one publisher must ascend")
         first = int(np.searchsorted(ticks, np.uint64(entry.accepted), side="right"))
         if first == len(batch):
             self._acknowledge_again(publisher, entry)
             return
-        fresh = batch if first == 0 else batch.slice(first)
+        fresh = batch if first == 0 else batch.slice(first, len(batch))
         self._wait(_Waiting(publisher, int(ticks[-1]), columns=fresh), entry, len(fresh))
 
     # --- the stream ---
@@ -133,7 +134,7 @@ class Pubend:
         expected, batches, taken = self._in_flight
         assert token == expected
         self._in_flight = None
-        lo, self.horizon = self.horizon, int(batches[-1].ticks[-1])
+        lo, self.horizon = self.horizon, int(batches[-1].ticks()[-1])
         last: dict[int, int] = {}
         for entry in taken:
             last[entry.publisher] = max(entry.last, last.get(entry.publisher, 0))
@@ -215,10 +216,10 @@ def _build(taken: list[_Waiting], first_tick: int) -> tuple[Batch, ...]:
         if entry.columns is None:
             rows.extend(entry.rows)
             continue
-        pieces.extend(Batch.from_rows(rows) if rows else ())
+        pieces.extend(build_batches(rows) if rows else ())
         rows = []
         pieces.append(entry.columns)
-    pieces.extend(Batch.from_rows(rows) if rows else ())
+    pieces.extend(build_batches(rows) if rows else ())
     batches = []
     for piece in pieces:
         ticks = np.arange(first_tick, first_tick + len(piece), dtype=np.uint64)
@@ -229,5 +230,11 @@ def _build(taken: list[_Waiting], first_tick: int) -> tuple[Batch, ...]:
 
 def _first_and_last_id(entry: _Waiting) -> tuple[bytes, bytes]:
     if entry.columns is None:
-        return entry.rows[0].id, entry.rows[-1].id
-    return entry.columns.id_at(0), entry.columns.id_at(len(entry.columns) - 1)
+        return entry.rows[0][0], entry.rows[-1][0]
+    ids = entry.columns.ids()
+    return bytes(ids[0]), bytes(ids[-1])
+
+
+def id_ticks(batch: Batch) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    """Return the tick part of every id of a batch."""
+    return batch.ids().view(">u8").reshape(-1, 2)[:, 1].astype(np.uint64)
