@@ -40,8 +40,12 @@ class PubendLog(Protocol):
         """
         ...
 
-    def release(self, tick: int) -> None:
-        """Forget rows at or before `tick`, as far as whole units of the storage allow."""
+    def release(self, tick: int) -> int:
+        """Forget rows at or before `tick`, as far as whole units of the storage allow; return the new `released` mark."""
+        ...
+
+    def retain(self, bytes_max: int) -> int:
+        """Forget the oldest rows while the log is larger than `bytes_max`, as far as whole units allow; return the mark."""
         ...
 
     def state(self) -> PubendState: ...

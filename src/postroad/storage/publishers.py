@@ -13,9 +13,8 @@ from __future__ import annotations
 from typing import Any, Final, TypeAlias
 
 import numpy as np
-import pyarrow as pa
 
-from postroad.types import MESSAGE_ID_BYTES
+from postroad.core.batch import Ids
 
 PUBLISHERS_MAX: Final = 1 << 18  # 3 MiB in the snapshot of a segment
 _PENDING_MAX: Final = 1 << 14
@@ -36,7 +35,7 @@ class LastIds:
         self._publishers_max = publishers_max
         self._forgotten = forgotten
 
-    def note(self, ids: pa.Array[Any]) -> None:
+    def note(self, ids: Ids) -> None:
         """Take the ids of a batch into account."""
         entries = highest_ticks(ids)
         self._pending.append(entries)
@@ -69,12 +68,11 @@ class LastIds:
         self._merged = self._merged[np.sort(kept)]
 
 
-def highest_ticks(ids: pa.Array[Any]) -> Entries:
-    """Return the highest tick per publisher of a column of message ids, sorted by publisher."""
-    data = ids.buffers()[1]
-    if data is None or len(ids) == 0:
+def highest_ticks(ids: Ids) -> Entries:
+    """Return the highest tick per publisher of some message ids, sorted by publisher."""
+    if len(ids) == 0:
         return np.empty(0, ENTRY)
-    rows = np.frombuffer(data, _ID, count=len(ids), offset=ids.offset * MESSAGE_ID_BYTES)
+    rows = ids.view(_ID)
     return _highest(rows["publisher"].astype(np.uint32), rows["tick"].astype(np.uint64))
 
 

@@ -1,24 +1,43 @@
-"""Batches to bytes and back, as the segments hold them."""
+"""Batches to bytes and back, as the segments hold them: the bytes of the wire, written as they are."""
 
 from __future__ import annotations
+
+import threading
+from typing import Final
 
 import pyarrow as pa
 
 from postroad.core.batch import Batch
-from postroad.errors import BatchError
-from postroad.storage.segment.format import Bytes
+from postroad.core.layout import BatchLimits
+from postroad.wire.batches import BatchDecoder, encode_batch
+
+encode = encode_batch
+
+# A log takes back whatever it once accepted, also after the configured limits were lowered. What stands in a checked record is no
+# stranger's, and its size is bounded by that of the file.
+_ANYTHING: Final = 0xFFFF_FFFF
+LIMITS: Final = BatchLimits(
+    rows=_ANYTHING,
+    bytes=_ANYTHING,
+    attributes=_ANYTHING,
+    columns=_ANYTHING,
+    name_bytes=_ANYTHING,
+    value_bytes=_ANYTHING,
+    payload_bytes=_ANYTHING,
+    schema_bytes=_ANYTHING,
+)
 
 
-def encode(batch: Batch) -> Bytes:
-    return pa.concat_buffers([batch.columns.schema.serialize(), batch.columns.serialize()])
+class _Decoders(threading.local):
+    """A decoder per thread: it caches layouts, and several threads may read logs at once."""
+
+    def __init__(self) -> None:
+        self.decoder = BatchDecoder(LIMITS)
+
+
+_decoders: Final = _Decoders()
 
 
 def decode(data: pa.Buffer) -> Batch:
-    try:
-        reader = pa.BufferReader(data)
-        schema = pa.ipc.read_schema(reader)
-        columns = pa.ipc.read_record_batch(pa.ipc.read_message(reader), schema)
-        columns.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise BatchError(str(error)) from error
-    return Batch(columns)
+    """Return the batch in these bytes, sharing their memory, or raise `BatchError`."""
+    return _decoders.decoder.decode(memoryview(data), ascending=True)

@@ -19,12 +19,13 @@ record was written, which is how recovery tells damage from the torn end of an u
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 from postroad.storage.publishers import ENTRY, Entries
 
@@ -139,10 +140,13 @@ def parse_snapshot(header: Header, data: Bytes) -> Entries:
     return np.frombuffer(body, ENTRY)
 
 
-def pack_record(data: Bytes, *, rows: int, first: int, last: int, group: int, offset: int, salt: int) -> bytes:
-    """Return the header of a record that holds `data`."""
-    check = xxh3_64_intdigest(data, salt)
-    return _sealed(_RECORD.pack(RECORD_MAGIC, len(data), rows, first, last, group, offset, check), salt)
+def pack_record(data: Sequence[Bytes], *, rows: int, first: int, last: int, group: int, offset: int, salt: int) -> bytes:
+    """Return the header of a record that holds the bytes of `data`, one after the other."""
+    check = xxh3_64(seed=salt)
+    for part in data:
+        check.update(part)
+    length = sum(map(len, data))
+    return _sealed(_RECORD.pack(RECORD_MAGIC, length, rows, first, last, group, offset, check.intdigest()), salt)
 
 
 def parse_record(data: Bytes, offset: int, salt: int) -> Record:
@@ -163,12 +167,13 @@ def verify_body(record: Record, data: Bytes, salt: int) -> None:
         raise FormatError("the check of a batch fails")
 
 
-def pack_footer(index: Index, *, end: int, last: int, rows: int, salt: int) -> bytes:
-    """Return the index and trailer that close a segment whose records end at `end`."""
+def pack_footer(index: Index, *, end: int, last: int, rows: int, salt: int) -> tuple[Trailer, bytes]:
+    """Return the trailer that closes a segment whose records end at `end`, and the bytes of index and trailer."""
     body = index.tobytes()
     size = end + padded(len(body)) + ALIGNMENT
-    trailer = _TRAILER.pack(TRAILER_MAGIC, len(index), 0, end, last, rows, size, xxh3_64_intdigest(body, salt))
-    return body + padding(len(body)) + _sealed(trailer, salt)
+    trailer = Trailer(len(index), end, last, rows, size, xxh3_64_intdigest(body, salt))
+    head = _TRAILER.pack(TRAILER_MAGIC, trailer.entries, 0, end, last, rows, size, trailer.index_check)
+    return trailer, body + padding(len(body)) + _sealed(head, salt)
 
 
 def parse_trailer(data: Bytes, size: int, salt: int) -> Trailer:

@@ -25,7 +25,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -50,10 +50,9 @@ from postroad.storage.segment.format import (
     pack_record,
     padded,
     padding,
-    parse_header,
     parse_index,
 )
-from postroad.storage.segment.reader import Segment, ascending, read_error, read_range, tick_array
+from postroad.storage.segment.reader import Segment, read_error, read_range
 from postroad.storage.segment.recovery import (
     SUFFIX,
     SparseIndex,
@@ -160,7 +159,7 @@ class SegmentLog:
         group = _pack_group(batches, active)
         self._write(active, group.buffers, active.end)
         for batch in batches:
-            self._last_ids.note(batch.columns.column(1))
+            self._last_ids.note(batch.ids())
         with self._view_lock:
             for after, offset in group.places:
                 active.index.note(after, offset)
@@ -184,13 +183,23 @@ class SegmentLog:
             else:
                 return LogSlice(reached, batches, released)
 
-    def release(self, tick: int) -> None:
+    def release(self, tick: int) -> int:
         self._check_usable()
         for segment in self._closed:
             if segment.last > tick:
-                return
-            with self._removal_lock:
-                self._remove(segment)
+                break
+            self._remove(segment)
+        return self.released
+
+    def retain(self, bytes_max: int) -> int:
+        self._check_usable()
+        excess = self.size - bytes_max
+        for segment in self._closed:
+            if excess <= 0:
+                break
+            self._remove(segment)
+            excess -= _file_size(segment)
+        return self.released
 
     def state(self) -> PubendState:
         return PubendState(self.pubend, self._active.last, self.released, self._last_ids.pairs())
@@ -203,6 +212,11 @@ class SegmentLog:
         self.abandon()
 
     # --- beside the protocol ---------------------------------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        """The bytes of all files."""
+        return self._active.end + sum(map(_file_size, self._closed))
 
     @property
     def released(self) -> int:
@@ -236,11 +250,18 @@ class SegmentLog:
             self._disk.write(active.descriptor, buffers, offset)
         except OSError as error:
             self._cut(active, error)
-            raise write_error(error, active.path) from error
+            raise self._refused(error, active.path) from error
         try:
             self._disk.sync(active.descriptor)
         except OSError as error:
             self._fail(active, error)
+
+    def _refused(self, error: OSError, path: Path) -> StorageError:
+        """Name a write that failed; anything but a lack of room ends the use of the log."""
+        mapped = write_error(error, path)
+        if isinstance(mapped, StorageFailedError) and self._failed is None:
+            self._failed = mapped.reason
+        return mapped
 
     def _cut(self, active: _Active, cause: OSError) -> None:
         try:
@@ -256,24 +277,24 @@ class SegmentLog:
 
     def _roll(self) -> None:
         """Close the active segment and begin the next; on an error the active one stays as it was."""
-        active, last_ids = self._active, self._last_ids
+        active = self._active
         try:
-            following = self._begin(active.last, last_ids)
+            following = self._begin(active.last, self._last_ids)
         except OSError as error:
-            raise write_error(error, self.path) from error
+            raise self._refused(error, self.path) from error
+        index = _index_array(active.index)
+        trailer, footer = pack_footer(index, end=active.end, last=active.last, rows=active.rows, salt=active.salt)
         try:
-            footer = pack_footer(_index_array(active.index), end=active.end, last=active.last, rows=active.rows, salt=active.salt)
             self._write(active, [footer], active.end)
             self._publish(following, active)
         except BaseException:
             self._disk.close(following.descriptor)
+            with suppress(OSError):
+                self._disk.remove(following.path.with_suffix(NEW_SUFFIX))
             raise
         self._disk.close(active.descriptor)
-        header = Header(self.pubend, active.base, active.salt, 0, 0, 0)
-        trailer = read_trailer(self._disk, active.path, header, active.end + len(footer))
         with self._view_lock:
-            closed = Segment(active.path, active.base, active.last, active.start, active.end, active.salt, trailer)
-            self._closed = (*self._closed, closed)
+            self._closed = (*self._closed, replace(active.segment(), trailer=trailer))
             self._active = following
 
     def _begin(self, base: int, last_ids: LastIds) -> _Active:
@@ -298,7 +319,7 @@ class SegmentLog:
             self._disk.rename(following.path.with_suffix(NEW_SUFFIX), following.path)
         except OSError as error:
             self._cut(active, error)
-            raise write_error(error, following.path) from error
+            raise self._refused(error, following.path) from error
         try:
             self._disk.sync_directory(self.path)
         except OSError as error:
@@ -306,15 +327,17 @@ class SegmentLog:
             raise StorageFailedError(str(self.path), self._failed) from error
 
     def _remove(self, segment: Segment) -> None:
-        try:
-            self._disk.remove(segment.path)
-            self._disk.sync_directory(self.path)
-        except OSError as error:
-            self._failed = f"segment {segment.path.name} could not be removed: {error.strerror}"
-            raise StorageFailedError(str(self.path), self._failed) from error
-        with self._view_lock:
-            self._closed = self._closed[1:]
-            self._indexes.pop(segment.base, None)
+        """Remove the oldest segment. Readers that miss its file wait for the new view before they try again."""
+        with self._removal_lock:
+            try:
+                self._disk.remove(segment.path)
+                self._disk.sync_directory(self.path)
+            except OSError as error:
+                self._failed = f"segment {segment.path.name} could not be removed: {error.strerror}"
+                raise StorageFailedError(str(self.path), self._failed) from error
+            with self._view_lock:
+                self._closed = self._closed[1:]
+                self._indexes.pop(segment.base, None)
 
     # --- reading ---------------------------------------------------------------------------------------------------------
 
@@ -329,7 +352,7 @@ class SegmentLog:
     def _places(
         self, closed: tuple[Segment, ...], active: Segment, offset: int, after: int, lo: int
     ) -> Iterator[tuple[Segment, int, int]]:
-        """The segments that may hold ticks above `lo`, each with where to start reading."""
+        """Yield the segments that may hold ticks above `lo`, each with where to start reading."""
         for segment in closed[bisect_right(closed, lo, key=lambda segment: segment.last) :]:
             if segment.base >= lo:
                 yield segment, segment.start, segment.base
@@ -422,22 +445,25 @@ def write_error(error: OSError, path: Path) -> StorageError:
     return StorageFullError(str(path), reason) if error.errno in _NO_ROOM else StorageFailedError(str(path), reason)
 
 
+def _file_size(segment: Segment) -> int:
+    return segment.end if segment.trailer is None else segment.trailer.size
+
+
 def _pack_group(batches: Sequence[Batch], active: _Active) -> _Group:
     buffers: list[Bytes] = []
     places: list[tuple[int, int]] = []
     offset, after, rows = active.end, active.last, 0
     for batch in batches:
-        ticks = tick_array(batch)
+        ticks = batch.ticks()
         first, last = int(ticks[0]), int(ticks[-1])
         assert first > after, "ticks ascend from batch to batch"
-        assert ascending(ticks), "ticks ascend within a batch"
+        assert bool((ticks[1:] > ticks[:-1]).all()), "ticks ascend within a batch"
         data = encode(batch)
-        head = pack_record(
-            data, rows=len(batch), first=first, last=last, group=active.end, offset=offset, salt=active.salt
-        )
-        buffers += (head, data, padding(len(data)))
+        head = pack_record(data, rows=len(batch), first=first, last=last, group=active.end, offset=offset, salt=active.salt)
+        length = sum(map(len, data))
+        buffers += (head, *data, padding(length))
         places.append((after, offset))
-        offset += ALIGNMENT + padded(len(data))
+        offset += ALIGNMENT + padded(length)
         after, rows = last, rows + len(batch)
     return _Group(buffers, places, offset, after, rows)
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 import pyarrow as pa
 
 from postroad.core.batch import Batch
@@ -108,16 +107,8 @@ def read_body(window: Window, segment: Segment, record: Record) -> Batch:
 
 
 def _as_promised(batch: Batch, record: Record) -> bool:
-    ticks = tick_array(batch)
-    return len(ticks) == record.rows and ticks[0] == record.first and ticks[-1] == record.last and ascending(ticks)
-
-
-def tick_array(batch: Batch) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    return batch.columns.column(0).to_numpy()
-
-
-def ascending(ticks: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> bool:
-    return bool((ticks[1:] > ticks[:-1]).all())
+    ticks = batch.ticks()
+    return len(ticks) == record.rows and int(ticks[0]) == record.first and int(ticks[-1]) == record.last
 
 
 def records(window: Window, segment: Segment, offset: int, after: int) -> Iterator[Record]:
@@ -152,7 +143,9 @@ def read_range(
                     return hi, tuple(batches)
                 if batches and used + record.length > bytes_max:
                     return reached, tuple(batches)
-                batch = _rows_within(_checked_body(window, segment, record), record, lo, hi)
+                batch = _checked_body(window, segment, record)
+                if record.first <= lo or record.last > hi:
+                    batch = batch.within(lo, hi)
                 if len(batch):
                     batches.append(batch)
                     used += record.length
@@ -167,13 +160,3 @@ def _checked_body(window: Window, segment: Segment, record: Record) -> Batch:
         return read_body(window, segment, record)
     except FormatError as error:
         raise CorruptSegmentError(str(segment.path), record.offset, str(error)) from error
-
-
-def _rows_within(batch: Batch, record: Record, lo: int, hi: int) -> Batch:
-    return batch if lo < record.first and record.last <= hi else rows_within(batch, lo, hi)
-
-
-def rows_within(batch: Batch, lo: int, hi: int) -> Batch:
-    """Return the rows of (lo, hi], sharing the columns of the batch."""
-    start, stop = np.searchsorted(tick_array(batch), np.array([lo, hi], np.uint64), side="right").tolist()
-    return Batch(batch.columns.slice(start, stop - start))

@@ -8,6 +8,7 @@ later record proves that the bad place was durable before it (`group`, see `form
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -36,6 +37,7 @@ from postroad.storage.segment.reader import Segment, Window, opened, read_body, 
 
 INDEX_SPACING_BYTES: Final = 64 << 10
 SUFFIX: Final = ".segment"
+_NAME: Final = re.compile(r"[0-9a-f]{16}\.segment")
 _MAGIC_NUMBER: Final = int.from_bytes(RECORD_MAGIC, "little")
 _SEARCH_BYTES: Final = 1 << 20
 
@@ -78,12 +80,9 @@ def segment_name(base: int) -> str:
 
 
 def segment_base(path: Path) -> int:
-    try:
-        if len(path.stem) != 16:
-            raise ValueError
-        return int(path.stem, 16)
-    except ValueError:
-        raise StorageFormatError(str(path), "a segment is named by 16 hexadecimal digits; move this file away") from None
+    if _NAME.fullmatch(path.name) is None:
+        raise StorageFormatError(str(path), "a segment is named by 16 hexadecimal digits; move this file away")
+    return int(path.stem, 16)
 
 
 @contextmanager
@@ -157,7 +156,7 @@ def scan(disk: Disk, segment: Segment, last_ids: LastIds) -> Scan:
             except FormatError as error:
                 found.problem = str(error)
                 break
-            last_ids.note(batch.columns.column(1))
+            last_ids.note(batch.ids())
             found.index.note(found.last, found.end)
             found.end, found.last, found.rows = record.end, record.last, found.rows + record.rows
     return found
@@ -176,13 +175,13 @@ def check_torn(disk: Disk, segment: Segment, found: Scan) -> None:
 
 
 def _candidates(window: Window, segment: Segment, offset: int) -> Iterator[int]:
-    """The aligned places from `offset` on that look like the start of a record."""
+    """Yield the aligned places from `offset` on that look like the start of a record."""
     while offset + ALIGNMENT <= segment.end:
         data = window.view(offset, _SEARCH_BYTES)
         whole = len(data) // ALIGNMENT
         if not whole:
             return
-        words = np.frombuffer(data, "<u8", count=whole * (ALIGNMENT // 8))[:: ALIGNMENT // 8]
+        words = np.frombuffer(memoryview(data), "<u8", count=whole * (ALIGNMENT // 8))[:: ALIGNMENT // 8]
         for place in np.flatnonzero(words == _MAGIC_NUMBER).tolist():
             yield offset + place * ALIGNMENT
         offset += whole * ALIGNMENT
