@@ -21,7 +21,7 @@ import msgspec
 
 from postroad.core.orders import BrokerState
 from postroad.errors import LogMissingError, StorageFormatError, WrongBrokerError
-from postroad.storage.segment.disk import FILE_MODE, Disk
+from postroad.storage.segment.disk import Disk
 from postroad.storage.segment.log import LOCK_NAME, LogOptions, SegmentLog, write_error
 from postroad.storage.segment.recovery import SUFFIX, TornTail
 from postroad.storage.sqlite.metadata import SqliteMetadata
@@ -70,7 +70,6 @@ def open_broker_storage(
             raise write_error(error, path) from error
         metadata = SqliteMetadata(path / METADATA_NAME)
         stack.callback(metadata.close)
-        (path / METADATA_NAME).chmod(FILE_MODE)
         disk.sync_directory(path)
         logs = _open_logs(path / PUBENDS_NAME, metadata, pubends, options, disk, stack)
         state = BrokerState(

@@ -37,6 +37,8 @@ class LastIds:
 
     def note(self, ids: Ids) -> None:
         """Take the ids of a batch into account."""
+        if not len(ids):
+            return
         entries = highest_ticks(ids)
         self._pending.append(entries)
         self._pending_size += len(entries)
@@ -69,9 +71,7 @@ class LastIds:
 
 
 def highest_ticks(ids: Ids) -> Entries:
-    """Return the highest tick per publisher of some message ids, sorted by publisher."""
-    if len(ids) == 0:
-        return np.empty(0, ENTRY)
+    """Return the highest tick per publisher of some (at least one) message ids, sorted by publisher."""
     rows = ids.view(_ID)
     return _highest(rows["publisher"].astype(np.uint32), rows["tick"].astype(np.uint64))
 

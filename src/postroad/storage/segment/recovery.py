@@ -100,6 +100,7 @@ def naming(path: Path, offset: int) -> Iterator[None]:
 
 def read_header(disk: Disk, path: Path, pubend: int, previous: int | None) -> tuple[Header, int]:
     """Read the header of a segment, and the size of its file; `previous` is the last tick of the segment before."""
+    base = segment_base(path)
     with naming(path, 0):
         descriptor = disk.open(path)
         try:
@@ -107,7 +108,7 @@ def read_header(disk: Disk, path: Path, pubend: int, previous: int | None) -> tu
             size = disk.size(descriptor)
         finally:
             disk.close(descriptor)
-        if header.base != segment_base(path):
+        if header.base != base:
             raise FormatError(f"the header is that of segment {segment_name(header.base)}")
         if header.size > size:
             raise FormatError("the snapshot of publishers is cut short")

@@ -36,6 +36,7 @@ class SqliteMetadata:
         self._lock = threading.Lock()
         self._failed: str | None = None
         with self._mapping_errors():
+            path.touch(mode=0o600)  # the files SQLite puts beside it get the same mode
             self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         try:
             with self._mapping_errors():
@@ -121,6 +122,8 @@ class SqliteMetadata:
             yield
         except sqlite3.Error as error:
             raise _mapped(error, self.path) from error
+        except OSError as error:
+            raise StorageFailedError(str(self.path), error.strerror or str(error)) from error
 
 
 def _mapped(error: sqlite3.Error, path: Path) -> StorageError:
