@@ -18,7 +18,14 @@ from pathlib import Path
 from typing import Final, Literal, Self
 
 from postroad.client.addresses import Address, parse_addresses
-from postroad.client.events import (
+from postroad.client.link import Link, dial
+from postroad.client.positions import load_positions
+from postroad.client.publisher import Publisher
+from postroad.client.subscription import OnGap, Subscription
+from postroad.core.batch import Batch
+from postroad.core.filters.filter import Filter
+from postroad.core.packets import Packet
+from postroad.core.session.events import (
     Delivered,
     Event,
     MessagesRefused,
@@ -30,14 +37,7 @@ from postroad.client.events import (
     SubscriptionFailed,
     Writable,
 )
-from postroad.client.link import Link, dial
-from postroad.client.positions import load_positions
-from postroad.client.publisher import Publisher
-from postroad.client.session import Session, SessionConfig
-from postroad.client.subscription import OnGap, Subscription
-from postroad.core.batch import Batch
-from postroad.core.filters.filter import Filter
-from postroad.core.packets import Packet
+from postroad.core.session.machine import Session, SessionConfig
 from postroad.errors import (
     ClosedError,
     GapError,

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from postroad.client.publishing import Doubt, Registration
 from postroad.core.batch import Batch
 from postroad.core.layout import DEFAULT_LIMITS
+from postroad.core.session.publishing import Doubt, Registration
 from postroad.errors import ClosedError, InvalidValueError, PublishRefusedError, UnfinishedError
 from postroad.types import AttributeValue, MessageId
 

@@ -19,10 +19,10 @@ import pyarrow as pa
 from postroad.client import connection, publisher, subscription
 from postroad.client.connection import ClientConfig
 from postroad.client.publisher import Columns, MessageIds, Rows
-from postroad.client.publishing import Doubt
 from postroad.client.subscription import OnGap, ReceivedMessage
 from postroad.core.batch import Batch
 from postroad.core.filters.filter import Filter
+from postroad.core.session.publishing import Doubt
 from postroad.errors import PublishRefusedError
 from postroad.transport.background import BackgroundLoop
 from postroad.types import AttributeValue, MessageId
