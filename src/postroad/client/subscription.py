@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from operator import length_hint
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, Self, TypeAlias
 
@@ -167,6 +168,11 @@ class Subscription:
                 self._saved = positions
                 self._client.session.approve(self._key, positions)
                 self._client.plan_pump()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether more messages have been received than the application has taken."""
+        return bool(self._waiting) or length_hint(self._current) > 0
 
     def positions(self) -> dict[int, int]:
         """Return where a new subscription should go on: per pubend, the tick up to which all is acknowledged."""
