@@ -4,9 +4,9 @@
     python -m benchmarks.overlay a b             # some
     python -m benchmarks.overlay e --minutes 10  # memory over time
 
-Shapes, as in docs/benchmarks.md: (a) one publisher, ten subscribers that match 10% each, in columns and message by message,
-and ten that want everything; (b) 200 publishers, 500 subscribers, 500 topics, 5,000 messages per second: latency; (c) one and two relay
-hops; (d) matching cost by number of subscriptions; (e) the broker's memory under (b). Each broker, the publishers and the
+Shapes, as in docs/benchmarks.md: (a) one publisher, ten subscribers that match 10% each, in columns and message by message, and
+ten that want everything; (b) 200 publishers, 500 subscribers, 500 topics, 5,000 messages per second: latency; (c) one and two
+relay hops; (d) matching cost by number of subscriptions; (e) the broker's memory under (b). Each broker, the publishers and the
 subscribers are processes of their own.
 """
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from postroad.client.connection import Client, ClientConfig, connect
     from postroad.client.publisher import Publisher
     from postroad.client.subscription import ReceivedMessage, Subscription
+    from postroad.core.filters.filter import Filter
 
 try:
     __version__ = version("postroad")
@@ -20,6 +21,7 @@ except PackageNotFoundError:  # run from a source tree that was never installed
 __all__ = [
     "Client",
     "ClientConfig",
+    "Filter",
     "FilterSyntaxError",
     "MessageId",
     "PostroadError",
@@ -34,6 +36,7 @@ __all__ = [
 _LATER: Final = {
     "Client": "postroad.client.connection",
     "ClientConfig": "postroad.client.connection",
+    "Filter": "postroad.core.filters.filter",
     "Publisher": "postroad.client.publisher",
     "ReceivedMessage": "postroad.client.subscription",
     "Subscription": "postroad.client.subscription",

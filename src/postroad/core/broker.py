@@ -37,7 +37,7 @@ from postroad.core.publishing import HORIZON_KEY, PUBLISHER_KEY, Publishing
 from postroad.core.releasing import Releasing
 from postroad.core.routing.linkstate import LinkStateRouter
 from postroad.core.streams.cache import COMPLETE, Segment
-from postroad.core.streams.durable import DURABLE_KEY, Durables
+from postroad.core.streams.durable import DURABLE_KEY, HOME_KEY, Durables
 from postroad.core.streams.edge import CATCH_UP_BYTES, Edge
 from postroad.core.streams.holds import FLOOR_KEY, HOLD_KEY, HoldKeeper, HoldTable
 from postroad.core.streams.pubend import Pubend
@@ -74,7 +74,7 @@ class Broker:
         for key, value in metadata.items():
             if key.startswith(HOLD_KEY):
                 table.load(key, value)
-            elif key.startswith(DURABLE_KEY):
+            elif key.startswith((DURABLE_KEY, HOME_KEY)):
                 durables.load(key, value)
             elif key.startswith(HORIZON_KEY):
                 horizons[int(key.removeprefix(HORIZON_KEY))] = int.from_bytes(value, "big")

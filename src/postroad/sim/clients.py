@@ -189,7 +189,7 @@ class ClientNode:
         following = Following(subscription, filter_text, name, earliest=earliest)
         self.following.append(following)
         self.world.note("subscribe", f"{self.name}: {subscription} {'durable ' if name else ''}{filter_text}")
-        self.history.add(seen.Asked(self.world.now, subscription, filter_text, following.durable))
+        self.history.add(seen.Asked(self.world.now, subscription, filter_text, following.durable, earliest))
         if self.session is not None:
             self._subscribe(following)
             self._act()

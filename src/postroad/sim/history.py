@@ -81,6 +81,7 @@ class Asked:
     subscription: str
     filter: str
     durable: bool
+    earliest: bool = False  # it wants all there is, from the oldest message still held
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,12 +90,10 @@ class Workload:
     def _plan(self) -> None:
         world, chance, shape = self._overlay.world, self._chance, self._shape
         when = 0.5
-        while when < shape.busy_s:
-            when += chance.expovariate(shape.messages_per_s / 3)
+        while (when := when + chance.expovariate(shape.messages_per_s / 3)) < shape.busy_s:
             world.at(when, self._publish, chance.choice(self._publishers), chance.choice((1, 1, 2, 3, 5, 6)))
         when = 1.0
-        while when < shape.busy_s:
-            when += chance.expovariate(shape.churn_per_s)
+        while (when := when + chance.expovariate(shape.churn_per_s)) < shape.busy_s:
             world.at(when, self._churn, chance.choice(self._subscribers))
 
     def _follow(self, client: ClientNode) -> None:

@@ -4,6 +4,10 @@ At its home a durable subscription has a stored record: filter, cursors, version
 says where it is; the highest version counts. A move raises the version: the new home floods it at once, and again as
 *settled* when its holds are confirmed. The former home keeps its record, and with it the hold on the logs, until then.
 
+Every broker stores what it was told, so that after a restart it does not take a known name for a new one. What remains: a name
+that was created while this broker was cut off from its home, and is asked for here without positions before the two meet,
+begins anew here; the answer's start ticks say so.
+
 Invariant: at every moment at least one broker holds the logs for a durable subscription that was ever reported active.
 """
 
@@ -19,6 +23,7 @@ from postroad.core.orders import LinkId
 from postroad.core.packets import DurableHome, Positions
 
 DURABLE_KEY: Final = "durable/"
+HOME_KEY: Final = "home/"
 DURABLES_MAX: Final = 1 << 16
 
 
@@ -52,12 +57,23 @@ class Durables:
         self.homes: dict[str, DurableHome] = {}
         self.here: dict[str, Durable] = {}
         self._dirty: dict[str, None] = {}
+        self._dirty_homes: dict[str, None] = {}
 
     def load(self, key: str, value: bytes) -> None:
+        """Take what was stored: a record of ours, or where another one is at home."""
+        if key.startswith(HOME_KEY):
+            home = msgspec.msgpack.decode(value, type=DurableHome)
+            self._know(home)
+            return
         name = key.removeprefix(DURABLE_KEY)
         record = msgspec.msgpack.decode(value, type=DurableRecord)
         self.here[name] = Durable(name, record.filter, record.version, dict(record.cursors), stored=True)
-        self.homes[name] = DurableHome(name, record.version, self._broker, settled=True)
+        self._know(DurableHome(name, record.version, self._broker, settled=True))
+
+    def _know(self, home: DurableHome) -> None:
+        known = self.homes.get(home.name)
+        if known is None or _rank(home) > _rank(known):
+            self.homes[home.name] = home
 
     def elsewhere(self, name: str) -> int | None:
         """Return the broker a durable subscription is at home, when it is not this one."""
@@ -88,11 +104,13 @@ class Durables:
     def learn(self, home: DurableHome) -> tuple[bool, Durable | None]:
         """Take a flooded record; return whether it was news, and the durable subscription that moved away by it."""
         known = self.homes.get(home.name)
-        if known is not None and (known.version, known.settled, known.broker) >= (home.version, home.settled, home.broker):
+        if known is not None and _rank(known) >= _rank(home):
             return False, None
         if known is None and len(self.homes) >= DURABLES_MAX:
             return False, None
         self.homes[home.name] = home
+        if home.broker != self._broker:
+            self._dirty_homes[home.name] = None
         gone = self.here.get(home.name)
         if gone is None or home.broker == self._broker:
             return True, None
@@ -138,6 +156,8 @@ class Durables:
                 durable.stored = True
             changes.append((DURABLE_KEY + name, value))
         self._dirty = {}
+        changes.extend((HOME_KEY + name, msgspec.msgpack.encode(self.homes[name])) for name in self._dirty_homes)
+        self._dirty_homes = {}
         return tuple(changes)
 
     def mark(self, name: str) -> None:
@@ -145,7 +165,12 @@ class Durables:
 
     @property
     def dirty(self) -> bool:
-        return bool(self._dirty)
+        return bool(self._dirty or self._dirty_homes)
+
+
+def _rank(home: DurableHome) -> tuple[int, bool, int]:
+    """Order what brokers say of one name: the newest version counts; of two equal ones, the same everywhere."""
+    return home.version, home.settled, home.broker
 
 
 @dataclass(slots=True)

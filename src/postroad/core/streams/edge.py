@@ -49,7 +49,8 @@ class Progress:
     phase: Phase = Phase.WAITING
     included_in: int = 0
     start: int = 0
-    position: int = 0  # the client has been told everything up to here
+    position: int = 0  # the client was sent all that matches up to here
+    told: int = 0  # and knows that; at most `position`
     acknowledged: int = 0
     live_from: int = 0  # live delivery is complete for it from here on
     from_earliest: bool = False
@@ -158,7 +159,7 @@ class Edge:
         progress = subscription.progress[pubend] = Progress()
         self._waiting.setdefault(pubend, {})[subscription.number] = subscription
         if pubend in subscription.positions:
-            progress.start = progress.position = progress.acknowledged = subscription.positions[pubend]
+            progress.start = progress.position = progress.told = progress.acknowledged = subscription.positions[pubend]
         elif not subscription.earliest:
             progress.acknowledged = self.streams[pubend].stream.cache.frontier
 
@@ -170,7 +171,7 @@ class Edge:
         if pubend not in subscription.positions:
             progress.from_earliest = subscription.earliest
             progress.start = 0 if subscription.earliest else tick
-            progress.position = progress.acknowledged = progress.start
+            progress.position = progress.told = progress.acknowledged = progress.start
         if not self._guards.subscribe_waits_for_path:
             progress.live_from = 0
         elif progress.included_in:
@@ -341,11 +342,13 @@ class Edge:
         progress = subscription.progress[pubend]
         if tick <= progress.position:
             return
-        if progress.from_earliest and progress.position == 0:
+        if not subscription.answered:
+            progress.start = progress.acknowledged = tick  # `Subscribed` will say so
+        elif progress.from_earliest and progress.position == 0:
             self._orders.append(Send(subscription.link, Advance(subscription.handle, {pubend: tick})))
         else:
             self._orders.append(Send(subscription.link, Gap(subscription.handle, pubend, progress.position, tick)))
-        progress.position = tick
+        progress.position = progress.told = tick
         progress.request = 0
 
     # --- links ---
@@ -386,8 +389,8 @@ class Edge:
             ahead = {}
             for pubend, progress in subscription.progress.items():
                 reached = self.reached(progress, pubend)
-                if progress.phase is Phase.LIVE and reached > progress.position:
-                    ahead[pubend] = progress.position = reached
+                if progress.phase is Phase.LIVE and reached > progress.told:
+                    ahead[pubend] = progress.position = progress.told = reached
             if ahead:
                 self._orders.append(Send(subscription.link, Advance(subscription.handle, ahead)))
 
@@ -410,6 +413,7 @@ class Edge:
 
     def _send_rows(self, subscription: Subscription, pubend: int, hi: int, rows: Batch) -> None:
         progress = subscription.progress[pubend]
-        message = Deliver(subscription.handle, pubend, progress.position, hi)
+        message = Deliver(subscription.handle, pubend, progress.told, hi)
         self._orders.append(Send(subscription.link, message, rows, data=True))
         progress.position = max(progress.position, hi)
+        progress.told = max(progress.told, hi)

@@ -4,39 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from postroad.sim.checkers.follower import Follower, follow, replay
+from postroad.sim.checkers.follower import Follower, Followers, Stream, replay
 from postroad.sim.checkers.violations import Matches, Violation
-from postroad.sim.history import Asked, Began, Delivered, Ended, History, Logged, Published
+from postroad.sim.history import Asked, Delivered, History, Logged, Published
 
 
 class ExactlyOnce:
     """No application gets a message twice, except what its own crash made it forget."""
 
     def check(self, history: History, matches: Matches) -> Iterator[Violation]:  # noqa: ARG002
-        followers: dict[str, Follower] = {}
+        followers = Followers()
         for event in history:
             if isinstance(event, Delivered):
-                follower = followers.get(event.subscription)
-                stream = follower.streams.get(event.pubend) if follower is not None else None
+                stream = followers.stream(event.subscription, event.pubend)
                 # Rows are in order unless that is broken too, so look only at those not before the tick.
                 if stream is not None and any(row[1] == event.id for row in reversed(stream.rows) if row[0] >= event.tick):
                     yield Violation("duplicated", event.at, f"{event.subscription} got {event.id.hex()} again")
-            follow(followers, event)
+            followers.take(event)
 
 
 class Order:
     """Messages of one pubend come in tick order, and after the tick where the subscription began."""
 
     def check(self, history: History, matches: Matches) -> Iterator[Violation]:  # noqa: ARG002
-        followers: dict[str, Follower] = {}
+        followers = Followers()
         for event in history:
             if isinstance(event, Delivered):
-                yield from self._delivered(followers.get(event.subscription), event)
-            follow(followers, event)
+                yield from self._delivered(followers.stream(event.subscription, event.pubend), event)
+            followers.take(event)
 
     @staticmethod
-    def _delivered(follower: Follower | None, event: Delivered) -> Iterator[Violation]:
-        stream = follower.streams.get(event.pubend) if follower is not None else None
+    def _delivered(stream: Stream | None, event: Delivered) -> Iterator[Violation]:
         if stream is None:
             yield Violation("misordered", event.at, f"{event.subscription} got tick {event.tick} before it began on {event.pubend}")
         elif stream.rows and event.tick < stream.rows[-1][0]:
@@ -101,7 +99,7 @@ class Completeness:
             if isinstance(event, Logged):
                 logged.setdefault(event.pubend, []).append(event)
         end = history.events[-1].at if history.events else 0.0
-        for follower in replay(history).values():
+        for follower in replay(history):
             for pubend, rows in logged.items():
                 yield from self._missing(follower, pubend, rows, attributes, matches, end)
 
@@ -116,7 +114,7 @@ class Completeness:
             return
         have = {row[1] for row in stream.rows}
         for row in rows:
-            if row.tick <= stream.start or row.id in have or (follower.ended and row.tick > stream.position):
+            if row.tick <= max(stream.start, stream.floor) or row.id in have or (follower.ended and row.tick > stream.position):
                 continue
             if not matches(follower.filter, attributes.get(row.id, {})) or follower.has_told(pubend, row.tick):  # type: ignore[arg-type]
                 continue
@@ -132,7 +130,7 @@ class StartExactness:
     """What is published after a subscription was reported active lies after its start tick, so that it will come."""
 
     def check(self, history: History, matches: Matches) -> Iterator[Violation]:
-        followers: dict[str, Follower] = {}
+        followers = Followers()
         born: dict[bytes, Published] = {}
         for event in history:
             match event:
@@ -142,15 +140,13 @@ class StartExactness:
                     published = born.get(message_id)
                     if published is not None:
                         yield from self._logged(followers, published, event, matches)
-                case Ended() | Began():
-                    pass
                 case _:
                     pass
-            follow(followers, event)
+            followers.take(event)
 
     @staticmethod
-    def _logged(followers: dict[str, Follower], published: Published, event: Logged, matches: Matches) -> Iterator[Violation]:
-        for follower in followers.values():
+    def _logged(followers: Followers, published: Published, event: Logged, matches: Matches) -> Iterator[Violation]:
+        for follower in followers:
             stream = follower.streams.get(event.pubend)
             if stream is None or follower.ended or published.at < stream.began_at or event.tick > stream.start:
                 continue

@@ -7,9 +7,23 @@ after that point are not duplicates when they come again; they are lost when the
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from postroad.sim.history import Asked, Began, Committed, Delivered, Disconnected, Ended, Event, Forgot, Gapped, History, Passed
+from postroad.sim.history import (
+    Asked,
+    Began,
+    Committed,
+    Delivered,
+    Disconnected,
+    Ended,
+    Event,
+    Forgot,
+    Freed,
+    Gapped,
+    History,
+    Passed,
+)
 
 
 @dataclass(slots=True)
@@ -22,6 +36,7 @@ class Stream:
     committed: int
     rows: list[tuple[int, bytes]] = field(default_factory=list)  # (tick, id) in order of delivery
     gaps: list[tuple[int, int]] = field(default_factory=list)
+    floor: int = 0  # for one that wants all there is: what was gone already when it began
     resuming: bool = False  # its client forgot, and the broker has not yet said where it goes on
 
     def go_back(self, tick: int) -> None:
@@ -39,15 +54,15 @@ class Follower:
     name: str
     filter: str
     durable: bool
-    asked_at: float
+    earliest: bool = False
     streams: dict[int, Stream] = field(default_factory=dict)
     was_disconnected: bool = False
     ended: bool = False
 
-    def apply(self, event: Event) -> None:
+    def apply(self, event: Event, freed: Mapping[int, int]) -> None:
         match event:
             case Began():
-                self._began(event)
+                self._began(event, freed.get(event.pubend, 0) if self.earliest else 0)
             case Delivered(pubend=pubend, tick=tick, id=message_id):
                 stream = self.streams.get(pubend)
                 if stream is not None:
@@ -75,10 +90,10 @@ class Follower:
             case _:
                 pass
 
-    def _began(self, event: Began) -> None:
+    def _began(self, event: Began, floor: int) -> None:
         stream = self.streams.get(event.pubend)
         if stream is None:
-            self.streams[event.pubend] = Stream(event.tick, event.at, event.tick, event.tick)
+            self.streams[event.pubend] = Stream(event.tick, event.at, event.tick, event.tick, floor=floor)
         elif stream.resuming:
             stream.go_back(event.tick)
             # The broker took up after what the application had: whatever lies between must have been empty.
@@ -98,24 +113,38 @@ class Follower:
         return any(lo < tick <= hi for lo, hi in stream.gaps)
 
 
-def follow(followers: dict[str, Follower], event: Event) -> Follower | None:
-    """Apply an event to the subscription it belongs to, if it belongs to one; return it."""
-    if isinstance(event, Asked):
-        follower = followers.get(event.subscription)
-        if follower is None:
-            follower = Follower(event.subscription, event.filter, event.durable, event.at)
-            followers[event.subscription] = follower
-        return follower
-    name = getattr(event, "subscription", None)
-    found = followers.get(name) if name is not None else None
-    if found is not None:
-        found.apply(event)
-    return found
+class Followers:
+    """Every subscription, as it is after the events taken so far."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Follower] = {}
+        self._freed: dict[int, int] = {}  # pubend -> tick
+
+    def take(self, event: Event) -> Follower | None:
+        """Apply an event; return the subscription it belongs to, if it belongs to one."""
+        if isinstance(event, Freed):
+            self._freed[event.pubend] = max(event.tick, self._freed.get(event.pubend, 0))
+            return None
+        if isinstance(event, Asked):
+            new = Follower(event.subscription, event.filter, event.durable, event.earliest)
+            return self.by_name.setdefault(event.subscription, new)
+        name = getattr(event, "subscription", None)
+        found = self.by_name.get(name) if name is not None else None
+        if found is not None:
+            found.apply(event, self._freed)
+        return found
+
+    def __iter__(self) -> Iterator[Follower]:
+        return iter(self.by_name.values())
+
+    def stream(self, subscription: str, pubend: int) -> Stream | None:
+        follower = self.by_name.get(subscription)
+        return None if follower is None else follower.streams.get(pubend)
 
 
-def replay(history: History) -> dict[str, Follower]:
+def replay(history: History) -> Followers:
     """Return every subscription as it is at the end."""
-    followers: dict[str, Follower] = {}
+    followers = Followers()
     for event in history:
-        follow(followers, event)
+        followers.take(event)
     return followers

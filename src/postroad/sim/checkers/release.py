@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from postroad.sim.checkers.follower import Follower, follow
+from postroad.sim.checkers.follower import Follower, Followers
 from postroad.sim.checkers.violations import Matches, Violation
 from postroad.sim.history import Freed, Gapped, History, Logged, Measured, Published
 
@@ -13,7 +13,7 @@ class ReleaseSafety:
     """A pubend lets go of nothing that a durable subscription has not acknowledged, unless retention is over its bound."""
 
     def check(self, history: History, matches: Matches) -> Iterator[Violation]:
-        followers: dict[str, Follower] = {}
+        followers = Followers()
         published: dict[bytes, Published] = {}
         logged: dict[int, list[Logged]] = {}
         for event in history:
@@ -23,14 +23,14 @@ class ReleaseSafety:
                 case Logged():
                     logged.setdefault(event.pubend, []).append(event)
                 case Freed(retention=False):
-                    for follower in followers.values():
+                    for follower in followers:
                         row = self._needed(follower, event, logged.get(event.pubend, []), published, matches)
                         if row is not None:
                             text = f"pubend {event.pubend} let go of everything up to {event.tick}; {follower.name} needs {row.tick}"
                             yield Violation("released", event.at, text)
                 case _:
                     pass
-            follow(followers, event)
+            followers.take(event)
 
     @staticmethod
     def _needed(
@@ -41,7 +41,7 @@ class ReleaseSafety:
         if stream is None or follower.ended or not follower.durable or event.tick <= stream.committed:
             return None
         for row in rows:
-            if not stream.committed < row.tick <= event.tick or follower.has_told(event.pubend, row.tick):
+            if not max(stream.committed, stream.floor) < row.tick <= event.tick or follower.has_told(event.pubend, row.tick):
                 continue
             known = published.get(row.id)
             if known is not None and matches(follower.filter, known.attributes):
@@ -56,7 +56,7 @@ class GapsAreEarned:
     """
 
     def check(self, history: History, matches: Matches) -> Iterator[Violation]:  # noqa: ARG002
-        followers: dict[str, Follower] = {}
+        followers = Followers()
         freed: dict[int, int] = {}
         forced: dict[int, int] = {}
         for event in history:
@@ -64,7 +64,7 @@ class GapsAreEarned:
                 freed[event.pubend] = max(event.tick, freed.get(event.pubend, 0))
                 if event.retention:
                     forced[event.pubend] = max(event.tick, forced.get(event.pubend, 0))
-            follower = follow(followers, event)
+            follower = followers.take(event)
             if isinstance(event, Gapped) and follower is not None:
                 earned = forced if follower.durable or not follower.was_disconnected else freed
                 if event.hi > earned.get(event.pubend, 0):
