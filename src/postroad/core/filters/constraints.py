@@ -4,22 +4,23 @@ The universe of an attribute has kinds that never mix: numbers (with NaN apart),
 for a missing attribute. A `Constraint` is an exact subset of it: flags for the single points (NULL, NaN, true, false, and bytes
 taken as one point, because no filter can tell two byte strings apart by a literal), spans of numbers and a set of strings.
 
-Three-valued logic enters here and only here. Each comparison with a literal yields two constraints, the values for which it is
-*true* and those for which it is *false*; for the remaining values it is unknown. NOT swaps the two, so nothing has to be said
-about unknown again. That also settles NaN: it is in the false set of `x <= 5` and not in the true set of `x > 5`.
+Three-valued logic enters here and only here. Each comparison with a literal has two constraints, the values for which it is
+*true* and those for which it is *false*; for the remaining values it is unknown. NOT asks for the other one, so nothing has to be
+said about unknown again. That also settles NaN: it is in the false set of `x <= 5` and not in the true set of `x > 5`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
+
+import msgspec
 
 from postroad.core.filters import languages, spans
 from postroad.core.filters.ast import ComparisonOperator
 from postroad.core.filters.languages import Strings
-from postroad.core.filters.spans import NUMBER_ENDS, STRING_ENDS, NumberCut, Numbers
+from postroad.core.filters.spans import NUMBER_ENDS, STRING_ENDS, Numbers
 from postroad.types import AttributeValue
 
 NULL: Final = 1
@@ -30,9 +31,11 @@ TRUE: Final = 16
 ALL_FLAGS: Final = NULL | NAN | BYTES | FALSE | TRUE
 
 
-@dataclass(frozen=True, slots=True)
-class Constraint:
-    """A set of attribute values. Immutable; equal sets of numbers and flags are equal objects."""
+class Constraint(msgspec.Struct, frozen=True, gc=False):
+    """A set of attribute values. Equal sets are equal objects as long as the strings are spans.
+
+    A struct without garbage collection: an index of many filters holds hundreds of thousands, and there can be no cycles.
+    """
 
     flags: int
     numbers: Numbers
@@ -49,9 +52,6 @@ class Constraint:
         return len(self.numbers) + (len(self.strings) if isinstance(self.strings, tuple) else 64)
 
 
-Truth: TypeAlias = tuple[Constraint, Constraint]
-"""The values for which an atom is true, and those for which it is false."""
-
 NOTHING: Final = Constraint(0, (), ())
 EVERYTHING: Final = Constraint(ALL_FLAGS, NUMBER_ENDS, STRING_ENDS)
 IS_NULL: Final = Constraint(NULL, (), ())
@@ -60,7 +60,6 @@ ANY_NUMBER: Final = Constraint(NAN, NUMBER_ENDS, ())
 ANY_NUMBER_OR_NULL: Final = Constraint(NAN | NULL, NUMBER_ENDS, ())
 IS_TRUE: Final = Constraint(TRUE, (), ())
 IS_FALSE: Final = Constraint(FALSE, (), ())
-UNKNOWN: Final[Truth] = (NOTHING, NOTHING)
 
 
 def within(inner: Constraint, outer: Constraint) -> bool:
@@ -118,49 +117,45 @@ def _flag(value: bool | float | bytes | None) -> int:
     return BYTES if isinstance(value, bytes) else NAN
 
 
-def compared_with(operator: ComparisonOperator, literal: bool | float | str) -> Truth:
-    """Return where `value <operator> literal` is true and where it is false."""
+def compared_with(operator: ComparisonOperator, literal: bool | float | str, *, wanted: bool) -> Constraint:
+    """Return where `value <operator> literal` is true or, unless `wanted`, false."""
     if operator in {"=", "<>"}:
-        equal = equal_to_one_of((literal,))
-        return equal if operator == "=" else (equal[1], equal[0])
+        return one_of((literal,), wanted=wanted is (operator == "="))
     if isinstance(literal, bool | str):
-        return UNKNOWN
-    numbers = _numbers_beside(operator, literal)
-    return Constraint(0, numbers, ()), Constraint(NAN, spans.complement(numbers, NUMBER_ENDS), ())
-
-
-def _numbers_beside(operator: ComparisonOperator, literal: float) -> Numbers:
+        return NOTHING
     low, high = NUMBER_ENDS
-    below, above = (literal, 0), (literal, 1)
-    ends: dict[ComparisonOperator, tuple[NumberCut, NumberCut]] = {
-        "<": (low, below),
-        "<=": (low, above),
-        ">": (above, high),
-        ">=": (below, high),
-    }
-    return ends[operator]
+    cut = (literal, 0 if operator in {"<", ">="} else 1)
+    below = (operator in {"<", "<="}) is wanted
+    return Constraint(0 if wanted else NAN, (low, cut) if below else (cut, high), ())
 
 
-def equal_to_one_of(literals: Sequence[bool | float | str]) -> Truth:
-    """Return where a value is one of the literals and where it is certainly none: equality with another kind is unknown."""
-    true_flags = false_flags = 0
+def one_of(literals: Sequence[bool | float | str], *, wanted: bool) -> Constraint:
+    """Return where a value equals one of the literals or, unless `wanted`, is certainly unequal to all of them.
+
+    Equality with another kind is unknown, so nothing is certainly unequal to literals of several kinds.
+    """
+    flags = 0
+    numbers: list[float] = []
+    words: list[str] = []
     for literal in literals:
         if isinstance(literal, bool):
-            true_flags |= TRUE if literal else FALSE
-            false_flags |= FALSE if literal else TRUE
-    numbers = spans.points(v for v in literals if isinstance(v, int | float) and not isinstance(v, bool))
-    words = spans.words(v for v in literals if isinstance(v, str))
-    kinds = sum(map(bool, (true_flags, numbers, words)))
-    if kinds != 1:
-        return Constraint(true_flags, numbers, words), NOTHING
-    return Constraint(true_flags, numbers, words), Constraint(
-        (false_flags & ~true_flags) | (NAN if numbers else 0),
-        spans.complement(numbers, NUMBER_ENDS) if numbers else (),
-        spans.complement(words, STRING_ENDS) if words else (),
-    )
+            flags |= TRUE if literal else FALSE
+        elif isinstance(literal, str):
+            words.append(literal)
+        else:
+            numbers.append(literal)
+    if wanted:
+        return Constraint(flags, spans.points(numbers), spans.words(words))
+    if bool(flags) + bool(numbers) + bool(words) != 1:
+        return NOTHING
+    if numbers:
+        return Constraint(NAN, spans.complement(spans.points(numbers), NUMBER_ENDS), ())
+    if words:
+        return Constraint(0, (), spans.complement(spans.words(words), STRING_ENDS))
+    return Constraint((TRUE | FALSE) ^ flags, (), ())
 
 
-def like(pattern: str, escape: str | None) -> Truth:
-    """Return where a value matches the pattern and where it is a string that does not."""
+def like(pattern: str, escape: str | None, *, wanted: bool) -> Constraint:
+    """Return where a value matches the pattern or, unless `wanted`, is a string that does not."""
     strings = languages.like(pattern, escape)
-    return Constraint(0, (), strings), Constraint(0, (), languages.complement(strings))
+    return Constraint(0, (), strings if wanted else languages.complement(strings))

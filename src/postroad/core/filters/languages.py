@@ -112,7 +112,7 @@ def intersection(parts: Sequence[Strings]) -> Strings:
         return plain
     members = spans.finite_words(plain)
     if members is not None:
-        return spans.words(word for word in members if all(contains(part, word) for part in others))
+        return spans.words([word for word in members if all(contains(part, word) for part in others)])
     if plain == STRING_ENDS:
         return others[0] if len(others) == 1 else Both(tuple(others))
     return Both((plain, *others))

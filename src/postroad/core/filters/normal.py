@@ -23,8 +23,9 @@ exceeds it as one key.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, TypeAlias
+
+import msgspec
 
 from postroad.core.filters import constraints
 from postroad.core.filters.ast import (
@@ -56,8 +57,9 @@ from postroad.core.filters.constraints import (
     NULL,
     TRUE,
     Constraint,
-    Truth,
 )
+from postroad.core.filters.scalar import constant
+from postroad.core.filters.values import FLIPPED
 
 BOXES_MAX: Final = 128
 """Boxes of one filter; a condition that needs more is kept as one key."""
@@ -75,11 +77,9 @@ Boxes: TypeAlias = tuple[Box, ...]
 
 _EVERY_MESSAGE: Final[Boxes] = ({},)
 _NO_MESSAGE: Final[Boxes] = ()
-_FLIPPED: Final[dict[ComparisonOperator, ComparisonOperator]] = {"=": "=", "<>": "<>", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Normal:
+class Normal(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A prepared filter. No box holds an empty constraint or one that allows everything.
 
     `is_independent` says that all keys are attributes, so that any combination of values in a box does occur; `is_plain` that
@@ -110,52 +110,59 @@ class _Builder:
     def boxes(self, condition: Condition, *, wanted: bool) -> Boxes:
         """Return the messages for which the condition is `wanted`, true or false."""
         match condition:
-            case Not(operand):
-                return self.boxes(operand, wanted=not wanted)
+            case Comparison(operator, left, right):
+                return self._comparison(operator, left, right, wanted=wanted)
             case And(operands) if wanted:
                 return self._all_of(operands, wanted=True)
             case Or(operands) if not wanted:
                 return self._all_of(operands, wanted=False)
             case And(operands) | Or(operands):
                 return self._any_of(condition, [self.boxes(operand, wanted=wanted) for operand in operands], wanted=wanted)
+            case Not(operand):
+                return self.boxes(operand, wanted=not wanted)
             case Between(operand, low, high, negated):
                 parts: tuple[Condition, ...] = (Comparison(">=", operand, low), Comparison("<=", operand, high))
                 return self.boxes(And(parts), wanted=wanted is not negated)
-            case In(operand, _, negated) | Like(operand, _, _, negated) | IsNull(operand, negated):
-                return self._of_truth(operand, _truth_of_test(condition), wanted=wanted is not negated)
-            case Comparison():
-                return self._comparison(condition, wanted=wanted)
+            case In(operand, literals, negated):
+                values = [literal.value for literal in literals]
+                return self._of(operand, constraints.one_of(values, wanted=wanted is not negated))
+            case Like(operand, pattern, escape, negated):
+                return self._of(operand, constraints.like(pattern, escape, wanted=wanted is not negated))
+            case IsNull(operand, negated):
+                return self._of(operand, IS_NULL if wanted is not negated else NOT_NULL)
             case Literal() | Attribute():
-                return self._of_truth(condition, (IS_TRUE, IS_FALSE), wanted=wanted)
+                return self._of(condition, IS_TRUE if wanted else IS_FALSE)
 
-    def _comparison(self, comparison: Comparison, *, wanted: bool) -> Boxes:
-        operator, left, right = comparison.operator, _folded(comparison.left), _folded(comparison.right)
+    def _comparison(self, operator: ComparisonOperator, left: Value, right: Value, *, wanted: bool) -> Boxes:
+        left, right = _folded(left), _folded(right)
         if isinstance(left, Literal):
-            operator, left, right = _FLIPPED[operator], right, left
+            operator, left, right = FLIPPED[operator], right, left
         if isinstance(right, Literal):
-            return self._of_truth(left, constraints.compared_with(operator, right.value), wanted=wanted)
+            return self._of(left, constraints.compared_with(operator, right.value, wanted=wanted))
         left_text, right_text = value_text(left), value_text(right)
         if left_text > right_text:
-            operator, left_text, right_text = _FLIPPED[operator], right_text, left_text
-        constraint = _truth_of_pair(operator)[0 if wanted else 1]
+            operator, left_text, right_text = FLIPPED[operator], right_text, left_text
+        constraint = _pair(operator, wanted=wanted)
         implied = NOT_NULL if constraint.flags & (TRUE | FALSE) else ANY_NUMBER
         box = {f"[{left_text}<=>{right_text}]": constraint}
         for operand in (left, right):
             for key, part in _implied(operand, implied):
                 box[key] = part if key not in box else constraints.intersection([box[key], part])
-        return self._nonempty([box])
+        return (box,)
 
-    def _of_truth(self, operand: Value, truth: Truth, *, wanted: bool) -> Boxes:
-        """Return the messages for which the operand's value lies in the true (or false) set of an atom."""
-        constraint = truth[0 if wanted else 1]
+    def _of(self, operand: Value, constraint: Constraint) -> Boxes:
+        """Return the messages for which the operand's value satisfies a constraint."""
         operand = _folded(operand)
         if isinstance(operand, Literal):
             return _EVERY_MESSAGE if constraints.contains(constraint, operand.value) else _NO_MESSAGE
+        if not isinstance(operand, Attribute):
+            constraint = constraints.intersection([constraint, ANY_NUMBER_OR_NULL])
+        if self._is_empty(constraint):
+            return _NO_MESSAGE
         if isinstance(operand, Attribute):
-            return self._nonempty([{ATTRIBUTE_KEY + operand.name: constraint}])
-        constraint = constraints.intersection([constraint, ANY_NUMBER_OR_NULL])
+            return ({ATTRIBUTE_KEY + operand.name: constraint},)
         implied = {} if constraint.flags & NULL else dict(_implied(operand, ANY_NUMBER))
-        return self._nonempty([{value_text(operand): constraint, **implied}])
+        return ({value_text(operand): constraint, **implied},)
 
     def _any_of(self, condition: Condition, alternatives: Sequence[Boxes], *, wanted: bool) -> Boxes:
         """Unite; alternatives on one key alone become one constraint."""
@@ -201,28 +208,32 @@ class _Builder:
 
     def _product(self, boxes: Boxes, others: Sequence[Box]) -> Boxes:
         """Intersect each of the boxes with all the others; drop what is empty."""
-        produced = []
+        produced = (self._intersection([box, *others]) for box in boxes)
+        return tuple(box for box in produced if box is not None)
+
+    def _intersection(self, boxes: Sequence[Box]) -> Box | None:
+        """Intersect boxes; None if nothing is left. Keys in only one of them stay as they are."""
+        result: dict[str, Constraint] = {}
+        shared: dict[str, list[Constraint]] = {}
         for box in boxes:
-            shared: dict[str, list[Constraint]] = {}
-            for part in (box, *others):
-                for key, constraint in part.items():
-                    shared.setdefault(key, []).append(constraint)
-            produced.append({key: self._intersection(parts) for key, parts in shared.items()})
-            self._effort -= len(shared)
-        return self._nonempty(produced)
-
-    def _intersection(self, parts: Sequence[Constraint]) -> Constraint:
-        if len(parts) == 1:
-            return parts[0]
-        self._effort -= sum(part.size for part in parts) // _PARTS_PER_EFFORT
-        return constraints.intersection(parts)
-
-    def _nonempty(self, boxes: Iterable[Box]) -> Boxes:
-        return tuple(box for box in boxes if not any(self._is_empty(constraint) for constraint in box.values()))
+            for key, constraint in box.items():
+                if key in result:
+                    shared.setdefault(key, [result[key]]).append(constraint)
+                else:
+                    result[key] = constraint
+        self._effort -= len(result)
+        for key, parts in shared.items():
+            self._effort -= sum(part.size for part in parts) // _PARTS_PER_EFFORT
+            result[key] = constraints.intersection(parts)
+            if self._is_empty(result[key]):
+                return None
+        return result
 
     def _is_empty(self, constraint: Constraint) -> bool:
+        if constraint.flags or constraint.numbers:
+            return False
         if constraint.is_plain or self._effort < 0:
-            return constraint == constraints.NOTHING
+            return not constraint.strings
         self._effort -= _WALK_EFFORT
         return constraints.is_empty(constraint) is True
 
@@ -235,25 +246,12 @@ def _as_one_key(condition: Condition, *, wanted: bool) -> Boxes:
     return ({"{" + condition_text(condition) + "}": IS_TRUE if wanted else IS_FALSE},)
 
 
-def _truth_of_test(condition: In | Like | IsNull) -> Truth:
-    """Return the truth of a test without its negation: the caller asks for the other side instead."""
-    match condition:
-        case In(_, values):
-            return constraints.equal_to_one_of([literal.value for literal in values])
-        case Like(_, pattern, escape):
-            return constraints.like(pattern, escape)
-        case IsNull():
-            return IS_NULL, NOT_NULL
-
-
-def _truth_of_pair(operator: ComparisonOperator) -> Truth:
-    """Return the truth of `a <operator> b` on the made-up value of `a<=>b`."""
-    is_true, is_false = constraints.compared_with(operator, 0)
-    if operator == "=":
-        return constraints.union([is_true, IS_TRUE]), constraints.union([is_false, IS_FALSE])
-    if operator == "<>":
-        return constraints.union([is_true, IS_FALSE]), constraints.union([is_false, IS_TRUE])
-    return is_true, is_false
+def _pair(operator: ComparisonOperator, *, wanted: bool) -> Constraint:
+    """Return where `a <operator> b` is true or false, on the made-up value of `[a<=>b]`."""
+    constraint = constraints.compared_with(operator, 0, wanted=wanted)
+    if operator in {"=", "<>"}:
+        return constraints.union([constraint, IS_TRUE if wanted is (operator == "=") else IS_FALSE])
+    return constraint
 
 
 def _implied(value: Value, constraint: Constraint) -> Iterator[tuple[str, Constraint]]:
@@ -271,10 +269,11 @@ def _implied(value: Value, constraint: Constraint) -> Iterator[tuple[str, Constr
 
 
 def _folded(value: Value) -> Value:
-    """Replace the sign of a literal number by a literal."""
-    match value:
-        case Sign(sign, Literal(number)) if isinstance(number, int | float) and not isinstance(number, bool):
-            return Literal(-number if sign == "-" else number)
+    """Replace an expression without attributes by its value, where that is not NULL."""
+    if isinstance(value, Sign | Arithmetic):
+        folded = constant(value)
+        if folded is not None and isinstance(folded[0], int | float):
+            return Literal(folded[0])
     return value
 
 

@@ -95,13 +95,19 @@ def contains_string(words: Words, value: str) -> bool:
     return bool(bisect_right(words, (0, value)) & 1)
 
 
-def points(values: Iterable[float]) -> Numbers:
+def points(values: Sequence[float]) -> Numbers:
     """Make the set of these numbers. Equal ones (1, 1.0) are one point."""
+    if not values:
+        return ()
+    if len(values) == 1:
+        return ((values[0], 0), (values[0], 1))
     return tuple(cut for value in sorted(set(values)) for cut in ((value, 0), (value, 1)))
 
 
-def words(values: Iterable[str]) -> Words:
+def words(values: Sequence[str]) -> Words:
     """Make the set of these strings."""
+    if len(values) == 1:
+        return ((0, values[0]), (0, values[0] + "\0"))
     return union([((0, value), (0, value + "\0")) for value in values] or [()])
 
 
