@@ -180,12 +180,14 @@ def test_the_highest_id_counts_also_when_ids_do_not_ascend_with_ticks(store: Sto
     assert store.log.state().publishers == ((1, 60),)
 
 
-def test_a_closed_log_takes_nothing(store: Store) -> None:
-    """Closing twice is fine, appending afterwards is refused."""
+def test_a_closed_log_is_out_of_use(store: Store) -> None:
+    """Closing twice is fine, appending or reading afterwards is refused."""
     store.log.close()
     store.log.close()
     with pytest.raises(StorageFailedError):
         store.log.append([batch_of([1])])
+    with pytest.raises(StorageFailedError):
+        store.log.read(0, 10, 100)
 
 
 def test_memory_loses_what_was_not_synced() -> None:

@@ -42,7 +42,7 @@ def rows_of(batches: Iterable[Batch]) -> list[Row]:
     rows: list[Row] = []
     for batch in batches:
         columns = (batch.columns.column(index).to_pylist() for index in (TICK, ID, PAYLOAD))
-        rows += zip(*columns, strict=True)  # type: ignore[arg-type]  # a column's values are Any | None to the stubs
+        rows += zip(*columns, strict=True)
     return rows
 
 

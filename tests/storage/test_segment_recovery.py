@@ -54,6 +54,7 @@ def test_a_torn_tail_is_cut_and_reported(tmp_path: Path) -> None:
         assert log.torn is not None
         assert (log.torn.file, log.torn.offset, log.torn.bytes_cut) == (str(file), offsets[-2], size - offsets[-2])
         assert read_all(log) == rows[:-10]
+        assert file.stat().st_size == offsets[-2]
         assert log.state().publishers == ((1, 49), (2, 50))
         log.append([batch_of([1000])])
         assert [row[0] for row in read_all(log)][-2:] == [50, 1000]

@@ -1,8 +1,8 @@
 """What a broker needs of its disk: one log per pubend, and a small store of metadata.
 
-All calls block; a driver makes them from its own threads. One thread at a time appends to a log, releases and closes it;
-`read` may run beside that in any other thread. What `append` and `store` were given is durable when they return, and when they
-raise, nothing of it will be seen by a reader of the same open log.
+All calls block; a driver makes them from its own threads. One thread at a time appends to a log, releases, asks for its state and
+closes it; `read` may run beside that in any other thread. What `append` and `store` were given is durable when they return, and
+when they raise, nothing of it will be seen by a reader of the same open log.
 """
 
 from __future__ import annotations

@@ -166,6 +166,8 @@ class SegmentLog:
             active.end, active.last, active.rows = group.end, group.last, active.rows + group.rows
 
     def read(self, lo: int, hi: int, bytes_max: int) -> LogSlice:
+        if self._lock_descriptor is None:
+            raise StorageFailedError(str(self.path), "the log is closed")
         if hi <= lo:
             return LogSlice(hi, (), self.released)
         while True:
@@ -232,7 +234,7 @@ class SegmentLog:
         """Close without writing anything, as the end of the process would."""
         if self._lock_descriptor is None:
             return
-        if hasattr(self, "_active"):
+        if hasattr(self, "_active"):  # not when recovery refused the log before it came to its last segment
             self._disk.close(self._active.descriptor)
         self._failed = "the log is closed"
         self._disk.close(self._lock_descriptor)

@@ -21,7 +21,7 @@ from postroad.storage.segment.disk import Disk
 from postroad.storage.segment.encoding import decode
 from postroad.storage.segment.format import ALIGNMENT, FormatError, Record, Trailer, parse_record, verify_body
 
-WINDOW_BYTES_MIN: Final = 128 << 10
+WINDOW_BYTES_MIN: Final = 4 << 10
 WINDOW_BYTES_MAX: Final = 1 << 20
 
 
@@ -39,20 +39,20 @@ class Segment:
 
 
 class Window:
-    """A part of a file in memory, moved forward as records are asked for."""
+    """A part of a file in memory, moved forward as records are asked for. `ahead` is how much it reads at once."""
 
-    def __init__(self, disk: Disk, segment: Segment, descriptor: int, size: int = WINDOW_BYTES_MAX) -> None:
+    def __init__(self, disk: Disk, segment: Segment, descriptor: int) -> None:
         self._disk = disk
         self._segment = segment
         self._descriptor = descriptor
-        self._size = size
+        self.ahead = WINDOW_BYTES_MAX
         self._offset = 0
         self._data = pa.py_buffer(b"")
 
     def view(self, offset: int, size: int) -> pa.Buffer:
         """Return bytes of the file, fewer than asked for only at the end of the segment's records or of the file."""
         if not (self._offset <= offset and offset + size <= self._offset + len(self._data)):
-            wanted = min(max(size, self._size), self._segment.end - offset)
+            wanted = min(max(size, self.ahead), self._segment.end - offset)
             self._data = self._read(max(wanted, 0), offset)
             self._offset = offset
         return self._data.slice(offset - self._offset, min(size, len(self._data) - (offset - self._offset)))
@@ -65,11 +65,11 @@ class Window:
 
 
 @contextmanager
-def opened(disk: Disk, segment: Segment, size: int = WINDOW_BYTES_MAX) -> Iterator[Window]:
+def opened(disk: Disk, segment: Segment) -> Iterator[Window]:
     """Open a segment for reading. Raises `FileNotFoundError` when it was released meanwhile."""
     descriptor = disk.open(segment.path)
     try:
-        yield Window(disk, segment, descriptor, size)
+        yield Window(disk, segment, descriptor)
     finally:
         disk.close(descriptor)
 
@@ -131,11 +131,11 @@ def read_range(
 
     Returns how far it came: `hi`, or the last tick of the last batch when `bytes_max` would be passed.
     """
-    size = min(max(bytes_max, WINDOW_BYTES_MIN), WINDOW_BYTES_MAX)
     batches: list[Batch] = []
     used, reached = 0, lo
     for segment, offset, after in places:
-        with opened(disk, segment, size) as window:
+        with opened(disk, segment) as window:
+            window.ahead = _window_bytes(bytes_max - used)
             for record in records(window, segment, offset, after):
                 if record.last <= lo:
                     continue
@@ -149,10 +149,16 @@ def read_range(
                 if len(batch):
                     batches.append(batch)
                     used += record.length
+                    window.ahead = _window_bytes(bytes_max - used)
                 reached = record.last
                 if reached >= hi:
                     return hi, tuple(batches)
     return hi, tuple(batches)
+
+
+def _window_bytes(wanted: int) -> int:
+    """How much to read at once when about so much is still wanted: near the bound a look at the next header suffices."""
+    return min(max(wanted, WINDOW_BYTES_MIN), WINDOW_BYTES_MAX)
 
 
 def _checked_body(window: Window, segment: Segment, record: Record) -> Batch:
