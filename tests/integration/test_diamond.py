@@ -7,11 +7,11 @@ from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.integration.brokers import BrokerProcess, FaultProxy, config
+
 import postroad
 from postroad.testing import free_ports
 from postroad.types import MessageId
-from tests.integration.brokers import BrokerProcess, FaultProxy, config
-
 
 RATE_MSGS_PER_S = 1_500  # of each of two publishers
 KINDS = ("quote", "trade", "news")
