@@ -50,6 +50,8 @@ from postroad.errors import (
 
 log = logging.getLogger("postroad.client")
 
+STEADY_S: Final = 1.0  # a link that lived this long was a good one
+
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
@@ -365,8 +367,13 @@ class Client:
                 if failures % len(self._addresses) == 0:
                     await asyncio.sleep(self._pause(failures // len(self._addresses)))
                 continue
-            failures = 0
+            began = self._loop.time()
             await self._serve_main(link)
+            if self._loop.time() - began >= STEADY_S:
+                failures = 0
+            else:  # a broker that takes us and drops us is no better than one that does not answer
+                failures += 1
+                await asyncio.sleep(self._pause(failures))
 
     async def _try(self, address: Address) -> Link | None:
         self._links += 1

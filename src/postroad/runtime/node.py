@@ -172,8 +172,13 @@ class Node:
     # --- the machine -----------------------------------------------------------------------------------------------------
 
     def _fact(self, fact: Fact) -> None:
+        """Tell the machine. An error of ours in it leaves nothing to trust: the broker stops, and its disk is what counts."""
         self._broker.clock(_wall_ms())
-        self._broker.fact(fact, now=self._loop.time())
+        try:
+            self._broker.fact(fact, now=self._loop.time())
+        except Exception as error:
+            log.exception("the machine failed")
+            self._fail(error)
         self._plan_pump()
 
     def _plan_pump(self) -> None:
@@ -184,6 +189,13 @@ class Node:
     def _pump(self) -> None:
         """Carry out the machine's orders, and be there when it wants to be woken."""
         self._pump_planned = False
+        try:
+            self._turn()
+        except Exception as error:
+            log.exception("the machine failed")
+            self._fail(error)
+
+    def _turn(self) -> None:
         now = self._loop.time()
         deadline = self._broker.deadline()
         self._broker.clock(_wall_ms())
@@ -353,7 +365,11 @@ class Node:
         if not self._pump_planned:
             self._broker.clock(_wall_ms())
             self._plan_pump()
-        self._broker.receive(packet, link=peer.link, now=self._loop.time(), batch=batch, packet=packet_id)
+        try:
+            self._broker.receive(packet, link=peer.link, now=self._loop.time(), batch=batch, packet=packet_id)
+        except Exception as error:
+            log.exception("the machine failed on %s of %r", type(packet).__name__, peer)
+            self._fail(error)
 
     def backlog_high(self, peer: Peer) -> None:
         if peer.role is Role.CLIENT:
