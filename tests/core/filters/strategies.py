@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from postroad.core.batch import ATTRIBUTE_PREFIX, Batch
+from postroad.core.batch import Batch
 from postroad.core.filters import ast, like
 
 COLUMN_TYPES: dict[str, pa.DataType] = {
@@ -79,12 +79,11 @@ def batches(draw: st.DrawFn) -> tuple[list[dict[str, Any]], Batch]:
 def batch_of(messages: Sequence[Mapping[str, Any]]) -> Batch:
     """Make columns of messages. A column that no message fills is left out."""
     columns = {
-        ATTRIBUTE_PREFIX + name: pa.array([message.get(name) for message in messages], kind)
+        name: pa.array([message.get(name) for message in messages], kind)
         for name, kind in COLUMN_TYPES.items()
         if any(message.get(name) is not None for message in messages)
     }
-    columns["tick"] = pa.array(range(len(messages)), pa.uint64())
-    return Batch(pa.record_batch(columns))
+    return Batch.from_columns(bytes(16 * len(messages)), [b""] * len(messages), columns)
 
 
 # Trees, as the parser makes them

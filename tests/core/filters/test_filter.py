@@ -194,6 +194,16 @@ def test_attributes_are_found_in_every_kind_of_node() -> None:
     assert Filter("TRUE").attributes == frozenset()
 
 
+def test_a_filter_knows_what_it_covers_and_overlaps() -> None:
+    """The public methods ask `covering` about the trees, in the right order."""
+    pytest.importorskip("postroad.core.filters.covering", reason="covering is a separate part")
+    wide, narrow, apart = Filter("a > 1"), Filter("a > 2 AND b = 'x'"), Filter("a < 0")
+    assert wide.covers(narrow)
+    assert not narrow.covers(wide)
+    assert wide.overlaps(narrow)
+    assert not wide.overlaps(apart)
+
+
 def test_a_filter_travels_by_pickle() -> None:
     """A filter that was used, and so holds compiled closures, can still be sent to another process."""
     subject = Filter("a = 1")

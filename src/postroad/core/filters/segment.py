@@ -1,0 +1,180 @@
+"""An immutable index over a set of filters: the join of its postings with the rows of a batch.
+
+Every filter is a union of boxes (`normal`), laid out as postings and checks over cells (`postings`, `cells`). A match is then
+
+1. Translate each column to cells, once.
+2. Sort the rows by cell on every axis that is used for access. The candidates of a posting are then one slice of that order:
+   *points* are found by the cell through an offset table, which costs nothing for values that no row has; *ranges* by counting
+   the rows below their ends, all at once. A filter on one attribute ends here: its result is the slice.
+3. Postings with checks and few candidates are joined with them to pairs (posting, row), in chunks that stay in the cache, and
+   one check after the other thins out the pairs.
+4. Postings with checks and many candidates are matched by bitmaps of rows. The rows of a range of cells are the exclusive or of
+   two prefixes of the order, and there are only as many prefixes as rows; so a posting costs a few words for each check, however
+   many rows it matches, and its result stays a bitmap until somebody reads it.
+5. Filters of several postings are united. Filters with a part that is no constraint on one attribute (arithmetic, comparison of
+   attributes, LIKE with a wildcard before its end) are evaluated as a whole over the batch, but only if the rest of them has
+   found a candidate.
+
+No step loops in Python over rows, postings or filters, but for the filters evaluated as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from postroad.core.filters.cells import Ints, Rows
+from postroad.core.filters.columns import Select, select
+from postroad.core.filters.join import BITMAPS_PER_CHUNK, Bitmaps, Join, Slices, concatenated, expanded, rows_of, runs
+from postroad.core.filters.normal import Normal
+from postroad.core.filters.postings import Flags, Longs, lay_out
+
+ROWS_MAX: Final = 1 << 12
+"""Rows of one match: the prefixes of an order take `rows * rows / 8` bytes."""
+
+CANDIDATES_PER_WORD: Final = 0.5
+"""Candidates for each word of a bitmap above which a posting is matched by bitmap."""
+
+
+class Indexed(Protocol):
+    """What a segment asks of an entry."""
+
+    normal: Normal
+
+    def select(self) -> Select:
+        """Return the compiled condition, for evaluation as a whole."""
+
+
+E = TypeVar("E", bound=Indexed)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a segment found: for each matched entry, once, a slice of `rows` (in no order) or a bitmap."""
+
+    entries: Longs
+    starts: Longs
+    stops: Longs
+    rows: Ints
+    mapped_entries: Longs
+    bitmaps: Bitmaps
+    row_count: int
+
+    @property
+    def places(self) -> Longs:
+        """The places of the entries that match, each once."""
+        return np.concatenate((self.entries, self.mapped_entries))
+
+    @property
+    def counts(self) -> Longs:
+        """The number of rows for each of `places`."""
+        return np.concatenate((self.stops - self.starts, np.bitwise_count(self.bitmaps).sum(axis=1, dtype=np.int64)))
+
+    def rows_at(self, i: int) -> Ints:
+        """Return the rows of the i-th of `places`, in ascending order."""
+        if i < len(self.entries):
+            return np.sort(self.rows[self.starts[i] : self.stops[i]])
+        return rows_of(self.bitmaps[i - len(self.entries)][None, :], self.row_count)[1].astype(np.int32)
+
+    def items(self) -> Iterator[tuple[int, Ints]]:
+        """Yield the place and the rows, in ascending order, of each entry that matches."""
+        for place, start, stop in zip(self.entries.tolist(), self.starts.tolist(), self.stops.tolist(), strict=True):
+            yield place, np.sort(self.rows[start:stop])
+        for begin in range(0, len(self.bitmaps), BITMAPS_PER_CHUNK):
+            lines, found = rows_of(self.bitmaps[begin : begin + BITMAPS_PER_CHUNK], self.row_count)
+            rows = found.astype(np.int32)
+            places = self.mapped_entries[begin : begin + BITMAPS_PER_CHUNK].tolist()
+            for place, start, stop in zip(places, *(ends.tolist() for ends in runs(lines)), strict=True):
+                yield place, rows[start:stop]
+
+
+class Segment(Generic[E]):
+    """Compiled from its entries; only `alive` changes, when entries are removed."""
+
+    __slots__ = ("_entry", "_layout", "_opaque", "_several", "alive", "dead", "entries")
+
+    def __init__(self, entries: Sequence[E]) -> None:
+        self.entries = entries
+        self.alive = np.ones(len(entries), np.bool_)
+        self.dead = 0
+        self._layout = lay_out([box for entry in entries for box in entry.normal.boxes])
+        boxes = np.array([len(entry.normal.boxes) for entry in entries])
+        self._entry = np.repeat(np.arange(len(entries)), boxes)[self._layout.box]
+        self._opaque = np.array([not (entry.normal.is_independent and entry.normal.is_plain) for entry in entries], np.bool_)
+        self._several = np.bincount(self._entry, minlength=len(entries)) > 1
+
+    def remove(self, place: int) -> None:
+        self.alive[place] = False
+        self.dead += 1
+
+    def match(self, rows: Rows) -> Part:
+        assert 0 < rows.count <= ROWS_MAX
+        layout = self._layout
+        join = Join(layout, np.array([axis.cells(rows) for axis in layout.axes], np.int32).reshape(-1, rows.count))
+        found = join.candidates()
+        if self.dead:
+            found = found.where(self.alive[self._entry[found.postings]])
+        checked = layout.check_count[found.postings] > 0
+        many = checked & (found.counts > join.words * CANDIDATES_PER_WORD) & ~layout.has_set[found.postings]
+        store = join.store()
+        few, passed = join.pairs(found.where(checked & ~many), store)
+        mapped, bitmaps = join.bitmaps(found.where(many))
+        few = Slices(few.postings, few.starts + len(store), few.stops + len(store))
+        slices = concatenated([found.where(~checked), few])
+        part = Part(
+            self._entry[slices.postings],
+            slices.starts,
+            slices.stops,
+            np.concatenate((store, passed)),
+            self._entry[mapped],
+            bitmaps,
+            rows.count,
+        )
+        return self._completed(part, rows)
+
+    def _completed(self, part: Part, rows: Rows) -> Part:
+        """Unite the results of entries with several postings, and evaluate the opaque entries that have candidates."""
+        special = self._several | self._opaque
+        by_slice, by_map = special[part.entries], special[part.mapped_entries]
+        if not by_slice.any() and not by_map.any():
+            return part
+        opaque = self._opaque
+        candidates = np.concatenate((part.entries[opaque[part.entries]], part.mapped_entries[opaque[part.mapped_entries]]))
+        pairs = [
+            self._pairs(part, self._several & ~opaque, rows.count),
+            self._evaluated(np.unique(candidates), rows),
+        ]
+        entries = np.concatenate([entries for entries, _ in pairs])
+        starts, stops = runs(entries)
+        base = len(part.rows)
+        return Part(
+            np.concatenate((part.entries[~by_slice], entries[starts])),
+            np.concatenate((part.starts[~by_slice], starts + base)),
+            np.concatenate((part.stops[~by_slice], stops + base)),
+            np.concatenate((part.rows, *(rows for _, rows in pairs))),
+            part.mapped_entries[~by_map],
+            part.bitmaps[~by_map],
+            rows.count,
+        )
+
+    def _pairs(self, part: Part, chosen: Flags, count: int) -> tuple[Longs, Ints]:
+        """Return the matches of the chosen entries as pairs (entry, row), sorted, each once."""
+        slices = np.flatnonzero(chosen[part.entries])
+        numbers, places = expanded(part.starts[slices], (part.stops - part.starts)[slices])
+        found = [part.entries[slices][numbers] * count + part.rows[places]]
+        mapped = np.flatnonzero(chosen[part.mapped_entries])
+        for begin in range(0, len(mapped), BITMAPS_PER_CHUNK):
+            chunk = mapped[begin : begin + BITMAPS_PER_CHUNK]
+            lines, rows = rows_of(part.bitmaps[chunk], count)
+            found.append(part.mapped_entries[chunk][lines] * count + rows)
+        entries, matched = np.divmod(np.unique(np.concatenate(found)), count)
+        return entries, matched.astype(np.int32)
+
+    def _evaluated(self, entries: Longs, rows: Rows) -> tuple[Longs, Ints]:
+        found = [np.flatnonzero(select(self.entries[entry].select(), rows.columns)) for entry in entries.tolist()]
+        if not found:
+            return entries, np.zeros(0, np.int32)
+        return np.repeat(entries, [len(each) for each in found]), np.concatenate(found).astype(np.int32)
