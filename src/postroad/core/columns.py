@@ -31,17 +31,34 @@ _CASTS: Final[Mapping[int, Kind]] = {
 
 def tick_column(ticks: np.ndarray[Any, Any] | Sequence[int] | None, rows: int) -> pa.Array[Any]:
     """Make the tick column; None stands for ticks not decided yet, which are 0."""
-    array = np.zeros(rows, np.uint64) if ticks is None else np.ascontiguousarray(ticks, np.uint64)
+    if ticks is None:
+        array = np.zeros(rows, np.uint64)
+    elif isinstance(ticks, np.ndarray) and ticks.dtype == np.uint64:
+        array = np.ascontiguousarray(ticks)
+    else:
+        array = _ticks_of(ticks)
     if array.shape != (rows,):
         raise BatchError(f"{rows} rows need as many ticks, not an array of shape {array.shape}")
     return pa.array(array)
+
+
+def _ticks_of(ticks: np.ndarray[Any, Any] | Sequence[int]) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """Turn integers of another form into ticks; numpy alone would cut 1.5 to 1 and wrap -1 around."""
+    try:
+        given = np.asarray(ticks)
+        array = np.ascontiguousarray(ticks, np.uint64)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise BatchError(f"ticks are integers of 64 bits without sign: {error}") from error
+    if len(given) and (given.dtype.kind not in "iu" or (given.dtype.kind == "i" and given.min() < 0)):
+        raise BatchError(f"ticks are integers of 64 bits without sign, not {given.dtype} from {given.min()}")
+    return array
 
 
 def id_column(ids: Any) -> pa.Array[Any]:
     """Make the id column from bytes objects, a numpy array, an Arrow array, or one run of bytes."""
     match ids:
         case pa.Array() | pa.ChunkedArray():
-            return _without_nulls(_one_chunk(ids).cast(ID_TYPE) if ids.type != ID_TYPE else _one_chunk(ids), "id")
+            return _without_nulls(_checked(_one_chunk(ids), ID_TYPE, "id"), "id")
         case np.ndarray():
             data = _id_bytes_of_array(ids)
         case bytes() | bytearray() | memoryview():
@@ -77,7 +94,7 @@ def _id_bytes_of_array(ids: np.ndarray[Any, Any]) -> bytes:
 def payload_column(payloads: Any, limits: BatchLimits) -> pa.Array[Any]:
     """Make the payload column from bytes objects or an Arrow array."""
     if isinstance(payloads, pa.Array | pa.ChunkedArray):
-        column = _cast(_one_chunk(payloads), "binary", "payload")
+        column = _checked(_one_chunk(payloads), PAYLOAD_TYPE, "payload")
     else:
         column = payload_array(list(payloads))
     check_sizes(column, limits.payload_bytes, "payload", "payload_bytes")
@@ -181,16 +198,16 @@ def _attribute_of_arrow(column: pa.Array[Any], name: str, limits: BatchLimits) -
     kind = _CASTS.get(column.type.id)
     if kind is None:
         raise BatchError(f"attribute {name[:80]!r}: a column of {column.type} is none of bool, int, float, string, binary")
-    column = _cast(column, kind, f"attribute {name[:80]!r}")
+    column = _checked(column, KIND_TYPES[kind], f"attribute {name[:80]!r}")
     check_attribute_sizes(column, kind, name, limits)
     return kind, column
 
 
-def _cast(column: pa.Array[Any], kind: Kind, what: str) -> pa.Array[Any]:
-    """Cast to the kind's Arrow type; foreign memory is checked in full, since it may come from anywhere."""
+def _checked(column: pa.Array[Any], wanted: Any, what: str) -> pa.Array[Any]:
+    """Cast without loss; foreign memory is checked in full, since it may come from anywhere."""
     try:
         column.validate(full=True)
-        return column if column.type == KIND_TYPES[kind] else column.cast(KIND_TYPES[kind])
+        return column if column.type == wanted else column.cast(wanted)
     except pa.ArrowException as error:
         raise BatchError(f"{what}: {error}") from error
 

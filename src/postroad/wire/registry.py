@@ -52,9 +52,8 @@ class Direction(enum.Flag):
     ANY = CLIENT_TO_BROKER | BROKER_TO_CLIENT | BROKER_TO_BROKER
 
     def describe(self) -> str:
-        if self == Direction.ANY:
-            return "any direction"
-        return ", ".join(each.name.lower().replace("_", " ") for each in Direction if each in self and each.name)
+        ways = [(each.name or "").lower().replace("_", " ") for each in Direction if each & self]
+        return "any direction" if len(ways) == len(Direction) else ", ".join(ways)
 
 
 class Exchange(enum.Enum):

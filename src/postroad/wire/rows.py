@@ -1,9 +1,9 @@
 """Messages as rows: how single publishes travel before a pubend makes a batch of them.
 
-A packet that carries rows has two fields, `rows: Rows` and `binary: Binary = {}`. A row is `[id, attributes, payload]`; the
-attributes whose values are bytes stand apart, by the row's number, because msgspec cannot tell text from bytes in one union
-and decoding to anything at all would let 16 MiB of empty lists become a gigabyte of objects. Binary attributes are rare, so
-rows usually go from the frame to `build_batches` as they are.
+A packet that carries rows has two fields, `rows: Rows` and `binary: Binary = field(default_factory=dict)`. A row is `[id,
+attributes, payload]`; the attributes whose values are bytes stand apart, by the row's number, because msgspec cannot tell text
+from bytes in one union and decoding to anything at all would let 16 MiB of empty lists become a gigabyte of objects. Binary
+attributes are rare, so rows usually go from the frame to `build_batches` as they are.
 """
 
 from __future__ import annotations
