@@ -251,7 +251,7 @@ class Subscribing:
             self._move_without_home(move, now)
 
     def _move_without_home(self, move: Move, now: float) -> None:
-        if not move.positions:
+        if any(pubend not in move.positions for pubend in self._parts.router.pubends()):
             home = self._parts.durables.homes[move.name].broker
             text = f"the home of {move.name!r}, broker {home}, does not answer; try again later"
             self._parts.refuse(move.link, move.packet, DurableElsewhereError(text))

@@ -58,6 +58,7 @@ class Progress:
     storing: bool = False  # and what must be remembered of it is being stored,
     stored: bool = False  # or was
     announced: bool = False  # the client knows the start: it takes rows
+    missed_from: int = FOREVER  # what was released before it was announced begins here
     request: int = 0  # the catch-up under way, 0 for none
     retry_at: float = 0.0
 
@@ -193,6 +194,8 @@ class Edge:
         progress.announced = True
         if subscription.answered:
             self._orders.append(Send(subscription.link, Started(subscription.handle, pubend, progress.start)))
+        if progress.missed_from < progress.position:
+            self._tell_gap(subscription, pubend, progress.missed_from, progress.position)
         self._join_if_level(subscription, pubend)
 
     def waiting(self, pubend: int, label_active: int) -> Iterator[Subscription]:
@@ -344,13 +347,11 @@ class Edge:
         progress = subscription.progress[pubend]
         if tick <= progress.position:
             return
-        if not progress.announced:
-            progress.start = progress.acknowledged = tick  # `Subscribed` or `Started` will say so
-        elif progress.from_earliest and progress.position == 0:
-            self._orders.append(Send(subscription.link, Advance(subscription.handle, {pubend: tick})))
+        if progress.announced:
+            self._tell_gap(subscription, pubend, progress.position, tick)
         else:
-            self._orders.append(Send(subscription.link, Gap(subscription.handle, pubend, progress.position, tick)))
-        progress.position = progress.told = tick
+            progress.missed_from = min(progress.missed_from, progress.position)
+        progress.position = tick
         progress.request = 0
 
     # --- links ---
@@ -397,6 +398,14 @@ class Edge:
                 self._orders.append(Send(subscription.link, Advance(subscription.handle, ahead)))
 
     # --- inside ---
+
+    def _tell_gap(self, subscription: Subscription, pubend: int, lo: int, hi: int) -> None:
+        progress = subscription.progress[pubend]
+        if progress.from_earliest and lo == 0:
+            self._orders.append(Send(subscription.link, Advance(subscription.handle, {pubend: hi})))
+        else:
+            self._orders.append(Send(subscription.link, Gap(subscription.handle, pubend, lo, hi)))
+        progress.told = max(progress.told, hi)
 
     def _join_if_level(self, subscription: Subscription, pubend: int) -> bool:
         progress = subscription.progress[pubend]
