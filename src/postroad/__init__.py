@@ -2,6 +2,7 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
+from postroad.core.filters.filter import Filter
 from postroad.errors import FilterSyntaxError, PostroadError
 from postroad.types import MessageId
 
@@ -10,4 +11,4 @@ try:
 except PackageNotFoundError:  # run from a source tree that was never installed
     __version__ = "0+source"
 
-__all__ = ["FilterSyntaxError", "MessageId", "PostroadError", "__version__"]
+__all__ = ["Filter", "FilterSyntaxError", "MessageId", "PostroadError", "__version__"]

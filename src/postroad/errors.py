@@ -9,7 +9,7 @@ Codes are grouped: 1xx values and batches, 2xx filters, 3xx wire, 4xx storage, 5
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 
 class PostroadError(Exception):
@@ -149,6 +149,38 @@ class ProtocolVersionError(WireError):
         super().__init__(f"no common protocol version: we speak {ours[0]} to {ours[1]}, the peer {theirs[0]} to {theirs[1]}")
 
 
+class ProtocolViolationError(WireError):
+    """A peer sent sound packets that make no sense at this point; the connection is given up."""
+
+    code = 350
+
+
+class HandshakeError(WireError):
+    """A peer did not say who it is, in time or at the right moment."""
+
+    code = 351
+
+
+class TooManyConnectionsError(WireError):
+    """The broker serves as many connections as it is configured to."""
+
+    code = 352
+    retryable = True
+
+
+class ShuttingDownError(WireError):
+    """The broker is about to stop."""
+
+    code = 353
+    retryable = True
+
+
+class ListenError(PostroadError):
+    """A broker cannot listen on its address: another program does, or the address is not this machine's."""
+
+    code = 354
+
+
 class StorageError(PostroadError):
     """A broker's data directory cannot be used."""
 
@@ -244,6 +276,142 @@ class CorruptMetadataError(StorageError):
         self.file = file
         self.reason = reason
         super().__init__(f"{file} is damaged: {reason}; restore it from a copy")
+
+
+class OverlayError(PostroadError):
+    """A request to a broker of the overlay cannot be met."""
+
+    code = 500
+
+
+class DurableBusyError(OverlayError):
+    """Another client is connected to the durable subscription of this name."""
+
+    code = 501
+
+
+class DurableElsewhereError(OverlayError):
+    """The durable subscription is at home at a broker that cannot be reached now, and the client brought no positions."""
+
+    code = 502
+    retryable = True
+
+
+class DurableFilterError(OverlayError):
+    """The durable subscription of this name exists with another filter; forget it first."""
+
+    code = 503
+
+
+class UnknownHandleError(OverlayError):
+    """No subscription or publisher has this number on this connection."""
+
+    code = 504
+
+
+class DuplicateHandleError(OverlayError):
+    """The connection already uses this number for a subscription."""
+
+    code = 505
+
+
+class TooManyError(OverlayError):
+    """A configured maximum (subscriptions, publishers) is reached."""
+
+    code = 506
+
+
+class WrongRoleError(OverlayError):
+    """A packet came from a peer that may not send it: a client's on a broker's link, or the other way round."""
+
+    code = 507
+
+
+class ConfigError(PostroadError):
+    """A configuration or topology file cannot be used. The text names the key and, where one is near, what was probably meant."""
+
+    code = 550
+
+
+class NotConnectedError(OverlayError):
+    """No broker of the given addresses could be reached in time."""
+
+    code = 551
+    retryable = True
+
+
+class ClosedError(OverlayError):
+    """The client, publisher or subscription was closed."""
+
+    code = 552
+
+
+class GapError(OverlayError):
+    """Messages of `pubend` in the ticks (lo, hi] were released before this subscription got them: they are lost to it."""
+
+    code = 553
+
+    def __init__(self, pubend: int, lo: int, hi: int) -> None:
+        self.pubend = pubend
+        self.lo = lo
+        self.hi = hi
+        super().__init__(f"messages of pubend {pubend:x} in the ticks ({lo}, {hi}] were released before they were delivered")
+
+
+class PublishRefusedError(OverlayError):
+    """The broker did not take the messages with ids from `first` to `last` (16 bytes each). `cause` is the broker's error."""
+
+    code = 554
+
+    def __init__(self, first: bytes, last: bytes, cause: PostroadError) -> None:
+        self.first = first
+        self.last = last
+        self.cause = cause
+        super().__init__(f"the broker refused the messages {first.hex()} to {last.hex()}: {cause}  [error {cause.code}]")
+
+
+class PositionFileError(OverlayError):
+    """A file of positions cannot be read, written or understood."""
+
+    code = 555
+
+
+class UnfinishedError(OverlayError):
+    """What was waited for did not happen in time; it may still happen."""
+
+    code = 556
+    retryable = True
+
+
+def error_of_code(code: int, text: str) -> PostroadError:
+    """Make the exception a peer described by its code: an instance of its class here, with only the text as data."""
+    known = _class_of_code(code)
+    if known not in _DESCRIBED:
+        _DESCRIBED[known] = type(known.__name__, (_Described, known), {"__module__": known.__module__, "__doc__": known.__doc__})
+    return _DESCRIBED[known](text)
+
+
+def _class_of_code(code: int) -> type[PostroadError]:
+    classes: list[type[PostroadError]] = [PostroadError]
+    for each in classes:
+        if each.code == code and not issubclass(each, _Described):
+            return each
+        classes.extend(each.__subclasses__())
+    return PostroadError
+
+
+class _Described:
+    """Stands before an error class to replace its data by a text."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        Exception.__init__(self, text)  # type: ignore[arg-type]  # mixed into exception classes only
+
+    def __str__(self) -> str:
+        return self.text
+
+
+_DESCRIBED: Final[dict[type[PostroadError], type[PostroadError]]] = {}  # at most one per class of this file
 
 
 def _pointer(text: str, position: int, width: int = 72) -> str:

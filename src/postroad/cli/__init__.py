@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import click
 
@@ -13,24 +14,31 @@ from postroad.errors import PostroadError
 # name -> (module, attribute, one line for --help)
 COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
     "demo": ("postroad.cli.demo", "demo", "A short tour of what Postroad does, on embedded defaults."),
+    "sim": ("postroad.cli.sim", "sim", "Try to break Postroad in a simulated world."),
 }
 
 
-class _LazyGroup(click.Group):
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are used."""
+
+    def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str, str]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.lazy: Final = lazy
+
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        return list(COMMANDS)
+        return list(self.lazy)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name not in COMMANDS:
+        if cmd_name not in self.lazy:
             return None
-        module, attribute, _ = COMMANDS[cmd_name]
+        module, attribute, _ = self.lazy[cmd_name]
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, _, line) in COMMANDS.items()])
+            formatter.write_dl([(name, line) for name, (_, _, line) in self.lazy.items()])
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -39,7 +47,7 @@ class _LazyGroup(click.Group):
             raise click.ClickException(f"{error}  [error {error.code}]") from error
 
 
-@click.group(cls=_LazyGroup)
+@click.group(cls=LazyGroup, lazy=COMMANDS)
 @click.version_option(__version__, prog_name="postroad")
 def main() -> None:
     """Postroad: messaging you can audit."""

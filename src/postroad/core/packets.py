@@ -10,13 +10,13 @@ hop (`target`, `source` and `hops` come first in each of those).
 
 from __future__ import annotations
 
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
 U32 = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
-U64 = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF_FFFF_FFFF)]
+U64 = Annotated[int, Meta(ge=0)]  # MessagePack itself ends at 64 bits, and msgspec takes no larger bound than int64
 Name = Annotated[str, Meta(min_length=1, max_length=255)]
 FilterText = Annotated[str, Meta(max_length=65536)]
 Positions = Annotated[dict[U64, U64], Meta(max_length=65536)]  # pubend -> tick
@@ -57,8 +57,9 @@ class PublisherOpened(Packet, frozen=True, array_like=True):
     last: U64
 
 
-# One message of a `Publish`: id, attributes, payload.
-Row: TypeAlias = tuple[bytes, dict[str, bool | int | float | str | bytes], bytes]
+# One message of a `Publish`: id, attributes, payload. Values are `AttributeValue`s; msgspec cannot tell str from bytes in a
+# union, so a driver checks the rows it decoded.
+Row: TypeAlias = tuple[bytes, dict[str, Any], bytes]
 
 
 class Publish(Packet, frozen=True, array_like=True):
@@ -290,7 +291,7 @@ class HomeQuery(Unicast, frozen=True, array_like=True):
 
 
 class HomeReply(Unicast, frozen=True, array_like=True):
-    """The cursors of a durable subscription; `busy` when its client is still connected there; `known` false when it is not there."""
+    """The cursors of a durable subscription; `busy` while its client is connected there; not `known`: it is not there."""
 
     name: Name
     version: U64

@@ -28,7 +28,9 @@ import msgspec
 from msgspec import Meta
 
 from postroad.errors import NotIdentifiedError, UnknownMethodError, WrongDirectionError
+from postroad.types import MESSAGE_ID_BYTES
 
+# Types for fields. All that varies in length is bounded: a field may cost a peer no more memory than its bytes explain.
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=255)]
 Text: TypeAlias = Annotated[str, Meta(max_length=2000)]
 U16: TypeAlias = Annotated[int, Meta(ge=0, le=0xFFFF)]
@@ -36,6 +38,8 @@ U32: TypeAlias = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
 I64: TypeAlias = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 U64: TypeAlias = Annotated[int, Meta(ge=0)]  # MessagePack itself ends at 64 bits
 U63: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+
+IdBytes: TypeAlias = Annotated[bytes, Meta(min_length=MESSAGE_ID_BYTES, max_length=MESSAGE_ID_BYTES)]
 
 
 class Direction(enum.Flag):
@@ -48,7 +52,8 @@ class Direction(enum.Flag):
     ANY = CLIENT_TO_BROKER | BROKER_TO_CLIENT | BROKER_TO_BROKER
 
     def describe(self) -> str:
-        return " and ".join(each.name.lower().replace("_", " ") for each in Direction if each in self and each.name)
+        ways = [(each.name or "").lower().replace("_", " ") for each in Direction if each & self]
+        return "any direction" if len(ways) == len(Direction) else ", ".join(ways)
 
 
 class Exchange(enum.Enum):
@@ -92,12 +97,12 @@ class PacketSpec:
     """All that is known of a packet."""
 
     method: int
-    type: type[Packet]
+    type: type[msgspec.Struct]
     exchange: Exchange
     direction: Direction
     needs_identification: bool
     carries_body: bool
-    decoder: msgspec.msgpack.Decoder[Packet]
+    decoder: msgspec.msgpack.Decoder[msgspec.Struct]
 
     @property
     def name(self) -> str:
@@ -108,7 +113,8 @@ class PacketSpec:
         return (self.type.__doc__ or "").strip().splitlines()[0]
 
 
-PacketT = TypeVar("PacketT", bound=type[Packet])
+# Packets of the overlay are declared in `postroad.core.packets`, below this layer, so any struct will do.
+PacketT = TypeVar("PacketT", bound=type[msgspec.Struct])
 
 
 class Registry:
@@ -116,7 +122,7 @@ class Registry:
 
     def __init__(self) -> None:
         self.by_method: dict[int, PacketSpec] = {}
-        self.by_type: dict[type[Packet], PacketSpec] = {}
+        self.by_type: dict[type[msgspec.Struct], PacketSpec] = {}
 
     def add(self, spec: PacketSpec) -> None:
         """Register a packet; a breach of the rules is our bug."""
@@ -192,7 +198,7 @@ def _register(
     return add
 
 
-def check_direction(packet: Packet, came: Direction, *, identified: bool) -> None:
+def check_direction(packet: msgspec.Struct, came: Direction, *, identified: bool) -> None:
     """Refuse a packet that may not travel the way it came, or not before identification."""
     spec = REGISTRY.by_type[type(packet)]
     if came not in spec.direction:

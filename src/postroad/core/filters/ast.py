@@ -43,7 +43,7 @@ class Sign:
 class Arithmetic:
     """NULL unless both operands are numbers, on division by zero, and when an integer result leaves int64.
 
-    Two integers give an integer (division truncates towards zero); otherwise IEEE double.
+    `+ - *` of two integers give an integer; everything else, and division always, is IEEE double.
     """
 
     operator: ArithmeticOperator

@@ -16,8 +16,8 @@ from __future__ import annotations
 import heapq
 from typing import Final, NamedTuple
 
-from postroad.core.packets import LinkState, pubend_broker
 from postroad.core.orders import LinkId, Order, Send
+from postroad.core.packets import LinkState, pubend_broker
 
 BROKERS_MAX: Final = 4096
 _MIX: Final = 0x9E37_79B9_7F4A_7C15

@@ -76,6 +76,8 @@ class StreamCache:
 
     def read(self, lo: int, hi: int) -> Iterator[Segment]:
         """Yield the held parts of (lo, hi], in order."""
+        if hi <= lo:
+            return
         index = max(bisect_right(self._los, lo) - 1, 0)
         while index < len(self._segments) and self._segments[index].lo < hi:
             segment = self._segments[index]

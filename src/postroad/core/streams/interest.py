@@ -9,6 +9,7 @@ Bounds: above `COVERING_MAX` maximal filters new ones are no longer compared (on
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from postroad.core.filters.filter import Filter
@@ -74,10 +75,10 @@ class ReducedSet:
         self._hidden_by[filter_] = top
 
 
-def covered(filters: tuple[Filter, ...], wanted: Filter) -> bool:
+def covered(filters: Mapping[Filter, None], wanted: Filter) -> bool:
     """Tell whether one of the filters covers `wanted`."""
     return wanted in filters or any(filter_.covers(wanted) for filter_ in filters)
 
 
-def all_covered(filters: tuple[Filter, ...], wanted: tuple[Filter, ...]) -> bool:
+def all_covered(filters: Mapping[Filter, None], wanted: Iterable[Filter]) -> bool:
     return all(covered(filters, one) for one in wanted)

@@ -15,14 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
 from postroad.core.batch import Batch
 from postroad.core.guards import ALL_ON, Guards
-from postroad.core.packets import PublishAcknowledged, PublishRefused, Row
 from postroad.core.orders import Append, LinkId, Order, PubendState, Send
+from postroad.core.packets import PublishAcknowledged, PublishRefused, Row
 from postroad.core.rows import build_batches
 from postroad.errors import InvalidValueError, PostroadError
 
@@ -91,7 +92,7 @@ class Pubend:
         """Take rows with ascending ids of an open publisher; those taken before are recognised."""
         entry = self._publishers[publisher]
         ticks = [int.from_bytes(row[0][8:], "big") for row in rows]
-        if any(left >= right for left, right in zip(ticks, ticks[1:], strict=False)):
+        if any(left >= right for left, right in pairwise(ticks)):
             raise InvalidValueError("the message ids of one publisher must ascend")
         fresh = [row for row, tick in zip(rows, ticks, strict=True) if tick > entry.accepted]
         if not fresh:
@@ -118,7 +119,8 @@ class Pubend:
         """Begin one append with what waits, unless one is under way."""
         if self._in_flight is not None or not self._waiting:
             return
-        taken, count = [], 0
+        taken: list[_Waiting] = []
+        count = 0
         while self._waiting and (not taken or count < COMMIT_ROWS_MAX):
             entry = self._waiting.pop(0)
             taken.append(entry)

@@ -8,7 +8,10 @@ Where we differ, and why:
 - Success (0x03) and Error (0x05) keep their ids: the two packets from a broker that are odd.
 - GetQueueId has no `mode`: neither the report's procedure (Table 3.5) nor its client (Table 4.1) knows what it would mean.
 - Error carries a stable code and whether a retry may help, not just a type.
-- A message is bytes, bounded by the frame, instead of 2000 characters.
+- A message is bytes, 8 MiB at most, instead of 2000 characters.
+- Lists come in pages: GetQueues, GetActiveQueues and GetMessages say after which id to go on, and their responses whether
+  there is more. Reading a whole queue then works however large it is.
+- Reads may wait (`wait_ms`), so that clients need not poll.
 """
 
 from __future__ import annotations
@@ -32,6 +35,8 @@ Payload: TypeAlias = Annotated[bytes, Meta(max_length=8 << 20)]
 
 QUEUE_IDS_MAX: Final = 1024
 """Queues one PutMessage may name."""
+PAGE_MAX: Final = 10_000
+"""Queues or messages in one response."""
 TEXT_MAX: Final = 2000
 
 
@@ -56,8 +61,11 @@ class Queue(msgspec.Struct, frozen=True, array_like=True, gc=False):
     queue_name: Name
 
 
+QueuePage: TypeAlias = Annotated[tuple[Queue, ...], Meta(max_length=PAGE_MAX)]
+
+
 class QueueMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A message in a queue (Table 3.3). Broker and database set the id, the sender and the time."""
+    """A message in a queue (Table 3.3). Broker and database set its id, sender and time; no receiver means anyone."""
 
     message_id: U63
     queue_id: QueueId
@@ -67,6 +75,10 @@ class QueueMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     priority: Priority
     time_of_arrival_ms: U63
     message: Payload
+
+
+MessagePage: TypeAlias = Annotated[tuple[QueueMessage, ...], Meta(max_length=PAGE_MAX)]
+AtMostOne: TypeAlias = Annotated[tuple[QueueMessage, ...], Meta(max_length=1)]
 
 
 @request(0x01, Direction.ANY, needs_identification=False)
@@ -187,40 +199,48 @@ class GetQueueNameResponse(Packet, frozen=True):
 
 @request(0x29, CLIENT)
 class GetQueues(Packet, frozen=True):
-    """List all queues."""
+    """List all queues, in the order of their ids, after the one given."""
+
+    after_queue_id: QueueId = 0
 
 
 @response(0x2A, BROKER)
 class GetQueuesResponse(Packet, frozen=True):
-    """All queues."""
+    """The next queues, and whether there are more."""
 
-    queues: tuple[Queue, ...]
+    queues: QueuePage
+    more: bool = False
 
 
 @request(0x2B, CLIENT)
 class GetActiveQueues(Packet, frozen=True):
-    """List the queues that hold messages for this client."""
+    """List the queues that hold messages for this client, after the one given."""
+
+    after_queue_id: QueueId = 0
 
 
 @response(0x2C, BROKER)
 class GetActiveQueuesResponse(Packet, frozen=True):
-    """The queues that hold messages for this client."""
+    """The next such queues, and whether there are more."""
 
-    queues: tuple[Queue, ...]
+    queues: QueuePage
+    more: bool = False
 
 
 @request(0x2D, CLIENT)
 class GetMessages(Packet, frozen=True):
-    """Look at all messages in a queue; they stay there."""
+    """Look at the messages in a queue, after the one given; they stay there."""
 
     queue_id: QueueId
+    after_message_id: U63 = 0
 
 
 @response(0x2E, BROKER)
 class GetMessagesResponse(Packet, frozen=True):
-    """The messages in the queue."""
+    """The next messages in the queue, and whether there are more."""
 
-    messages: tuple[QueueMessage, ...]
+    messages: MessagePage
+    more: bool = False
 
 
 @request(0x31, CLIENT)
@@ -255,7 +275,7 @@ class ReadMessage(Packet, frozen=True):
 class ReadMessageResponse(Packet, frozen=True):
     """The message, or none when the queue had none in time."""
 
-    messages: Annotated[tuple[QueueMessage, ...], Meta(max_length=1)]
+    messages: AtMostOne
 
 
 @request(0x35, CLIENT)
@@ -271,4 +291,4 @@ class ReadResponse(Packet, frozen=True):
 class ReadResponseResponse(Packet, frozen=True):
     """The answer, or none when there was none in time."""
 
-    messages: Annotated[tuple[QueueMessage, ...], Meta(max_length=1)]
+    messages: AtMostOne

@@ -1,0 +1,20 @@
+"""`postroad sim`: simulated worlds that try to break Postroad."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import click
+
+from postroad.cli import LazyGroup
+
+# name -> (module, attribute, one line for --help)
+COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
+    "soak": ("postroad.cli.soak", "soak", "Run many random seeds of the overlay and check every delivery."),
+    "replay": ("postroad.cli.replay", "replay", "Tell the story of one seed."),
+}
+
+
+@click.group(cls=LazyGroup, lazy=COMMANDS)
+def sim() -> None:
+    """Try to break Postroad in a simulated world: virtual time, one seed, every kind of fault."""

@@ -1,0 +1,78 @@
+"""`postroad sim soak`: many random runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+import click
+
+from postroad.sim.soak import Result, Summary
+from postroad.sim.soak import soak as run_soak
+
+
+class SeedRange(click.ParamType[range]):
+    """`A:B` means the seeds A to B - 1."""
+
+    name = "A:B"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> range:
+        if isinstance(value, range):
+            return value
+        first, colon, last = str(value).partition(":")
+        if not colon or not first.isdigit() or not last.isdigit() or int(last) <= int(first):
+            self.fail(f"{value!r} is not a range of seeds: write 0:100 for the seeds 0 to 99", param, ctx)
+        return range(int(first), int(last))
+
+
+@click.command()
+@click.option("--seeds", type=SeedRange(), default="0:100", show_default=True, help="The seeds A to B - 1.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON line per seed, then one with the summary.")
+@click.option("--workers", type=click.IntRange(1), default=lambda: os.cpu_count() or 1, help="Processes; as many as cores.")
+def soak(seeds: range, as_json: bool, workers: int) -> None:
+    """Run random seeds of the overlay with every kind of fault, and check every delivery.
+
+    Exits with 1 when anything was lost, doubled, out of order or stuck.
+    """
+    summary, began = Summary(), time.monotonic()
+    for result in run_soak(seeds, workers=workers):
+        summary.add(result)
+        if as_json:
+            click.echo(json.dumps(result.line()))
+        _complain(result)
+        _progress(summary, len(seeds), began)
+    if sys.stderr.isatty():
+        click.echo("\r\033[K", err=True, nl=False)
+    if as_json:
+        click.echo(json.dumps({"summary": summary.line()}))
+    else:
+        click.echo(_sentence(summary, time.monotonic() - began))
+    if not summary.sound:
+        raise SystemExit(1)
+
+
+def _complain(result: Result) -> None:
+    if result.sound:
+        return
+    click.echo(f"seed {result.seed}: {len(result.violations)} violations; the first: {result.violations[0]}", err=True)
+    click.echo(f"  to repeat: {result.command}", err=True)
+
+
+def _progress(summary: Summary, total: int, began: float) -> None:
+    if sys.stderr.isatty():
+        spent = time.monotonic() - began
+        left = spent / summary.seeds * (total - summary.seeds)
+        text = f"\r\033[K{summary.seeds}/{total} seeds, {len(summary.failed)} failed, {left:.0f} s left"
+        click.echo(text, err=True, nl=False)
+
+
+def _sentence(summary: Summary, seconds: float) -> str:
+    line = summary.line()
+    bad = ", ".join(f"{line[kind]} {kind}" for kind in ("lost", "duplicated", "misordered", "stuck"))
+    others = ", ".join(f"{line[kind]} {kind}" for kind in ("phantom", "released", "unbounded", "crashed"))
+    return (
+        f"{summary.seeds} seeds in {seconds:.0f} s: {summary.messages:,} messages, {summary.deliveries:,} deliveries, "
+        f"{summary.faults:,} faults\n{bad}, {others}\ndigest {line['digest']}"
+    )

@@ -1,0 +1,386 @@
+"""One broker as a pure machine: where the mechanisms meet.
+
+Facts and packets come in, orders go out; see `orders.py` for both. Nothing is decided here: each input goes to the part it
+concerns, and what one part learned is carried to the others. `docs/internals/overlay.md` tells how the parts make one system.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from postroad.core import packets as p
+from postroad.core.batch import Batch
+from postroad.core.orders import (
+    Appended,
+    AppendFailed,
+    BrokerState,
+    ClientUp,
+    Congested,
+    Drained,
+    Fact,
+    LinkId,
+    LinkLost,
+    LinkUp,
+    LogRead,
+    LogReleased,
+    Order,
+    ReadLog,
+    Send,
+    Stored,
+)
+from postroad.core.packets import pubend_broker
+from postroad.core.parts import FULL_HOPS, BrokerConfig, Parts
+from postroad.core.publishing import HORIZON_KEY, PUBLISHER_KEY, Publishing
+from postroad.core.releasing import Releasing
+from postroad.core.routing.linkstate import LinkStateRouter
+from postroad.core.streams.cache import COMPLETE, Segment
+from postroad.core.streams.durable import DURABLE_KEY, HOME_KEY, Durables
+from postroad.core.streams.edge import CATCH_UP_BYTES, Edge
+from postroad.core.streams.holds import FLOOR_KEY, HOLD_KEY, HoldKeeper, HoldTable
+from postroad.core.streams.pubend import Pubend
+from postroad.core.subscribing import Subscribing, joined
+from postroad.errors import PostroadError, WrongRoleError
+
+FAST_S: Final = 0.05  # how often gaps and catch-ups are looked at while there are any
+READS_MAX: Final = 1024
+ReadDone = Callable[[LogRead, float], None]
+
+
+class Broker:
+    """The machine of one broker. `clock` before events, `outputs` after them."""
+
+    def __init__(self, state: BrokerState, config: BrokerConfig, *, now: float = 0.0) -> None:
+        self._orders: list[Order] = []
+        self._config = config
+        self._reads: dict[int, ReadDone] = {}
+        self._slow_at = now
+        self._fast_at = now
+        metadata = dict(state.metadata)
+        self._parts = self._build_parts(state, metadata, now)
+        floor = _positions(metadata.get(FLOOR_KEY))
+        self._publishing = Publishing(self._parts, int.from_bytes(metadata.get(PUBLISHER_KEY, b"\0"), "big"))
+        self._releasing = Releasing(self._parts, floor)
+        self._subscribing = Subscribing(self._parts, self._releasing, self._read)
+        for pubend_id, pubend in self._parts.pubends.items():
+            self._parts.ensure_stream(pubend_id).active_tick = pubend.horizon
+
+    def _build_parts(self, state: BrokerState, metadata: dict[str, bytes], now: float) -> Parts:
+        guards, orders = self._config.guards, self._orders
+        table, durables = HoldTable(guards), Durables(state.broker, guards)
+        horizons: dict[int, int] = {}
+        for key, value in metadata.items():
+            if key.startswith(HOLD_KEY):
+                table.load(key, value)
+            elif key.startswith((DURABLE_KEY, HOME_KEY)):
+                durables.load(key, value)
+            elif key.startswith(HORIZON_KEY):
+                horizons[int(key.removeprefix(HORIZON_KEY))] = int.from_bytes(value, "big")
+        ids = tuple(sorted(s.pubend for s in state.pubends))
+        keeper = HoldKeeper(state.incarnation, _positions(metadata.get(FLOOR_KEY)), now + self._config.subscriber_grace_s)
+        return Parts(
+            broker=state.broker,
+            incarnation=state.incarnation,
+            config=self._config,
+            orders=orders,
+            router=LinkStateRouter(state.broker, state.incarnation, ids, orders),
+            pubends={s.pubend: Pubend(s, horizons.get(s.pubend, 0), orders, guards) for s in state.pubends},
+            edge=Edge(orders, guards),
+            table=table,
+            keeper=keeper,
+            durables=durables,
+        )
+
+    # --- the contract ---
+
+    def clock(self, wall_ms: int) -> None:
+        """Set the wall clock; it may step back."""
+        self._parts.wall_ms = wall_ms
+
+    def fact(self, fact: Fact, *, now: float) -> None:
+        match fact:
+            case Appended(pubend, token):
+                for segment in self._publishing.appended(pubend, token):
+                    self._learned(pubend, segment, now)
+            case AppendFailed(pubend, token, error):
+                self._parts.pubends[pubend].append_failed(token, error)
+            case Stored(token):
+                for then in self._parts.on_stored.pop(token, ()):
+                    then(now)
+                self._subscribing.answer_ready()
+            case LogRead():
+                done = self._reads.pop(fact.token, None)
+                if done is not None:
+                    done(fact, now)
+            case LogReleased(pubend, tick):
+                self._log_released(pubend, tick)
+            case LinkUp(link, broker, _, cost):
+                self._link_up(link, broker, cost, now)
+            case ClientUp(link):
+                self._parts.clients[link] = None
+            case LinkLost(link):
+                self._link_lost(link, now)
+            case Congested(link):
+                self._parts.edge.congested(link)
+            case Drained(link):
+                self._parts.edge.drained(link)
+                for pubend in self._parts.streams:
+                    self._subscribing.catch_up(pubend, now)
+
+    def receive(self, message: p.Packet, *, link: LinkId, now: float, batch: Batch | None = None, packet: int = 0) -> None:
+        """Take a packet; a fault of the peer becomes an error packet, never an exception."""
+        try:
+            if link in self._parts.clients:
+                self._from_client(message, link, batch, packet, now)
+            elif link in self._parts.brokers:
+                self._from_broker(message, link, batch, now)
+        except PostroadError as error:
+            self._parts.refuse(link, packet, error)
+
+    def wake(self, *, now: float) -> None:
+        if now >= self._fast_at:
+            self._fast_at = now + FAST_S
+            for pubend in self._parts.streams:
+                self._parts.edge.curious(pubend, now)
+                self._subscribing.catch_up(pubend, now)
+            self._subscribing.expire_moves(now)
+        if now >= self._slow_at:
+            self._slow_at = now + self._config.silence_s
+            self._housekeeping(now)
+
+    def deadline(self) -> float | None:
+        return min(self._slow_at, self._fast_at)
+
+    def outputs(self) -> list[Order]:
+        """Take the orders; what was published since the last time goes into one append."""
+        self._publishing.commit()
+        taken = list(self._orders)
+        self._orders.clear()
+        return taken
+
+    def stats(self) -> dict[str, int]:
+        parts = self._parts
+        return {
+            "subscriptions": len(parts.edge.subscriptions),
+            "links": len(parts.brokers),
+            "clients": len(parts.clients),
+            "holders": len(parts.table),
+            "backlog_rows": self._publishing.backlog_rows,
+            "cache_bytes": sum(stream.cache.size for stream in parts.streams.values()),
+            "reads": len(self._reads),
+        }
+
+    @property
+    def backlog_rows(self) -> int:
+        return self._publishing.backlog_rows
+
+    def streams(self) -> dict[int, dict[str, int]]:
+        """Return for each pubend how far its stream is known and delivered here."""
+        return {
+            pubend: {**stream.stats(), "frontier": stream.cache.frontier, "delivered": self._parts.edge_stream(pubend).delivered}
+            for pubend, stream in self._parts.streams.items()
+        }
+
+    # --- packets ---
+
+    def _from_client(self, message: p.Packet, link: LinkId, batch: Batch | None, packet: int, now: float) -> None:
+        match message:
+            case p.Publish():
+                self._publishing.publish(link, message)
+            case p.PublishColumns():
+                self._publishing.publish_columns(link, message, batch)
+            case p.OpenPublisher():
+                self._publishing.open(link, message, packet)
+            case p.Subscribe():
+                self._subscribing.subscribe(link, message, packet, now)
+            case p.Acknowledge():
+                self._subscribing.acknowledge(link, message)
+            case p.Unsubscribe():
+                self._subscribing.unsubscribe(link, message, packet, now)
+            case _:
+                raise WrongRoleError(f"a client may not send {type(message).__name__}")
+
+    def _from_broker(self, message: p.Packet, link: LinkId, batch: Batch | None, now: float) -> None:
+        match message:
+            case p.Knowledge():
+                self._learned(message.pubend, Segment(message.lo, message.hi, message.epoch, batch), now)
+            case p.Nack():
+                self._nacked(link, message, now)
+            case p.Interest():
+                self._parts.ensure_stream(message.pubend).child_interest(link, message, self._parts.filter, now)
+                self._subscribing.check_waiting(message.pubend, now)
+            case p.InterestActive():
+                stream = self._parts.ensure_stream(message.pubend)
+                if stream.interest_active(link, message.epoch, message.tick, now):
+                    self._subscribing.check_waiting(message.pubend, now, message.tick)
+            case p.Released():
+                self._released(message, link)
+            case p.LinkState():
+                if self._parts.router.receive(message, link):
+                    self._routes_changed(now)
+            case p.DurableHome():
+                self._subscribing.home_learned(message, link, now)
+            case p.Unicast():
+                self._unicast(message, link, batch, now)
+            case _:
+                raise WrongRoleError(f"a broker may not send {type(message).__name__}")
+
+    def _unicast(self, message: p.Unicast, link: LinkId, batch: Batch | None, now: float) -> None:
+        if isinstance(message, p.CatchUp) and self._answer_catch_up(message, link):
+            return
+        if message.target != self._parts.broker:
+            onward = self._parts.router.route(message.target)
+            if onward is not None and onward != link and message.hops > 0:
+                passed = msgspec.structs.replace(message, hops=message.hops - 1)
+                self._orders.append(Send(onward, passed, batch, data=batch is not None))
+            return
+        match message:
+            case p.Hold():
+                self._releasing.take(message)
+            case p.HoldConfirmed():
+                self._releasing.confirmed(message)
+                self._subscribing.answer_ready()
+            case p.CatchUpReply():
+                self._subscribing.caught_up(message, batch, now)
+            case p.HomeQuery():
+                self._subscribing.home_asked(message)
+            case p.HomeReply():
+                self._subscribing.home_answered(message, now)
+            case _:
+                pass  # a catch-up for a pubend that is not here any more: it is asked again
+
+    # --- streams ---
+
+    def _learned(self, pubend: int, segment: Segment, now: float) -> None:
+        stream = self._parts.ensure_stream(pubend)
+        news = stream.learn(segment)
+        if not self._config.guards.knowledge_is_idempotent:
+            self._parts.edge.deliver(pubend, segment)
+        if news:
+            self._parts.edge.advance(pubend, now)
+
+    def _nacked(self, link: LinkId, nack: p.Nack, now: float) -> None:
+        stream = self._parts.streams.get(nack.pubend)
+        if stream is None:
+            return
+        for lo, hi in stream.nack(link, nack, now):
+            self._nack_from_log(link, nack.pubend, lo, hi)
+
+    def _nack_from_log(self, link: LinkId, pubend: int, lo: int, hi: int) -> None:
+        hi = min(hi, self._parts.pubends[pubend].horizon)
+        if lo >= hi:
+            return
+
+        def read(result: LogRead, now: float) -> None:
+            del now
+            position = lo
+            if result.released > lo:
+                self._parts.send(link, p.Released(pubend, result.released))
+                position = result.released
+            stream = self._parts.streams[pubend]
+            for batch in result.batches:
+                end = int(batch.ticks()[-1])
+                stream.reply(link, Segment(position, end, COMPLETE, batch))
+                position = end
+            if position < result.hi:
+                stream.reply(link, Segment(position, result.hi, COMPLETE, None))
+
+        self._read(ReadLog(pubend, 0, lo, hi, CATCH_UP_BYTES), read)
+
+    def _answer_catch_up(self, ask: p.CatchUp, link: LinkId) -> bool:
+        """Answer from the cache or the log; False to pass it on."""
+        stream = self._parts.streams.get(ask.pubend)
+        if stream is None:
+            return False
+        wanted = self._parts.filter(ask.filter)
+        reached, rows = stream.from_cache(wanted, ask.lo, ask.hi, CATCH_UP_BYTES)
+        if reached > ask.lo:
+            self._reply_catch_up(ask, reached, rows, 0)
+            return True
+        if not stream.hosted_here:
+            return False
+        del link
+        horizon = self._parts.pubends[ask.pubend].horizon
+
+        def read(result: LogRead, now: float) -> None:
+            del now
+            matching = [found for b in result.batches if len(found := b.filter(wanted.evaluate(b)))]
+            self._reply_catch_up(ask, result.hi, matching, result.released)
+
+        self._read(ReadLog(ask.pubend, 0, ask.lo, min(ask.hi, horizon), CATCH_UP_BYTES), read)
+        return True
+
+    def _reply_catch_up(self, ask: p.CatchUp, reached: int, rows: list[Batch], released: int) -> None:
+        batch, hi = joined(rows, reached)
+        reply = p.CatchUpReply(ask.source, self._parts.broker, FULL_HOPS, ask.request, ask.pubend, ask.lo, hi, released)
+        link = self._parts.router.route(ask.source)
+        if link is not None:
+            self._orders.append(Send(link, reply, batch, data=True))
+
+    def _released(self, message: p.Released, link: LinkId) -> None:
+        stream = self._parts.streams.get(message.pubend)
+        if stream is None or stream.parent != link:
+            return
+        self._parts.edge.released(message.pubend, message.tick)
+        stream.pass_on(message)
+
+    def _log_released(self, pubend: int, tick: int) -> None:
+        self._parts.pubends[pubend].released = max(self._parts.pubends[pubend].released, tick)
+
+    def _read(self, order: ReadLog, done: ReadDone) -> None:
+        if len(self._reads) >= READS_MAX:
+            return  # whoever asked asks again
+        token = self._parts.next_token()
+        self._reads[token] = done
+        self._orders.append(ReadLog(order.pubend, token, order.lo, order.hi, order.bytes_max))
+
+    # --- links and time ---
+
+    def _link_up(self, link: LinkId, broker: int, cost: int, now: float) -> None:
+        self._parts.brokers[link] = broker
+        self._parts.router.link_up(link, broker, cost)
+        for home in self._parts.durables.homes.values():
+            self._parts.send(link, home)
+        self._routes_changed(now)
+
+    def _link_lost(self, link: LinkId, now: float) -> None:
+        if link in self._parts.clients:
+            del self._parts.clients[link]
+            self._publishing.link_lost(link)
+            self._subscribing.link_lost(link, now)
+        elif link in self._parts.brokers:
+            del self._parts.brokers[link]
+            for stream in self._parts.streams.values():
+                stream.link_lost(link, now)
+            self._parts.router.link_lost(link)
+            self._routes_changed(now)
+
+    def _routes_changed(self, now: float) -> None:
+        router = self._parts.router
+        for pubend in router.pubends():
+            stream = self._parts.ensure_stream(pubend)
+            if not stream.hosted_here:
+                stream.set_parent(router.parent(pubend), now)
+            if not router.reachable(pubend_broker(pubend)):
+                self._parts.table.unreachable(pubend_broker(pubend))
+        self._subscribing.routes_changed(now)
+        self._releasing.tell(again=True)
+
+    def _housekeeping(self, now: float) -> None:
+        self._publishing.reserve_horizons()
+        for pubend, segment in self._publishing.silence():
+            self._learned(pubend, segment, now)
+        for stream in self._parts.streams.values():
+            stream.flush(now)
+        self._parts.edge.tell_positions()
+        self._parts.keeper.expire(now)
+        self._releasing.tell(again=True)
+        self._releasing.release(now)
+        if self._parts.durables.dirty:
+            self._parts.store(self._parts.durables.changes())
+
+
+def _positions(stored: bytes | None) -> dict[int, int]:
+    return msgspec.msgpack.decode(stored, type=dict[int, int]) if stored else {}

@@ -1,0 +1,143 @@
+"""The public face of the filter language."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+
+from postroad.core.batch import Batch
+from postroad.core.filters.ast import (
+    And,
+    Arithmetic,
+    Attribute,
+    Between,
+    Comparison,
+    Condition,
+    In,
+    IsNull,
+    Like,
+    Literal,
+    Not,
+    Or,
+    Sign,
+    Value,
+)
+from postroad.core.filters.bitmaps import Mask
+from postroad.core.filters.columns import Columns, Select, compile_select, select
+from postroad.core.filters.limits import DEFAULT_LIMITS, FilterLimits
+from postroad.core.filters.meaning import Key, meaning
+from postroad.core.filters.parser import parse
+from postroad.core.filters.scalar import Test, compile_test
+from postroad.core.filters.text import to_text
+from postroad.errors import InvalidValueError
+from postroad.types import AttributeValue
+
+
+class Filter:
+    """A condition on the attributes of messages, such as `price > 10 AND symbol IN ('A', 'B')`.
+
+    Immutable. The language is described in `docs/reference/filters.md`; a text that does not follow it is a
+    `FilterSyntaxError`. A blank filter matches everything. Filters that differ only in ways that cannot matter (the order of
+    AND, `NOT a = 1` for `a <> 1`) are equal and have equal hashes.
+    """
+
+    __slots__ = ("_attributes", "_key", "_select", "_test", "condition")
+
+    condition: Condition
+
+    def __init__(self, text: str, *, limits: FilterLimits = DEFAULT_LIMITS) -> None:
+        if not isinstance(text, str):
+            raise InvalidValueError(f"a filter is a str, not {type(text).__name__}")
+        self.condition = parse(text, limits)
+        self._test: Test | None = None
+        self._select: Select | None = None
+        self._attributes: frozenset[str] | None = None
+        self._key: Key | None = None
+
+    @classmethod
+    def from_condition(cls, condition: Condition, *, limits: FilterLimits = DEFAULT_LIMITS) -> Self:
+        """Make a filter from a syntax tree, with the checks and limits that its text would meet."""
+        return cls(to_text(condition), limits=limits)
+
+    def matches(self, attributes: Mapping[str, AttributeValue | None]) -> bool | None:
+        """Evaluate for one message: True, False, or None for unknown. Only True is a match."""
+        test = self._test
+        if test is None:
+            test = self._test = compile_test(self.condition)
+        return test(attributes)
+
+    def evaluate(self, batch: Batch) -> Mask:
+        """Evaluate for a batch: a mask of the messages for which the filter is true. The mask may be read, not written."""
+        return self.evaluate_columns(Columns(batch))
+
+    def evaluate_columns(self, columns: Columns) -> Mask:
+        """Do as `evaluate`, over columns that other filters of the same batch have perhaps decoded already."""
+        compiled = self._select
+        if compiled is None:
+            compiled = self._select = compile_select(self.condition)
+        return select(compiled, columns)
+
+    @property
+    def attributes(self) -> frozenset[str]:
+        """The names of the attributes the filter looks at."""
+        if self._attributes is None:
+            self._attributes = frozenset(_names(self.condition))
+        return self._attributes
+
+    def covers(self, other: Filter) -> bool:
+        """Say whether every message that matches `other` surely matches this filter; False also means *not known*."""
+        from postroad.core.filters.covering import covers  # type: ignore[import-not-found, unused-ignore] # noqa: PLC0415
+
+        return bool(covers(self.condition, other.condition))
+
+    def overlaps(self, other: Filter) -> bool:
+        """Say whether some message may match both filters; True also means *not known*."""
+        from postroad.core.filters.covering import overlaps  # type: ignore[import-not-found, unused-ignore] # noqa: PLC0415
+
+        return bool(overlaps(self.condition, other.condition))
+
+    def _meaning(self) -> Key:
+        if self._key is None:
+            self._key = meaning(self.condition)
+        return self._key
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or self._meaning() == other._meaning() if isinstance(other, Filter) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._meaning())
+
+    def __str__(self) -> str:
+        return to_text(self.condition)
+
+    def __repr__(self) -> str:
+        return f"Filter({to_text(self.condition)!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (self.condition,)
+
+
+def _restore(condition: Condition) -> Filter:
+    """Unpickle: the tree was within the limits of whoever made it."""
+    restored = Filter("")
+    restored.condition = condition
+    return restored
+
+
+def _names(node: Condition | Value) -> Iterator[str]:
+    match node:
+        case Attribute(name):
+            yield name
+        case Literal():
+            return
+        case Sign(_, operand) | Not(operand) | In(operand) | Like(operand) | IsNull(operand):
+            yield from _names(operand)
+        case Arithmetic(_, left, right) | Comparison(_, left, right):
+            yield from _names(left)
+            yield from _names(right)
+        case Between(operand, low, high):
+            for value in (operand, low, high):
+                yield from _names(value)
+        case And(operands) | Or(operands):
+            for each in operands:
+                yield from _names(each)

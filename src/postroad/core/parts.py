@@ -1,0 +1,127 @@
+"""What the parts of one broker share: identity, configuration, the orders, and each other's state.
+
+`Broker` builds one `Parts` and hands it to `Publishing`, `Subscribing` and `Releasing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from postroad.core.filters.filter import Filter
+from postroad.core.guards import ALL_ON, Guards
+from postroad.core.orders import LinkId, Order, Refuse, Send, Store
+from postroad.core.packets import HOPS_MAX, Packet, Unicast
+from postroad.core.routing.linkstate import LinkStateRouter
+from postroad.core.streams.durable import Durables
+from postroad.core.streams.edge import Edge, EdgeStream
+from postroad.core.streams.holds import HoldKeeper, HoldTable
+from postroad.core.streams.pubend import Pubend
+from postroad.core.streams.stream import Stream
+from postroad.errors import PostroadError
+
+FILTERS_REMEMBERED: Final = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerConfig:
+    """What an operator may set of the machine; times in seconds."""
+
+    cache_bytes: int = 64 << 20  # per pubend
+    silence_s: float = 1.0  # how often silence, positions and holds are told
+    subscriber_grace_s: float = 30.0  # how long the logs are held for a client that may come back
+    keep_s: float = 0.0  # how long messages are kept though nobody needs them
+    publish_window_bytes: int = 4 << 20
+    subscriptions_max: int = 200_000
+    home_query_s: float = 3.0  # how long to wait for the former home of a durable subscription
+    guards: Guards = ALL_ON
+
+
+@dataclass(slots=True)
+class Parts:
+    """The state of one broker."""
+
+    broker: int
+    incarnation: int
+    config: BrokerConfig
+    orders: list[Order]
+    router: LinkStateRouter
+    pubends: dict[int, Pubend]
+    edge: Edge
+    table: HoldTable
+    keeper: HoldKeeper
+    durables: Durables
+    streams: dict[int, Stream] = field(default_factory=dict)
+    brokers: dict[LinkId, int] = field(default_factory=dict)  # links to neighbours
+    clients: dict[LinkId, None] = field(default_factory=dict)
+    wall_ms: int = 0
+    on_stored: dict[int, list[Callable[[float], None]]] = field(default_factory=dict)
+    token: int = 0
+    epoch: int = 0
+    filters: dict[str, Filter] = field(default_factory=dict)
+
+    def next_token(self) -> int:
+        self.token += 1
+        return self.token
+
+    def next_epoch(self) -> int:
+        self.epoch += 1
+        return self.incarnation << 32 | self.epoch
+
+    def filter(self, text: str) -> Filter:
+        """Parse a filter, or find it parsed."""
+        known = self.filters.get(text)
+        if known is None:
+            if len(self.filters) >= FILTERS_REMEMBERED:
+                del self.filters[next(iter(self.filters))]
+            known = self.filters[text] = Filter(text)
+        return known
+
+    def store(self, changes: tuple[tuple[str, bytes | None], ...], then: Callable[[float], None] | None = None) -> None:
+        """Write metadata; go on with `then` when it is durable."""
+        token = self.next_token()
+        if then is not None:
+            self.on_stored[token] = [then]
+        self.orders.append(Store(token, changes))
+
+    def send(self, link: LinkId, packet: Packet, request: int = 0) -> None:
+        self.orders.append(Send(link, packet, packet=request))
+
+    def refuse(self, link: LinkId, request: int, error: PostroadError) -> None:
+        self.orders.append(Refuse(link, request, error))
+
+    def unicast(self, packet: Unicast, *, came_by: LinkId | None = None) -> bool:
+        """Send a packet one link nearer to its target; tell whether there is a way."""
+        link = self.router.route(packet.target)
+        if link is None or link == came_by or packet.hops <= 0:
+            return False
+        self.orders.append(Send(link, packet))
+        return True
+
+    def flood(self, packet: Packet, *, except_link: LinkId | None = None) -> None:
+        for neighbour in self.router.neighbours:
+            if neighbour.link != except_link:
+                self.orders.append(Send(neighbour.link, packet))
+
+    def edge_stream(self, pubend: int) -> EdgeStream:
+        return self.edge.streams[pubend]
+
+    def ensure_stream(self, pubend: int) -> Stream:
+        """Return the stream of a pubend, begun when it is heard of first."""
+        stream = self.streams.get(pubend)
+        if stream is None:
+            stream = Stream(
+                pubend,
+                hosted_here=pubend in self.pubends,
+                cache_bytes=self.config.cache_bytes,
+                next_epoch=self.next_epoch,
+                orders=self.orders,
+                guards=self.config.guards,
+            )
+            self.streams[pubend] = stream
+            self.edge.streams[pubend] = EdgeStream(stream)
+        return stream
+
+
+FULL_HOPS: Final = HOPS_MAX

@@ -1,0 +1,160 @@
+"""The broker's side of publishing: who may publish, what is taken, and when it is announced."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from postroad.core.batch import Batch
+from postroad.core.layout import DEFAULT_LIMITS, check_message
+from postroad.core.orders import LinkId
+from postroad.core.packets import OpenPublisher, Publish, PublishColumns, PublisherOpened, PublishRefused, Row
+from postroad.core.parts import Parts
+from postroad.core.streams.cache import COMPLETE, Segment
+from postroad.core.streams.pubend import Pubend
+from postroad.errors import InvalidValueError, PostroadError, UnknownHandleError
+from postroad.types import MESSAGE_ID_BYTES
+
+PUBLISHER_KEY: Final = "publisher-next"
+HORIZON_KEY: Final = "horizon/"
+PUBLISHER_BLOCK: Final = 1 << 16
+
+
+class Publishing:
+    """Publishers of this broker and its pubends."""
+
+    def __init__(self, parts: Parts, publisher_next: int) -> None:
+        self._parts = parts
+        self._next = publisher_next
+        self._reserved = publisher_next  # ids below this are ours to give
+        self._reserving = False
+        self._waiting: list[tuple[LinkId, int]] = []
+        self._links: dict[int, LinkId] = {}  # publisher -> link
+        self._horizons_stored: dict[int, int] = {}
+
+    # --- publishers ---
+
+    def open(self, link: LinkId, packet: OpenPublisher, request: int) -> None:
+        if packet.resume is not None:
+            if packet.resume >= self._reserved:
+                error = UnknownHandleError(f"publisher {packet.resume} was never given out by this broker")
+                self._parts.refuse(link, request, error)
+                return
+            self._opened(link, packet.resume, request)
+        elif self._next < self._reserved:
+            self._next += 1
+            self._opened(link, self._next - 1, request)
+        else:
+            self._waiting.append((link, request))
+            self._reserve()
+
+    def publish(self, link: LinkId, packet: Publish) -> None:
+        """Take rows; those that break a rule are refused one by one, the rest goes on."""
+        pubend = self._pubend_of(link, packet.publisher)
+        good = [row for row in packet.rows if self._acceptable(link, packet.publisher, row)]
+        if good:
+            pubend.publish(packet.publisher, good)
+
+    def publish_columns(self, link: LinkId, packet: PublishColumns, batch: Batch | None) -> None:
+        pubend = self._pubend_of(link, packet.publisher)
+        if batch is None or len(batch) == 0:
+            return
+        parts = batch.ids().view(">u4").reshape(-1, 4)
+        if bool((parts[:, 0] != packet.publisher).any()) or bool((parts[:, 1] != self._parts.broker).any()):
+            raise InvalidValueError("a message id does not name this publisher and broker")
+        pubend.publish_columns(packet.publisher, batch)
+
+    def link_lost(self, link: LinkId) -> None:
+        self._waiting = [entry for entry in self._waiting if entry[0] != link]
+        self._links = {publisher: held for publisher, held in self._links.items() if held != link}
+        for pubend in self._parts.pubends.values():
+            pubend.link_lost(link)
+
+    # --- the stream ---
+
+    def commit(self) -> None:
+        for pubend in self._parts.pubends.values():
+            pubend.commit(self._parts.wall_ms)
+
+    def appended(self, pubend_id: int, token: int) -> list[Segment]:
+        """Return what became durable, as knowledge that is complete for everybody."""
+        lo, hi, batches = self._parts.pubends[pubend_id].appended(token)
+        segments = []
+        for batch in batches:
+            end = int(batch.ticks()[-1])
+            segments.append(Segment(lo, end, COMPLETE, batch))
+            lo = end
+        assert lo == hi
+        return segments
+
+    def silence(self) -> list[tuple[int, Segment]]:
+        """Decide silence up to the clock where nothing is being written."""
+        decided = []
+        for pubend_id, pubend in self._parts.pubends.items():
+            span = pubend.silence(self._parts.wall_ms)
+            if span is not None:
+                decided.append((pubend_id, Segment(span[0], span[1], COMPLETE, None)))
+        return decided
+
+    def reserve_horizons(self) -> None:
+        """Store horizons ahead of the clock, so that silence may be announced up to them."""
+        for pubend in self._parts.pubends.values():
+            wanted = pubend.reserve(self._parts.wall_ms)
+            if wanted is not None and self._horizons_stored.get(pubend.pubend, 0) < wanted:
+                self._horizons_stored[pubend.pubend] = wanted
+                self._store_horizon(pubend, wanted)
+
+    @property
+    def backlog_rows(self) -> int:
+        return sum(pubend.backlog_rows for pubend in self._parts.pubends.values())
+
+    # --- inside ---
+
+    def _store_horizon(self, pubend: Pubend, wanted: int) -> None:
+        def stored(_now: float) -> None:
+            pubend.reserved = max(pubend.reserved, wanted)
+
+        self._parts.store(((f"{HORIZON_KEY}{pubend.pubend}", wanted.to_bytes(8, "big")),), stored)
+
+    def _reserve(self) -> None:
+        if self._reserving:
+            return
+        self._reserving = True
+        bound = self._reserved + PUBLISHER_BLOCK
+
+        def stored(_now: float) -> None:
+            self._reserved, self._reserving = bound, False
+            waiting, self._waiting = self._waiting, []
+            for link, request in waiting:
+                self.open(link, OpenPublisher(), request)
+
+        self._parts.store(((PUBLISHER_KEY, bound.to_bytes(8, "big")),), stored)
+
+    def _opened(self, link: LinkId, publisher: int, request: int) -> None:
+        ids = sorted(self._parts.pubends)
+        pubend = self._parts.pubends[ids[publisher % len(ids)]]
+        self._links[publisher] = link
+        last = pubend.open(publisher, link)
+        window = self._parts.config.publish_window_bytes
+        packet = PublisherOpened(publisher, self._parts.broker, pubend.pubend, self._parts.wall_ms, window, last)
+        self._parts.send(link, packet, request)
+
+    def _pubend_of(self, link: LinkId, publisher: int) -> Pubend:
+        if self._links.get(publisher) != link:
+            raise UnknownHandleError(f"publisher {publisher} is not open on this connection")
+        ids = sorted(self._parts.pubends)
+        return self._parts.pubends[ids[publisher % len(ids)]]
+
+    def _acceptable(self, link: LinkId, publisher: int, row: Row) -> bool:
+        try:
+            self._check_id(publisher, row[0])
+            check_message(row[1], row[2], DEFAULT_LIMITS)
+        except PostroadError as error:
+            self._parts.send(link, PublishRefused(publisher, row[0], row[0], error.code, str(error)))
+            return False
+        return True
+
+    def _check_id(self, publisher: int, message_id: bytes) -> None:
+        if len(message_id) != MESSAGE_ID_BYTES:
+            raise InvalidValueError(f"a message id has {MESSAGE_ID_BYTES} bytes, not {len(message_id)}")
+        if message_id[:8] != publisher.to_bytes(4, "big") + self._parts.broker.to_bytes(4, "big"):
+            raise InvalidValueError("the message id does not name this publisher and broker")

@@ -1,0 +1,98 @@
+"""What a client session tells the application's side, in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from postroad.core.batch import Batch
+from postroad.errors import PostroadError
+
+
+@dataclass(frozen=True, slots=True)
+class Writable:
+    """The publisher may take messages (again), or some of its messages became durable."""
+
+    publisher: int
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherFailed:
+    """The broker will not have this publisher."""
+
+    publisher: int
+    error: PostroadError
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesRefused:
+    """The broker did not take the messages with ids from `first` to `last`, and never will."""
+
+    publisher: int
+    first: bytes
+    last: bytes
+    error: PostroadError
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionActive:
+    """Every matching message after these ticks will come. Said again after each reconnect."""
+
+    subscription: int
+    starts: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PubendJoined:
+    """A pubend that was out of reach has joined the subscription: every matching message after `tick` will come."""
+
+    subscription: int
+    pubend: int
+    tick: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """The next matching messages of a pubend, in order, none of them seen before."""
+
+    subscription: int
+    pubend: int
+    batch: Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """The messages of a pubend in (lo, hi] were released before this subscription got them."""
+
+    subscription: int
+    pubend: int
+    lo: int
+    hi: int
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionFailed:
+    """The broker will not have this subscription."""
+
+    subscription: int
+    error: PostroadError
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionEnded:
+    """The broker has let go of the subscription, as asked."""
+
+    subscription: int
+
+
+Event: TypeAlias = (
+    Writable
+    | PublisherFailed
+    | MessagesRefused
+    | SubscriptionActive
+    | PubendJoined
+    | Delivered
+    | Missed
+    | SubscriptionFailed
+    | SubscriptionEnded
+)

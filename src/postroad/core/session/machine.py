@@ -1,0 +1,497 @@
+"""The client's side of the overlay as a pure machine: what to send, what to believe, what to tell the application.
+
+The driver reports connections (`connected`, `disconnected`), packets (`receive`, `refused`) and the wall clock (`clock`); the
+application's calls are `publish`, `subscribe`, `acknowledge` and so on. Then the driver takes `outputs()` (packets to send,
+in order) and `events()` (for the application, in order).
+
+The session has one *main* link at a time: subscriptions and new messages go there. It keeps what was published elsewhere and
+not acknowledged: that is in doubt, belongs to the broker it was given to (a message id names it), and leaves again only when
+a link to that very broker is up, main or not. `homes()` names the brokers the session would like a second link to.
+
+Invariants: ids of one registration ascend strictly; the application sees each matching message of a pubend once, in order; a
+message is dropped from the window only when its own broker called it durable or refused it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from postroad.core.session.events import (
+    Delivered,
+    Event,
+    MessagesRefused,
+    Missed,
+    PubendJoined,
+    PublisherFailed,
+    SubscriptionActive,
+    SubscriptionEnded,
+    SubscriptionFailed,
+    Writable,
+)
+from postroad.core.session.publishing import Doubt, PublishingConfig, Registration, id_tick
+from postroad.core.session.subscribing import SubscriptionState
+from postroad.core.batch import Batch
+from postroad.core.guards import ALL_ON, Guards
+from postroad.core.orders import LinkId, Send
+from postroad.core.packets import (
+    Acknowledge,
+    Advance,
+    Deliver,
+    Gap,
+    OpenPublisher,
+    Packet,
+    PublishAcknowledged,
+    PublisherOpened,
+    PublishRefused,
+    Started,
+    Subscribed,
+    Unsubscribe,
+    Unsubscribed,
+)
+from postroad.errors import PostroadError, ProtocolViolationError, error_of_code
+from postroad.types import AttributeValue, MessageId
+
+REGISTRATIONS_MAX: Final = 64
+HANDLE_MAX: Final = 0xFFFF_FFFF
+
+
+@dataclass(frozen=True, slots=True)
+class SessionConfig:
+    publishing: PublishingConfig = field(default_factory=PublishingConfig)
+    retry_s: float = 0.1  # between tries of a subscription or a publisher, doubled each time
+    retry_s_max: float = 5.0
+    holes_max: int = 8  # in a row; then the broker is not to be trusted
+    guards: Guards = ALL_ON  # off only to show what they guard against
+
+
+@dataclass(slots=True)
+class _Publisher:
+    key: int
+    registrations: dict[int, Registration] = field(default_factory=dict)  # by broker
+    current: Registration | None = None
+    refusals: int = 0
+    retry_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    """A publisher that asked for an id, or to go on with one, and waits for the answer."""
+
+    publisher: int
+    link: LinkId
+    broker: int
+    resume: int | None
+
+
+class Session:
+    """One client. `now` is monotonic seconds; keys of publishers and subscriptions are the session's own numbers."""
+
+    def __init__(self, config: SessionConfig | None = None) -> None:
+        self.config: Final = config or SessionConfig()
+        self.main: LinkId | None = None
+        self.publishers: Final[dict[int, _Publisher]] = {}
+        self.subscriptions: Final[dict[int, SubscriptionState]] = {}
+        self._links: dict[LinkId, int] = {}  # -> broker
+        self._wall_ms = 0
+        self._keys = 0
+        self._packets = 0
+        self._openings: dict[int, _Opening] = {}  # by packet id
+        self._subscribing: dict[int, int] = {}  # packet id -> key
+        self._handles: dict[int, SubscriptionState] = {}  # by handle on the wire
+        self._handle = 0
+        self._outputs: list[Send] = []
+        self._events: list[Event] = []
+
+    # --- the driver ------------------------------------------------------------------------------------------------------
+
+    def clock(self, wall_ms: int) -> None:
+        """Tell the wall clock; call it before handing anything in."""
+        self._wall_ms = wall_ms
+
+    def connected(self, link: LinkId, broker: int, *, now: float, main: bool = True) -> None:
+        """Take in that a broker answered the hello of this link."""
+        self._links[link] = broker
+        if main:
+            assert self.main is None, "the former main link must be reported lost first"
+            self.main = link
+            for subscription in self.subscriptions.values():
+                self._subscribe(subscription)
+        for publisher in self.publishers.values():
+            self._open(publisher)
+        self.wake(now=now)
+
+    def disconnected(self, link: LinkId, *, now: float) -> None:
+        """Take in that the link is gone."""
+        self._links.pop(link, None)
+        was_main = link == self.main
+        if was_main:
+            self.main = None
+        self._openings = {packet: opening for packet, opening in self._openings.items() if opening.link != link}
+        for publisher in self.publishers.values():
+            for registration in publisher.registrations.values():
+                if registration.link == link:
+                    registration.closed()
+            self._open(publisher)
+        if was_main:
+            self._subscribing.clear()
+            for subscription in self.subscriptions.values():
+                subscription.active = False
+            self._end_abandoned()
+        self.wake(now=now)
+
+    def receive(self, message: Packet, *, link: LinkId, now: float, batch: Batch | None = None, packet: int = 0) -> None:  # noqa: ARG002  # the machines' contract
+        """Take a packet of the broker."""
+        match message:
+            case Deliver():
+                self._deliver(message, batch)
+            case PublishAcknowledged():
+                self._acknowledged(message, link)
+            case Advance():
+                self._advance(message)
+            case PublishRefused():
+                self._publish_refused(message, link)
+            case PublisherOpened():
+                self._opened(message, link, packet)
+            case Subscribed():
+                self._subscribed(message, packet)
+            case Started():
+                self._started(message)
+            case Gap():
+                self._gap(message)
+            case Unsubscribed():
+                self._unsubscribed(message)
+            case _:
+                raise ProtocolViolationError(f"a broker does not send {type(message).__name__} to a client")
+
+    def refused(self, packet: int, error: PostroadError, *, link: LinkId, now: float) -> None:
+        """Take in that the broker answered the request with an error."""
+        opening = self._openings.pop(packet, None)
+        if opening is not None and opening.link == link:
+            self._open_refused(opening, error, now)
+        key = self._subscribing.pop(packet, None)
+        if key is not None and key in self.subscriptions:
+            self._subscribe_refused(self.subscriptions[key], error, now)
+
+    def wake(self, *, now: float) -> None:
+        """Try again what a broker refused for the time being."""
+        for subscription in list(self.subscriptions.values()):
+            if subscription.retry_at is not None and subscription.retry_at <= now:
+                subscription.retry_at = None
+                self._subscribe(subscription)
+        for publisher in self.publishers.values():
+            if publisher.retry_at is not None and publisher.retry_at <= now:
+                publisher.retry_at = None
+                self._open(publisher)
+
+    def deadline(self) -> float | None:
+        """When `wake` should be called."""
+        waiting = [each.retry_at for each in self.subscriptions.values()] + [each.retry_at for each in self.publishers.values()]
+        return min((time for time in waiting if time is not None), default=None)
+
+    def outputs(self) -> list[Send]:
+        """Return what to send, in order."""
+        for publisher in self.publishers.values():
+            for registration in publisher.registrations.values():
+                if registration.link is not None:
+                    link = registration.link
+                    self._outputs += [Send(link, message, batch, data=True) for message, batch in registration.take()]
+        for subscription in self.subscriptions.values():
+            if subscription.changed and subscription.active and self.main is not None:
+                self._outputs.append(Send(self.main, Acknowledge(subscription.handle, subscription.take_acknowledged())))
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def events(self) -> list[Event]:
+        """Return what the application should know, in order."""
+        events, self._events = self._events, []
+        return events
+
+    def homes(self) -> list[int]:
+        """Return the brokers that hold messages in doubt and have no link."""
+        linked = self._links.values()
+        return sorted({doubt.broker for key in self.publishers for doubt in self._doubts(key) if doubt.broker not in linked})
+
+    # --- publishing ------------------------------------------------------------------------------------------------------
+
+    def open_publisher(self) -> int:
+        """Begin a publisher; `Writable` tells when it may publish."""
+        key = self._next_key()
+        self.publishers[key] = publisher = _Publisher(key)
+        self._open(publisher)
+        return key
+
+    def close_publisher(self, key: int) -> None:
+        """Forget a publisher with all it has in doubt."""
+        self.publishers.pop(key, None)
+
+    def publish(self, key: int, attributes: Mapping[str, AttributeValue], payload: bytes) -> MessageId | None:
+        """Take a message into the window and return its id; None when there is no room or no broker now."""
+        registration = self.publishers[key].current
+        if registration is None or not registration.has_room():
+            return None
+        return registration.add(attributes, payload, self._wall_ms)
+
+    def registration(self, key: int) -> Registration | None:
+        """Return where the publisher may publish now: for batches, whose ids are made before they are built."""
+        registration = self.publishers[key].current
+        return registration if registration is not None and registration.has_room() else None
+
+    def outstanding(self, key: int) -> int:
+        """Count the messages that are not known to be durable, wherever they were sent."""
+        return sum(registration.messages for registration in self.publishers[key].registrations.values())
+
+    def doubtful(self, key: int) -> list[Doubt]:
+        """Say what was given to brokers other than the present one, or is unacknowledged while none is there."""
+        return self._doubts(key)
+
+    def _doubts(self, key: int) -> list[Doubt]:
+        publisher = self.publishers[key]
+        others = [each for each in publisher.registrations.values() if each is not publisher.current or each.link is None]
+        return [doubt for each in others if (doubt := each.doubt()) is not None]
+
+    def _open(self, publisher: _Publisher) -> None:
+        """Ask for what the publisher lacks: a registration at the main broker, and one wherever messages are in doubt."""
+        main = None if self.main is None else self._links[self.main]
+        if publisher.current is not None and (publisher.current.broker != main or publisher.current.link is None):
+            publisher.current = None
+        if publisher.retry_at is not None:
+            return
+        asked = {opening.broker for opening in self._openings.values() if opening.publisher == publisher.key}
+        for link, broker in self._links.items():
+            registration = publisher.registrations.get(broker)
+            open_already = broker in asked or (registration is not None and registration.link is not None)
+            needed = link == self.main or (registration is not None and registration.messages > 0)
+            if needed and not open_already:
+                asked.add(broker)
+                self._ask_to_open(publisher, link, broker, registration)
+        if main is not None and publisher.current is None:
+            registration = publisher.registrations.get(main)
+            if registration is not None and registration.link is not None:
+                self._use(publisher, registration)
+
+    def _ask_to_open(self, publisher: _Publisher, link: LinkId, broker: int, registration: Registration | None) -> None:
+        resume = None if registration is None else registration.publisher
+        packet = self._next_packet()
+        self._openings[packet] = _Opening(publisher.key, link, broker, resume)
+        self._outputs.append(Send(link, OpenPublisher(resume), packet=packet))
+
+    def _opened(self, message: PublisherOpened, link: LinkId, packet: int) -> None:
+        opening = self._openings.pop(packet, None)
+        publisher = None if opening is None else self.publishers.get(opening.publisher)
+        if opening is None or publisher is None or link not in self._links:
+            return
+        publisher.refusals = 0
+        registration = publisher.registrations.get(message.broker)
+        if registration is None or registration.publisher != message.publisher:
+            registration = Registration(self.config.publishing, message.publisher, message.broker, message.pubend)
+            self._keep(publisher, registration)
+        registration.opened(link, message.window_bytes, message.wall_ms - self._wall_ms, message.last)
+        if self.main is not None and self._links[self.main] == message.broker:
+            self._use(publisher, registration)
+        self._events.append(Writable(publisher.key))
+
+    def _keep(self, publisher: _Publisher, registration: Registration) -> None:
+        """Remember a registration; forget the oldest ones that hold nothing when there are many."""
+        idle = [broker for broker, each in publisher.registrations.items() if not each.messages]
+        while len(publisher.registrations) >= REGISTRATIONS_MAX and idle:
+            del publisher.registrations[idle.pop(0)]
+        publisher.registrations[registration.broker] = registration
+
+    def _use(self, publisher: _Publisher, registration: Registration) -> None:
+        publisher.current = registration
+        if not self.config.guards.doubtful_messages_stay:
+            self._republish(publisher, registration)
+        self._events.append(Writable(publisher.key))
+
+    def _republish(self, publisher: _Publisher, registration: Registration) -> None:
+        """Give another broker's doubtful messages to this one: what the guard forbids."""
+        for other in publisher.registrations.values():
+            if other is not registration:
+                for attributes, payload in other.abandon():
+                    registration.add(attributes, payload, self._wall_ms)
+
+    def _open_refused(self, opening: _Opening, error: PostroadError, now: float) -> None:
+        publisher = self.publishers.get(opening.publisher)
+        if publisher is None:
+            return
+        if opening.resume is not None and not error.retryable:
+            self._resume_refused(publisher, opening, error)
+        elif error.retryable:
+            publisher.retry_at = now + self._retry_delay(publisher.refusals)
+            publisher.refusals += 1
+        else:
+            self._events.append(PublisherFailed(publisher.key, error))
+
+    def _resume_refused(self, publisher: _Publisher, opening: _Opening, error: PostroadError) -> None:
+        """Give up what was in doubt at a broker that does not know the publisher any more; the application is told."""
+        registration = publisher.registrations.pop(opening.broker)
+        if registration.messages:
+            doubt = registration.doubt()
+            assert doubt is not None
+            self._events.append(MessagesRefused(publisher.key, bytes(doubt.first), bytes(doubt.last), error))
+        self._open(publisher)
+
+    def _acknowledged(self, message: PublishAcknowledged, link: LinkId) -> None:
+        found = self._registration(message.publisher, link)
+        if found is not None:
+            key, registration = found
+            registration.acknowledged(message.last)
+            self._events.append(Writable(key))
+
+    def _publish_refused(self, message: PublishRefused, link: LinkId) -> None:
+        found = self._registration(message.publisher, link)
+        if found is None:
+            return
+        key, registration = found
+        registration.refused(id_tick(message.first), id_tick(message.last))
+        error = error_of_code(message.code, message.reason)
+        self._events += [MessagesRefused(key, message.first, message.last, error), Writable(key)]
+
+    def _registration(self, publisher_id: int, link: LinkId) -> tuple[int, Registration] | None:
+        broker = self._links.get(link)
+        for key, publisher in self.publishers.items():
+            registration = publisher.registrations.get(broker) if broker is not None else None
+            if registration is not None and registration.publisher == publisher_id and registration.link == link:
+                return key, registration
+        return None
+
+    # --- subscribing -----------------------------------------------------------------------------------------------------
+
+    def subscribe(
+        self, filter_text: str, *, name: str | None = None, positions: Mapping[int, int] | None = None, earliest: bool = False
+    ) -> int:
+        """Begin a subscription; `SubscriptionActive` tells when and where it has started."""
+        key = self._next_key()
+        self.subscriptions[key] = subscription = SubscriptionState(key, filter_text, name, earliest)
+        subscription.begin(positions or {})
+        self._subscribe(subscription)
+        return key
+
+    def acknowledge(self, key: int, pubend: int, tick: int) -> None:
+        """Note that the application has done with everything of the pubend up to this tick."""
+        self.subscriptions[key].acknowledge(pubend, tick)
+
+    def positions(self, key: int) -> dict[int, int]:
+        """Return, per pubend, the tick up to which the application has done with everything: what to save."""
+        return self.subscriptions[key].acknowledged()
+
+    def unsubscribe(self, key: int, *, forget: bool = False) -> None:
+        """End a subscription. `SubscriptionEnded` follows; a durable one waits for its client unless `forget`."""
+        subscription = self.subscriptions[key]
+        subscription.ending = True
+        if self.main is not None and subscription.handle:
+            if subscription.changed and subscription.active:
+                self._outputs.append(Send(self.main, Acknowledge(subscription.handle, subscription.take_acknowledged())))
+            self._outputs.append(Send(self.main, Unsubscribe(subscription.handle, forget), packet=self._next_packet()))
+        else:
+            self._end(subscription)
+
+    def _subscribe(self, subscription: SubscriptionState) -> None:
+        if self.main is None or subscription.retry_at is not None or subscription.ending:
+            return
+        self._handles.pop(subscription.handle, None)
+        self._handle = self._handle % HANDLE_MAX + 1
+        subscription.handle = self._handle
+        subscription.active = False
+        self._handles[subscription.handle] = subscription
+        packet = self._next_packet()
+        self._subscribing[packet] = subscription.key
+        self._outputs.append(Send(self.main, subscription.request(), packet=packet))
+
+    def _subscribed(self, message: Subscribed, packet: int) -> None:
+        self._subscribing.pop(packet, None)
+        subscription = self._handles.get(message.handle)
+        if subscription is None:
+            return
+        subscription.active = True
+        subscription.refusals = 0
+        for pubend, tick in sorted(message.starts.items()):
+            self._missed(subscription, pubend, subscription.join(pubend, tick))
+        subscription.changed.update(subscription.pubends)  # a broker we came back to may remember less
+        self._events.append(SubscriptionActive(subscription.key, dict(message.starts)))
+
+    def _started(self, message: Started) -> None:
+        subscription = self._handles.get(message.handle)
+        if subscription is not None:
+            self._missed(subscription, message.pubend, subscription.join(message.pubend, message.tick))
+            self._events.append(PubendJoined(subscription.key, message.pubend, message.tick))
+
+    def _deliver(self, message: Deliver, batch: Batch | None) -> None:
+        subscription = self._handles.get(message.handle)
+        if subscription is None or subscription.ending:
+            return
+        assert batch is not None, "a Deliver carries rows"
+        fresh = subscription.clip(message.pubend, message.lo, message.hi, batch)
+        if fresh is None:
+            self._hole(subscription, message)
+        elif len(fresh):
+            self._events.append(Delivered(subscription.key, message.pubend, fresh))
+
+    def _hole(self, subscription: SubscriptionState, message: Deliver) -> None:
+        """Begin again from our position. A broker that does this over and over is given up."""
+        subscription.holes += 1
+        if subscription.holes > self.config.holes_max:
+            raise ProtocolViolationError(
+                f"pubend {message.pubend:x} was delivered with holes {subscription.holes} times in a row"
+            )
+        assert self.main is not None
+        self._outputs.append(Send(self.main, Unsubscribe(subscription.handle), packet=self._next_packet()))
+        self._subscribe(subscription)
+
+    def _advance(self, message: Advance) -> None:
+        subscription = self._handles.get(message.handle)
+        if subscription is not None:
+            for pubend, tick in message.positions.items():
+                subscription.advance(pubend, tick)
+
+    def _gap(self, message: Gap) -> None:
+        subscription = self._handles.get(message.handle)
+        if subscription is not None:
+            self._missed(subscription, message.pubend, subscription.skip(message.pubend, message.lo, message.hi))
+
+    def _missed(self, subscription: SubscriptionState, pubend: int, missing: tuple[int, int] | None) -> None:
+        if missing is not None:
+            self._events.append(Missed(subscription.key, pubend, *missing))
+
+    def _unsubscribed(self, message: Unsubscribed) -> None:
+        subscription = self._handles.get(message.handle)
+        if subscription is not None and subscription.ending:
+            self._end(subscription)
+
+    def _subscribe_refused(self, subscription: SubscriptionState, error: PostroadError, now: float) -> None:
+        """Tell the application of a first refusal; a subscription that was active tries again while it may help."""
+        if subscription.ending:
+            self._end(subscription)
+        elif error.retryable and subscription.starts:
+            subscription.retry_at = now + self._retry_delay(subscription.refusals)
+            subscription.refusals += 1
+        else:
+            self._forget(subscription)
+            self._events.append(SubscriptionFailed(subscription.key, error))
+
+    def _end_abandoned(self) -> None:
+        for subscription in [each for each in self.subscriptions.values() if each.ending]:
+            self._end(subscription)
+
+    def _end(self, subscription: SubscriptionState) -> None:
+        self._forget(subscription)
+        self._events.append(SubscriptionEnded(subscription.key))
+
+    def _forget(self, subscription: SubscriptionState) -> None:
+        self.subscriptions.pop(subscription.key, None)
+        self._handles.pop(subscription.handle, None)
+
+    # --- numbers ---------------------------------------------------------------------------------------------------------
+
+    def _retry_delay(self, refusals: int) -> float:
+        return min(self.config.retry_s * 2.0 ** min(refusals, 16), self.config.retry_s_max)
+
+    def _next_key(self) -> int:
+        self._keys += 1
+        return self._keys
+
+    def _next_packet(self) -> int:
+        self._packets = self._packets % 0xFFFF_FFFF + 1
+        return self._packets

@@ -1,0 +1,312 @@
+"""What a publisher has sent and does not yet know to be durable.
+
+A *registration* is one publisher id at one broker. Every message gets its id when the application publishes it; the id names
+the publisher and the broker, so a message belongs to one registration for ever, and only that broker may be asked to take it
+(again). Ticks of ids ascend strictly within a registration, also when the wall clock steps back.
+
+Messages wait as rows while a frame is on its way and become a frame when that one is acknowledged, so frames grow by
+themselves under load and a lone message leaves at once. Frames stay until the broker says that they are durable; after a
+reconnect the broker tells the last tick it accepted, and the frames beyond it leave again, in order.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from postroad.core.batch import Batch
+from postroad.core.layout import DEFAULT_LIMITS, INT_MAX, INT_MIN, check_message
+from postroad.core.orders import LinkId
+from postroad.core.packets import Packet, Publish, PublishColumns, Row
+from postroad.core.rows import build_batches
+from postroad.types import COUNTER_BITS, AttributeValue, MessageId, Tick
+
+ROW_OVERHEAD_BYTES: Final = 48
+NAMES_MAX: Final = 4096
+_ID = struct.Struct(">IIQ")
+_ID_DTYPE: Final = np.dtype([("publisher", ">u4"), ("broker", ">u4"), ("tick", ">u8")])
+_QUICK_STRING_MAX: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class PublishingConfig:
+    """Bounds of one publisher. The broker's window in bytes is another bound, told when the publisher opens."""
+
+    window_messages: int = 65_536
+    frame_rows: int = 2_000
+    frame_bytes: int = 512 << 10
+    columns_from: int = 64  # a frame of at least this many rows leaves as columns
+
+
+@dataclass(slots=True)
+class Frame:
+    """Messages that left, or will leave, together: as rows or as a batch."""
+
+    first: int  # ticks of ids
+    last: int
+    rows: Sequence[Row]
+    batch: Batch | None
+    bytes: int
+    sent: bool = False
+
+    def __len__(self) -> int:
+        return len(self.rows) if self.batch is None else len(self.batch)
+
+    def without(self, first: int, last: int) -> list[Frame]:
+        """Return what is left when the messages from `first` to `last` are taken out."""
+        ticks = self._ticks()
+        start = int(np.searchsorted(ticks, np.uint64(first), "left"))
+        stop = int(np.searchsorted(ticks, np.uint64(last), "right"))
+        return [self._part(lo, hi, ticks) for lo, hi in ((0, start), (stop, len(ticks))) if lo < hi]
+
+    def _ticks(self) -> np.ndarray[Any, Any]:
+        if self.batch is not None:
+            return id_ticks(self.batch)
+        return np.array([id_tick(row[0]) for row in self.rows], np.uint64)
+
+    def _part(self, start: int, stop: int, ticks: np.ndarray[Any, Any]) -> Frame:
+        size = self.bytes * (stop - start) // len(self)
+        batch = None if self.batch is None else self.batch.slice(start, stop)
+        return Frame(int(ticks[start]), int(ticks[stop - 1]), self.rows[start:stop], batch, size, self.sent)
+
+
+def id_tick(message_id: bytes) -> int:
+    return int.from_bytes(message_id[8:], "big")
+
+
+def id_ticks(batch: Batch) -> np.ndarray[Any, Any]:
+    return batch.ids().view(_ID_DTYPE)["tick"].astype(np.uint64)
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """Messages that were given to a broker which has not said that it has them. Only that broker may be asked again."""
+
+    broker: int
+    publisher: int
+    messages: int
+    first: MessageId
+    last: MessageId
+
+
+class Registration:
+    """One publisher id at one broker. `frames` ascend; `sent` frames stand before those that are not."""
+
+    def __init__(self, config: PublishingConfig, publisher: int, broker: int, pubend: int) -> None:
+        self.publisher: Final = publisher
+        self.broker: Final = broker
+        self.pubend: Final = pubend
+        self.link: LinkId | None = None  # where it is open
+        self.window_bytes = 0
+        self.skew_ms = 0
+        self.last_tick = 0  # of the last id made
+        self.messages = 0  # not acknowledged, waiting ones included
+        self.bytes = 0
+        self._config: Final = config
+        self._frames: deque[Frame] = deque()
+        self._in_flight = 0
+        self._waiting: list[Row] = []
+        self._sizes: list[int] = []  # of the waiting rows
+        self._waiting_bytes = 0
+        self._names: set[str] = set()
+
+    def opened(self, link: LinkId, window_bytes: int, skew_ms: int, last: int) -> None:
+        """Go on at this link: what the broker accepted is done, the rest leaves again."""
+        self.closed()
+        self.link = link
+        self.window_bytes, self.skew_ms = window_bytes, skew_ms
+        self.last_tick = max(self.last_tick, last)
+        self.acknowledged(last)
+
+    def closed(self) -> None:
+        """Take in that the link is gone: nothing that was sent may be taken as received."""
+        self.link = None
+        for frame in self._frames:
+            frame.sent = False
+        self._in_flight = 0
+
+    def has_room(self) -> bool:
+        return self.link is not None and self.messages < self._config.window_messages and self.bytes < self.window_bytes
+
+    def add(self, attributes: Mapping[str, AttributeValue], payload: bytes, wall_ms: int) -> MessageId:
+        """Take one message and give it its id; a value that no message may hold raises before anything changed."""
+        size = self._quick_size(attributes, payload)
+        if size is None:
+            attributes = check_message(attributes, payload)
+            size = _slow_size(attributes, payload)
+            if len(self._names) < NAMES_MAX:
+                self._names.update(attributes)
+        tick = self._next_tick(wall_ms)
+        self.last_tick = tick
+        self._waiting.append((_ID.pack(self.publisher, self.broker, tick), dict(attributes), bytes(payload)))
+        self._sizes.append(size)
+        self._waiting_bytes += size
+        self.bytes += size
+        self.messages += 1
+        return MessageId(self.publisher, self.broker, Tick(tick))
+
+    def add_batch(self, batch: Batch, size: int) -> None:
+        """Take a batch whose ids were made by `ids_for`."""
+        self._seal()
+        ticks = id_ticks(batch)
+        self._frames.append(Frame(int(ticks[0]), int(ticks[-1]), (), batch, size))
+        self.messages += len(batch)
+        self.bytes += size
+
+    def ids_for(self, count: int, wall_ms: int) -> np.ndarray[Any, Any]:
+        """Make ids for this many messages at once, as 16-byte items."""
+        first = self._next_tick(wall_ms)
+        self.last_tick = first + count - 1
+        ids = np.empty(count, _ID_DTYPE)
+        ids["publisher"], ids["broker"] = self.publisher, self.broker
+        ids["tick"] = np.arange(first, first + count, dtype=np.uint64)
+        return ids.view(np.dtype((np.void, 16)))
+
+    def _next_tick(self, wall_ms: int) -> int:
+        tick = (wall_ms + self.skew_ms) << COUNTER_BITS
+        return tick if tick > self.last_tick else self.last_tick + 1
+
+    def _quick_size(self, attributes: Mapping[str, AttributeValue], payload: bytes) -> int | None:
+        """Return the size of a message that is plainly within every limit, or None when a closer look is needed."""
+        if type(payload) is not bytes or len(attributes) > DEFAULT_LIMITS.attributes:
+            return None
+        size = ROW_OVERHEAD_BYTES + len(payload)
+        if size > DEFAULT_LIMITS.payload_bytes:
+            return None
+        names = self._names
+        for name, value in attributes.items():
+            if name not in names:
+                return None
+            kind = type(value)
+            if kind is str:
+                if len(value) > _QUICK_STRING_MAX or not value.isascii():  # type: ignore[arg-type, union-attr]  # it is a str
+                    return None
+                size += len(value) + 16  # type: ignore[arg-type]  # it is a str
+            elif kind is float or kind is bool or (kind is int and INT_MIN <= value <= INT_MAX):  # type: ignore[operator]  # an int
+                size += 16
+            else:
+                return None
+        return size
+
+    def acknowledged(self, last: int) -> None:
+        """Forget everything up to this tick: it is durable at the broker."""
+        frames = self._frames
+        while frames and frames[0].last <= last:
+            self._forget(frames.popleft())
+        if frames and frames[0].first <= last:
+            self._cut(0, last)
+
+    def refused(self, first: int, last: int) -> None:
+        """Forget the messages from `first` to `last`: the broker will never take them."""
+        self._cut(first, last)
+
+    def _cut(self, first: int, last: int) -> None:
+        kept: deque[Frame] = deque()
+        for frame in self._frames:
+            if frame.last < first or frame.first > last:
+                kept.append(frame)
+                continue
+            self._forget(frame)
+            for part in frame.without(first, last):
+                self._keep(part)
+                kept.append(part)
+        self._frames = kept
+
+    def _forget(self, frame: Frame) -> None:
+        self.messages -= len(frame)
+        self.bytes -= frame.bytes
+        self._in_flight -= frame.sent
+
+    def _keep(self, frame: Frame) -> None:
+        self.messages += len(frame)
+        self.bytes += frame.bytes
+        self._in_flight += frame.sent
+
+    def take(self) -> list[tuple[Packet, Batch | None]]:
+        """Return what should leave now."""
+        config = self._config
+        if self._waiting and (
+            self._in_flight == 0 or len(self._waiting) >= config.frame_rows or self._waiting_bytes >= config.frame_bytes
+        ):
+            self._seal()
+        leaving: list[tuple[Packet, Batch | None]] = []
+        for frame in reversed(self._frames):
+            if frame.sent:
+                break
+            frame.sent = True
+            self._in_flight += 1
+            leaving.append(self._packet(frame))
+        leaving.reverse()
+        return leaving
+
+    def _packet(self, frame: Frame) -> tuple[Packet, Batch | None]:
+        if frame.batch is not None:
+            return PublishColumns(self.publisher), frame.batch
+        return Publish(self.publisher, list(frame.rows)), None
+
+    def _seal(self) -> None:
+        """Turn the waiting rows into frames."""
+        rows, sizes = self._waiting, self._sizes
+        self._waiting, self._sizes, self._waiting_bytes = [], [], 0
+        for start, stop in _chunks(sizes, self._config):
+            part = rows[start:stop]
+            if len(part) < self._config.columns_from:
+                self._frames.append(Frame(id_tick(part[0][0]), id_tick(part[-1][0]), part, None, sum(sizes[start:stop])))
+                continue
+            for batch in build_batches(part):
+                end = start + len(batch)
+                first, last = id_tick(rows[start][0]), id_tick(rows[end - 1][0])
+                self._frames.append(Frame(first, last, (), batch, sum(sizes[start:end])))
+                start = end  # noqa: PLW2901  # the batches of one part follow each other
+
+    def doubt(self) -> Doubt | None:
+        """Say what is not acknowledged, if anything."""
+        if not self.messages:
+            return None
+        first = self._frames[0].first if self._frames else id_tick(self._waiting[0][0])
+        last = id_tick(self._waiting[-1][0]) if self._waiting else self._frames[-1].last
+        return Doubt(
+            self.broker,
+            self.publisher,
+            self.messages,
+            MessageId(self.publisher, self.broker, Tick(first)),
+            MessageId(self.publisher, self.broker, Tick(last)),
+        )
+
+    def abandon(self) -> list[tuple[dict[str, AttributeValue], bytes]]:
+        """Give up every message and return what they held: to show what goes wrong when they do not stay."""
+        self._seal()
+        given_up = [content for frame in self._frames for content in _contents(frame)]
+        self._frames.clear()
+        self.messages = self.bytes = self._in_flight = 0
+        return given_up
+
+
+def _contents(frame: Frame) -> list[tuple[dict[str, AttributeValue], bytes]]:
+    if frame.batch is None:
+        return [(attributes, payload) for _, attributes, payload in frame.rows]
+    return [(dict(message.attributes), message.payload) for message in frame.batch]
+
+
+def _slow_size(attributes: Mapping[str, AttributeValue], payload: bytes) -> int:
+    """Return the size `_quick_size` gives, for any message."""
+    lengths = sum(len(value) for value in attributes.values() if isinstance(value, str | bytes))
+    return ROW_OVERHEAD_BYTES + len(payload) + 16 * len(attributes) + lengths
+
+
+def _chunks(sizes: Sequence[int], config: PublishingConfig) -> list[tuple[int, int]]:
+    """Cut rows of these sizes into [start, stop) within the bounds of a frame."""
+    chunks, start, total = [], 0, 0
+    for index, size in enumerate(sizes):
+        if index > start and (index - start >= config.frame_rows or total + size > config.frame_bytes):
+            chunks.append((start, index))
+            start, total = index, 0
+        total += size
+    if sizes:
+        chunks.append((start, len(sizes)))
+    return chunks

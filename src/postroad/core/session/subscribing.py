@@ -1,0 +1,114 @@
+"""Where a subscription is, per pubend, and what the application has done with.
+
+Three ticks per pubend. `position`: everything up to it was received (or is known not to match). `last_row`: the tick of the
+last message handed to the application. `acknowledged`: the application has done with everything up to it; once it reaches
+`last_row` nothing is left to do up to `position`, so it jumps there. A delivery that lies at or below the position was seen
+before and is dropped, one that overlaps it is clipped: no duplicate. One that starts beyond it is a hole, which a correct
+broker never leaves; the subscription then begins again from its position: no loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from postroad.core.batch import Batch
+from postroad.core.packets import Subscribe
+
+
+@dataclass(slots=True)
+class PubendPosition:
+    position: int
+    acknowledged: int
+    last_row: int = 0
+
+    def settle(self) -> bool:
+        """Advance `acknowledged` to the position when no delivered message is left to acknowledge."""
+        if self.acknowledged < self.last_row or self.acknowledged >= self.position:
+            return False
+        self.acknowledged = self.position
+        return True
+
+
+@dataclass(slots=True)
+class SubscriptionState:
+    """One subscription of the application. `handle` is its number on the wire and changes with each (re)subscription."""
+
+    key: Final[int]
+    filter: Final[str]
+    name: Final[str | None]
+    earliest: Final[bool]
+    pubends: dict[int, PubendPosition] = field(default_factory=dict)
+    starts: dict[int, int] = field(default_factory=dict)  # where each pubend began, the first time
+    handle: int = 0
+    active: bool = False
+    refusals: int = 0  # in a row, of a resubscription
+    holes: int = 0  # without a delivery in between
+    retry_at: float | None = None
+    ending: bool = False
+    changed: set[int] = field(default_factory=set)  # pubends whose acknowledgement the broker does not know
+
+    def request(self) -> Subscribe:
+        positions = {pubend: state.position for pubend, state in self.pubends.items()}
+        return Subscribe(self.handle, self.filter, self.name, positions, self.earliest)
+
+    def begin(self, positions: Mapping[int, int]) -> None:
+        """Take the positions a former life of the client saved."""
+        self.pubends = {pubend: PubendPosition(tick, tick) for pubend, tick in positions.items()}
+
+    def join(self, pubend: int, tick: int) -> tuple[int, int] | None:
+        """Start a pubend at this tick. Return the range that is missing when we were not yet there."""
+        self.starts.setdefault(pubend, tick)
+        state = self.pubends.get(pubend)
+        if state is None:
+            self.pubends[pubend] = PubendPosition(tick, tick)
+            return None
+        return self.skip(pubend, state.position, tick)
+
+    def skip(self, pubend: int, lo: int, hi: int) -> tuple[int, int] | None:
+        """Messages in (lo, hi] will never come. Return the part of it that we did not have, if any."""
+        state = self.pubends.setdefault(pubend, PubendPosition(lo, lo))
+        if hi <= state.position:
+            return None
+        missed = (max(lo, state.position), hi)
+        self.advance(pubend, hi)
+        return missed
+
+    def clip(self, pubend: int, lo: int, hi: int, batch: Batch) -> Batch | None:
+        """Take a delivery: return the messages not seen before, or None when it leaves a hole."""
+        state = self.pubends.get(pubend)
+        if state is None or lo > state.position:
+            return None
+        fresh = batch if lo == state.position else batch.within(state.position, hi)
+        if len(fresh):
+            state.last_row = int(fresh.ticks()[-1])
+            self.holes = 0
+        self.advance(pubend, hi)
+        return fresh
+
+    def advance(self, pubend: int, tick: int) -> None:
+        state = self.pubends.get(pubend)
+        if state is not None and tick > state.position:
+            state.position = tick
+            if state.settle():
+                self.changed.add(pubend)
+
+    def acknowledge(self, pubend: int, tick: int) -> None:
+        """Note that the application has done with everything of the pubend up to this tick."""
+        state = self.pubends.get(pubend)
+        if state is None or tick <= state.acknowledged:
+            return
+        state.acknowledged = min(tick, state.position)
+        state.settle()
+        self.changed.add(pubend)
+
+    def take_acknowledged(self) -> dict[int, int]:
+        """Return the acknowledgements the broker has not heard."""
+        news = {pubend: self.pubends[pubend].acknowledged for pubend in sorted(self.changed)}
+        self.changed.clear()
+        return news
+
+    def acknowledged(self) -> dict[int, int]:
+        """Return where a new life of the client should go on."""
+        return {pubend: state.acknowledged for pubend, state in self.pubends.items()}

@@ -1,0 +1,187 @@
+"""Durable subscriptions: names, cursors, and the broker each is at home.
+
+At its home a durable subscription has a stored record: filter, cursors, version. Everywhere else a flooded `DurableHome`
+says where it is; the highest version counts. A move raises the version: the new home floods it at once, and again as
+*settled* when its holds are confirmed. The former home keeps its record, and with it the hold on the logs, until then.
+
+Every broker stores what it was told, so that after a restart it does not take a known name for a new one. What remains: a name
+that was created while this broker was cut off from its home, and is asked for here without positions before the two meet,
+begins anew here; the answer's start ticks say so.
+
+Invariant: at every moment at least one broker holds the logs for a durable subscription that was ever reported active.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from postroad.core.guards import ALL_ON, Guards
+from postroad.core.orders import LinkId
+from postroad.core.packets import DurableHome, Positions
+
+DURABLE_KEY: Final = "durable/"
+HOME_KEY: Final = "home/"
+DURABLES_MAX: Final = 1 << 16
+
+
+class DurableRecord(msgspec.Struct, frozen=True, array_like=True):
+    """A durable subscription as its home stores it."""
+
+    filter: str
+    version: int
+    cursors: Positions
+
+
+@dataclass(slots=True)
+class Durable:
+    """A durable subscription that is, or was, at home here."""
+
+    name: str
+    filter: str
+    version: int
+    cursors: Positions = field(default_factory=dict)
+    subscription: int | None = None  # the live subscription, while a client is connected
+    moved: bool = False  # another home has taken over and is not settled yet
+    stored: bool = False
+
+
+class Durables:
+    """The durable subscriptions of one broker, and where the others are."""
+
+    def __init__(self, broker: int, guards: Guards = ALL_ON) -> None:
+        self._broker = broker
+        self._guards = guards
+        self.homes: dict[str, DurableHome] = {}
+        self.here: dict[str, Durable] = {}
+        self._dirty: dict[str, None] = {}
+        self._dirty_homes: dict[str, None] = {}
+
+    def load(self, key: str, value: bytes) -> None:
+        """Take what was stored: a record of ours, or where another one is at home."""
+        if key.startswith(HOME_KEY):
+            home = msgspec.msgpack.decode(value, type=DurableHome)
+            self._know(home)
+            return
+        name = key.removeprefix(DURABLE_KEY)
+        record = msgspec.msgpack.decode(value, type=DurableRecord)
+        self.here[name] = Durable(name, record.filter, record.version, dict(record.cursors), stored=True)
+        self._know(DurableHome(name, record.version, self._broker, settled=True))
+
+    def _know(self, home: DurableHome) -> None:
+        known = self.homes.get(home.name)
+        if known is None or _rank(home) > _rank(known):
+            self.homes[home.name] = home
+
+    def elsewhere(self, name: str) -> int | None:
+        """Return the broker a durable subscription is at home, when it is not this one."""
+        home = self.homes.get(name)
+        return home.broker if home is not None and home.broker not in (0, self._broker) else None
+
+    def take_home(self, name: str, filter_: str, cursors: Positions) -> Durable:
+        """Make this broker the home; the caller floods `home_of` and stores the record."""
+        versions = [known[name].version for known in (self.homes, self.here) if name in known]
+        version = 1 + max(versions, default=0)
+        durable = Durable(name, filter_, version, cursors)
+        self.here[name] = durable
+        self.homes[name] = DurableHome(name, version, self._broker, settled=False)
+        return durable
+
+    def settle(self, name: str) -> DurableHome:
+        self.homes[name] = DurableHome(name, self.here[name].version, self._broker, settled=True)
+        return self.homes[name]
+
+    def forget(self, name: str) -> DurableHome:
+        """Delete a durable subscription for good."""
+        version = self.homes[name].version + 1
+        self.here.pop(name, None)
+        self._dirty[name] = None
+        self.homes[name] = DurableHome(name, version, 0, settled=True)
+        return self.homes[name]
+
+    def learn(self, home: DurableHome) -> tuple[bool, Durable | None]:
+        """Take a flooded record; return whether it was news, and the durable subscription that moved away by it."""
+        known = self.homes.get(home.name)
+        if known is not None and _rank(known) >= _rank(home):
+            return False, None
+        if known is None and len(self.homes) >= DURABLES_MAX:
+            return False, None
+        self.homes[home.name] = home
+        if home.broker != self._broker:
+            self._dirty_homes[home.name] = None
+        gone = self.here.get(home.name)
+        if gone is None or home.broker == self._broker:
+            return True, None
+        gone.moved = True
+        if home.settled:
+            del self.here[home.name]
+            self._dirty[home.name] = None
+        return True, gone
+
+    def positions(self, cursors: Positions, brought: Positions) -> Positions:
+        """Join the cursors of the home with the positions a client brought: the further one counts."""
+        if not self._guards.position_of_client_wins:
+            return dict(cursors) or dict(brought)
+        return {p: max(cursors.get(p, 0), brought.get(p, 0)) for p in {**cursors, **brought}}
+
+    def moved_on(self, name: str, cursors: Positions) -> None:
+        """Note acknowledged positions."""
+        durable = self.here.get(name)
+        if durable is None:
+            return
+        for pubend, tick in cursors.items():
+            if tick > durable.cursors.get(pubend, -1):
+                durable.cursors[pubend] = tick
+                self._dirty[name] = None
+
+    def holds(self) -> Positions:
+        """Return the lowest cursor per pubend of those that are away."""
+        ticks: Positions = {}
+        for durable in self.here.values():
+            if durable.subscription is None or durable.moved:
+                for pubend, tick in durable.cursors.items():
+                    ticks[pubend] = min(tick, ticks.get(pubend, tick))
+        return ticks
+
+    def changes(self) -> tuple[tuple[str, bytes | None], ...]:
+        """Return what is not stored yet, and take it for stored."""
+        changes: list[tuple[str, bytes | None]] = []
+        for name in self._dirty:
+            durable = self.here.get(name)
+            value = None
+            if durable is not None:
+                value = msgspec.msgpack.encode(DurableRecord(durable.filter, durable.version, durable.cursors))
+                durable.stored = True
+            changes.append((DURABLE_KEY + name, value))
+        self._dirty = {}
+        changes.extend((HOME_KEY + name, msgspec.msgpack.encode(self.homes[name])) for name in self._dirty_homes)
+        self._dirty_homes = {}
+        return tuple(changes)
+
+    def mark(self, name: str) -> None:
+        self._dirty[name] = None
+
+    @property
+    def dirty(self) -> bool:
+        return bool(self._dirty or self._dirty_homes)
+
+
+def _rank(home: DurableHome) -> tuple[int, bool, int]:
+    """Order what brokers say of one name: the newest version counts; of two equal ones, the same everywhere."""
+    return home.version, home.settled, home.broker
+
+
+@dataclass(slots=True)
+class Move:
+    """A client waits here for the former home of its durable subscription to answer."""
+
+    link: LinkId
+    packet: int
+    handle: int
+    filter: str
+    name: str
+    positions: Positions
+    version: int
+    deadline: float

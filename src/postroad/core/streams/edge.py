@@ -1,0 +1,419 @@
+"""The edge: the subscriptions of this broker's own clients.
+
+For each pubend a subscription is *waiting* (for the activation of its interest), *live* (it has everything up to `delivered`,
+the doubt horizon of the stream) or *catching up* (it gets its own stretch, piece by piece, until it has reached `delivered`).
+
+Live delivery reads the cache from `delivered` on and stops at the first tick that is missing or whose label is below what is
+*required* there. Nothing waits in the edge itself: undelivered rows stand in the cache, which is bounded; what it had to drop
+is asked for again.
+
+Invariants: a subscription's `position` only rises, and it has been sent exactly the matching rows in (start, position];
+`delivered` only rises while anyone is engaged in the stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from postroad.core.batch import Batch
+from postroad.core.filters.filter import Filter
+from postroad.core.filters.index import FilterIndex
+from postroad.core.guards import ALL_ON, Guards
+from postroad.core.orders import LinkId, Order, Send
+from postroad.core.packets import Advance, Deliver, Gap, Started, Unsubscribed
+from postroad.core.streams.cache import Segment, rows_within
+from postroad.core.streams.stream import Stream
+
+CATCH_UP_BYTES: Final = 1 << 20
+CATCH_UP_RETRY_S: Final = 1.0
+NACK_DELAY_S: Final = 0.05
+NACK_BACKOFF_MAX_S: Final = 2.0
+NACK_RANGES: Final = 64
+TOLD_AT_ONCE: Final = 2000
+FOREVER: Final = (1 << 64) - 1
+
+
+class Phase(Enum):
+    WAITING = "waiting"
+    CATCHING_UP = "catching up"
+    LIVE = "live"
+
+
+@dataclass(slots=True)
+class Progress:
+    """One subscription in one pubend's stream."""
+
+    phase: Phase = Phase.WAITING
+    included_in: int = 0
+    start: int = 0
+    position: int = 0  # the client was sent all that matches up to here
+    told: int = 0  # and knows that; at most `position`
+    acknowledged: int = 0
+    live_from: int = 0  # live delivery is complete for it from here on
+    from_earliest: bool = False
+    request: int = 0  # the catch-up under way, 0 for none
+    retry_at: float = 0.0
+
+
+@dataclass(slots=True)
+class Subscription:
+    number: int
+    link: LinkId
+    handle: int
+    filter: Filter
+    name: str | None
+    positions: dict[int, int]  # what the client or the home said
+    earliest: bool
+    progress: dict[int, Progress] = field(default_factory=dict)
+    answered: bool = False
+
+
+@dataclass(slots=True)
+class EdgeStream:
+    """The live side of one pubend at this broker."""
+
+    stream: Stream
+    delivered: int = 0
+    required: list[tuple[int, int]] = field(default_factory=list)  # (from tick, label), both ascending
+    engaged: int = 0  # subscriptions that are live or catching up
+    nack_at: float = float("inf")
+    nack_backoff: float = NACK_DELAY_S
+
+    def need_at(self, tick: int) -> tuple[int, int]:
+        """Return the label needed just after a tick, and up to where."""
+        label, until = 0, FOREVER
+        for start, needed in self.required:
+            if start <= tick:
+                label = needed
+            else:
+                until = start
+                break
+        return label, until
+
+    def require(self, tick: int, label: int) -> None:
+        while self.required and self.required[-1][0] >= tick and self.required[-1][1] <= label:
+            self.required.pop()
+        if not self.required or self.required[-1][1] < label:
+            self.required.append((max(tick, self.required[-1][0] if self.required else 0), label))
+
+    def forget_required(self) -> None:
+        while len(self.required) > 1 and self.required[1][0] <= self.delivered:
+            self.required.pop(0)
+
+
+class Edge:
+    """All subscriptions of one broker."""
+
+    def __init__(self, orders: list[Order], guards: Guards = ALL_ON) -> None:
+        self._orders = orders
+        self._guards = guards
+        self.subscriptions: dict[int, Subscription] = {}
+        self.streams: dict[int, EdgeStream] = {}
+        self._by_link: dict[LinkId, dict[int, Subscription]] = {}  # link -> handle -> subscription
+        self._index = FilterIndex()
+        self._congested: dict[LinkId, None] = {}
+        self._waiting: dict[int, dict[int, Subscription]] = {}  # pubend -> number
+        self._behind: dict[int, dict[int, Subscription]] = {}
+        self._telling: list[int] = []  # whom `tell_positions` has still to visit
+        self._number = 0
+
+    # --- subscriptions ---
+
+    def find(self, link: LinkId, handle: int) -> Subscription | None:
+        return self._by_link.get(link, {}).get(handle)
+
+    def of_link(self, link: LinkId) -> list[Subscription]:
+        return list(self._by_link.get(link, {}).values())
+
+    def add(
+        self, link: LinkId, handle: int, filter_: Filter, name: str | None, positions: dict[int, int], *, earliest: bool
+    ) -> Subscription:
+        self._number += 1
+        subscription = Subscription(self._number, link, handle, filter_, name, positions, earliest)
+        self.subscriptions[subscription.number] = subscription
+        self._by_link.setdefault(link, {})[handle] = subscription
+        self._index.add(subscription.number, filter_)
+        return subscription
+
+    def remove(self, subscription: Subscription) -> None:
+        del self.subscriptions[subscription.number]
+        handles = self._by_link[subscription.link]
+        del handles[subscription.handle]
+        if not handles:
+            del self._by_link[subscription.link]
+        self._index.remove(subscription.number)
+        for pubend, progress in subscription.progress.items():
+            self._waiting.get(pubend, {}).pop(subscription.number, None)
+            self._behind.get(pubend, {}).pop(subscription.number, None)
+            if progress.phase is not Phase.WAITING:
+                self.streams[pubend].engaged -= 1
+
+    def wait_for(self, subscription: Subscription, pubend: int) -> None:
+        """Note that a subscription has asked for a pubend and waits for the activation.
+
+        Until then it holds what we know of the stream: the activation cannot lie before that.
+        """
+        progress = subscription.progress[pubend] = Progress()
+        self._waiting.setdefault(pubend, {})[subscription.number] = subscription
+        if pubend in subscription.positions:
+            progress.start = progress.position = progress.told = progress.acknowledged = subscription.positions[pubend]
+        elif not subscription.earliest:
+            progress.acknowledged = self.streams[pubend].stream.cache.frontier
+
+    def activate(self, subscription: Subscription, pubend: int, tick: int) -> None:
+        """Begin to deliver a pubend to a subscription whose interest the whole path applies from `tick` on."""
+        progress, edge = subscription.progress[pubend], self.streams[pubend]
+        frontier = max(edge.stream.cache.frontier, edge.delivered)
+        progress.live_from = max(tick, frontier)
+        if pubend not in subscription.positions:
+            progress.from_earliest = subscription.earliest
+            progress.start = 0 if subscription.earliest else tick
+            progress.position = progress.told = progress.acknowledged = progress.start
+        if not self._guards.subscribe_waits_for_path:
+            progress.live_from = 0
+        elif progress.included_in:
+            edge.require(progress.live_from, progress.included_in)
+        if edge.engaged == 0:
+            edge.delivered = max(edge.delivered, progress.live_from)
+            edge.forget_required()
+        edge.engaged += 1
+        del self._waiting[pubend][subscription.number]
+        self._fall_behind(subscription, pubend)
+        if subscription.answered:
+            self._orders.append(Send(subscription.link, Started(subscription.handle, pubend, progress.start)))
+        self._join_if_level(subscription, pubend)
+
+    def answered(self, subscription: Subscription) -> None:
+        """The client is told where it starts; from here on it takes rows."""
+        subscription.answered = True
+        for pubend, progress in subscription.progress.items():
+            if progress.phase is Phase.CATCHING_UP:
+                self._join_if_level(subscription, pubend)
+
+    def waiting(self, pubend: int, label_active: int) -> Iterator[Subscription]:
+        """Yield the subscriptions whose interest in a pubend has become active."""
+        stream = self.streams[pubend].stream
+        for subscription in list(self._waiting.get(pubend, {}).values()):
+            label = stream.included_in((subscription.filter,))
+            if label is not None and label <= label_active:
+                subscription.progress[pubend].included_in = label
+                yield subscription
+
+    def acknowledge(self, subscription: Subscription, positions: dict[int, int]) -> None:
+        for pubend, tick in positions.items():
+            progress = subscription.progress.get(pubend)
+            if progress is not None and progress.phase is not Phase.WAITING:
+                progress.acknowledged = max(progress.acknowledged, min(tick, self.reached(progress, pubend)))
+
+    def holds(self) -> dict[int, int]:
+        """Return for each pubend the lowest position that a subscription still needs the log from."""
+        holds: dict[int, int] = {}
+        for subscription in self.subscriptions.values():
+            for pubend, progress in subscription.progress.items():
+                holds[pubend] = min(holds.get(pubend, FOREVER), progress.acknowledged)
+        return holds
+
+    def cursors(self, subscription: Subscription) -> dict[int, int]:
+        known = dict(subscription.positions)
+        known.update({p: s.acknowledged for p, s in subscription.progress.items() if s.phase is not Phase.WAITING})
+        return known
+
+    def reached(self, progress: Progress, pubend: int) -> int:
+        """Return up to where a subscription has everything that matches."""
+        live = progress.phase is Phase.LIVE
+        return max(progress.position, self.streams[pubend].delivered) if live else progress.position
+
+    # --- live delivery ---
+
+    def advance(self, pubend: int, now: float) -> None:
+        """Deliver what has become contiguous; note a gap to ask for."""
+        edge = self.streams[pubend]
+        if edge.engaged == 0:
+            return
+        before = edge.delivered
+        while True:
+            part = self._next_part(edge)
+            if part is None:
+                break
+            self.deliver(pubend, part)
+            edge.delivered = part.hi
+        edge.forget_required()
+        if edge.delivered > before:
+            edge.nack_backoff, edge.nack_at = NACK_DELAY_S, float("inf")
+        if edge.stream.cache.frontier > edge.delivered and edge.nack_at == float("inf"):
+            edge.nack_at = now + edge.nack_backoff
+
+    def _next_part(self, edge: EdgeStream) -> Segment | None:
+        segment = next(iter(edge.stream.cache.read(edge.delivered, FOREVER)), None)
+        if segment is None or segment.lo > edge.delivered:
+            return None
+        need, until = edge.need_at(edge.delivered)
+        if segment.label < need and self._guards.silence_is_labelled:
+            return None
+        return segment.cut(segment.lo, until)
+
+    def deliver(self, pubend: int, part: Segment) -> None:
+        """Send the live subscriptions the rows of one stretch that match."""
+        if part.rows is None:
+            return
+        for number, indices in self._index.match(part.rows).items():
+            subscription = self.subscriptions[number]
+            progress = subscription.progress.get(pubend)
+            if progress is None or progress.phase is not Phase.LIVE:
+                continue
+            rows = part.rows if len(indices) == len(part.rows) else part.rows.take(indices)
+            if progress.position > part.lo and self._guards.knowledge_is_idempotent:
+                within = rows_within(rows, progress.position, part.hi)
+                if within is None:
+                    continue
+                rows = within
+            self._send_rows(subscription, pubend, part.hi, rows)
+
+    def curious(self, pubend: int, now: float) -> None:
+        """Ask for the gaps behind `delivered` when their time has come."""
+        edge = self.streams[pubend]
+        if now < edge.nack_at or edge.engaged == 0:
+            return
+        gaps = self._gaps(edge)
+        if not gaps:
+            edge.nack_at = float("inf")
+            return
+        edge.stream.ask(gaps, edge.need_at(edge.delivered)[0], now)
+        edge.nack_backoff = min(edge.nack_backoff * 2, NACK_BACKOFF_MAX_S)
+        edge.nack_at = now + edge.nack_backoff
+
+    def _gaps(self, edge: EdgeStream) -> list[tuple[int, int]]:
+        gaps: list[tuple[int, int]] = []
+        position = edge.delivered
+        for segment in edge.stream.cache.read(edge.delivered, FOREVER):
+            need, _ = edge.need_at(segment.lo)
+            if segment.label < need:
+                continue
+            if segment.lo > position:
+                gaps.append((position, segment.lo))
+            position = segment.hi
+        if position < edge.stream.cache.frontier:
+            gaps.append((position, edge.stream.cache.frontier))
+        return gaps[:NACK_RANGES]
+
+    # --- catching up ---
+
+    def catching_up(self, pubend: int) -> Iterator[tuple[Subscription, Progress]]:
+        """Yield who wants a piece now: behind, with a link that takes rows, and no answer outstanding."""
+        for subscription in list(self._behind.get(pubend, {}).values()):
+            takes_rows = subscription.answered and subscription.link not in self._congested
+            if takes_rows and not self._join_if_level(subscription, pubend):
+                yield subscription, subscription.progress[pubend]
+
+    def wants_more(self, subscription: Subscription, pubend: int) -> bool:
+        behind = subscription.progress[pubend].phase is Phase.CATCHING_UP
+        return behind and subscription.link not in self._congested
+
+    def target(self, progress: Progress, pubend: int) -> int:
+        return max(self.streams[pubend].delivered, progress.live_from)
+
+    def caught_up(self, subscription: Subscription, pubend: int, hi: int, rows: list[Batch]) -> None:
+        """Send a piece of the past; the subscription joins the live ones when it is level."""
+        progress = subscription.progress[pubend]
+        for batch in rows:
+            within = rows_within(batch, progress.position, hi)
+            if within is not None:
+                self._send_rows(subscription, pubend, int(within.ticks()[-1]), within)
+        progress.position = max(progress.position, hi)
+        progress.request = 0
+        self._join_if_level(subscription, pubend)
+
+    def released(self, pubend: int, tick: int) -> None:
+        """Everything up to a tick is gone for good: tell those who had not got it."""
+        edge = self.streams[pubend]
+        for subscription in list(self.subscriptions.values()):
+            progress = subscription.progress.get(pubend)
+            if progress is None or progress.phase is Phase.WAITING or self.reached(progress, pubend) >= tick:
+                continue
+            self.gap(subscription, pubend, tick)
+        if edge.engaged and edge.delivered < tick:
+            edge.delivered = tick
+
+    def gap(self, subscription: Subscription, pubend: int, tick: int) -> None:
+        """Move a subscription over what was released, and say so unless it only asked for what there is."""
+        progress = subscription.progress[pubend]
+        if tick <= progress.position:
+            return
+        if not subscription.answered:
+            progress.start = progress.acknowledged = tick  # `Subscribed` will say so
+        elif progress.from_earliest and progress.position == 0:
+            self._orders.append(Send(subscription.link, Advance(subscription.handle, {pubend: tick})))
+        else:
+            self._orders.append(Send(subscription.link, Gap(subscription.handle, pubend, progress.position, tick)))
+        progress.position = progress.told = tick
+        progress.request = 0
+
+    # --- links ---
+
+    def congested(self, link: LinkId) -> None:
+        """A slow reader catches up later, from the cache or the log; nothing waits for it here."""
+        self._congested[link] = None
+        for subscription in self.of_link(link):
+            for pubend, progress in subscription.progress.items():
+                if progress.phase is Phase.LIVE:
+                    progress.position = self.reached(progress, pubend)
+                    self._fall_behind(subscription, pubend)
+
+    def drained(self, link: LinkId) -> None:
+        self._congested.pop(link, None)
+
+    def link_lost(self, link: LinkId) -> list[Subscription]:
+        """Take out the subscriptions of a link and return them."""
+        self._congested.pop(link, None)
+        gone = self.of_link(link)
+        for subscription in gone:
+            self.remove(subscription)
+        return gone
+
+    def end(self, subscription: Subscription) -> None:
+        self._orders.append(Send(subscription.link, Unsubscribed(subscription.handle)))
+        self.remove(subscription)
+
+    def tell_positions(self) -> None:
+        """Tell clients how far their subscriptions are without data, so that positions follow the stream; some at a time."""
+        if not self._telling:
+            self._telling = list(self.subscriptions)
+        now, self._telling = self._telling[:TOLD_AT_ONCE], self._telling[TOLD_AT_ONCE:]
+        for number in now:
+            subscription = self.subscriptions.get(number)
+            if subscription is None or subscription.link in self._congested or not subscription.answered:
+                continue
+            ahead = {}
+            for pubend, progress in subscription.progress.items():
+                reached = self.reached(progress, pubend)
+                if progress.phase is Phase.LIVE and reached > progress.told:
+                    ahead[pubend] = progress.position = progress.told = reached
+            if ahead:
+                self._orders.append(Send(subscription.link, Advance(subscription.handle, ahead)))
+
+    # --- inside ---
+
+    def _join_if_level(self, subscription: Subscription, pubend: int) -> bool:
+        progress = subscription.progress[pubend]
+        if not subscription.answered or subscription.link in self._congested:
+            return False  # a client takes rows only after `Subscribed`
+        if progress.position < self.target(progress, pubend):
+            return False
+        progress.phase = Phase.LIVE
+        progress.request = 0
+        self._behind[pubend].pop(subscription.number, None)
+        return True
+
+    def _fall_behind(self, subscription: Subscription, pubend: int) -> None:
+        subscription.progress[pubend].phase = Phase.CATCHING_UP
+        self._behind.setdefault(pubend, {})[subscription.number] = subscription
+
+    def _send_rows(self, subscription: Subscription, pubend: int, hi: int, rows: Batch) -> None:
+        progress = subscription.progress[pubend]
+        message = Deliver(subscription.handle, pubend, progress.told, hi)
+        self._orders.append(Send(subscription.link, message, rows, data=True))
+        progress.position = max(progress.position, hi)
+        progress.told = max(progress.told, hi)

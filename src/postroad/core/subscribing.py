@@ -1,0 +1,430 @@
+"""The broker's side of subscribing: from `Subscribe` to `Subscribed`, durable subscriptions and their moves, catching up.
+
+A subscription is answered when every reachable pubend has activated it, each of their brokers has confirmed our hold, and what we
+must remember of it is stored. Until then its progress in each pubend is `WAITING` or already under way; afterwards a pubend
+that appears joins it with `Started`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from postroad.core.batch import Batch, concat
+from postroad.core.orders import LinkId, LogRead, ReadLog
+from postroad.core.packets import (
+    Acknowledge,
+    CatchUp,
+    CatchUpReply,
+    DurableHome,
+    HomeQuery,
+    HomeReply,
+    Positions,
+    Subscribe,
+    Subscribed,
+    Unsubscribe,
+    pubend_broker,
+)
+from postroad.core.parts import FULL_HOPS, Parts
+from postroad.core.releasing import Releasing
+from postroad.core.streams.durable import Move
+from postroad.core.streams.edge import CATCH_UP_BYTES, CATCH_UP_RETRY_S, Phase, Progress, Subscription
+from postroad.core.streams.interest import ReducedSet
+from postroad.errors import (
+    DuplicateHandleError,
+    DurableBusyError,
+    DurableElsewhereError,
+    DurableFilterError,
+    FilterError,
+    TooManyError,
+    UnknownHandleError,
+)
+
+ReadLogThen: TypeAlias = Callable[[ReadLog, Callable[[LogRead, float], None]], None]
+CATCH_UP_AT_ONCE: Final = 256
+PIECES_AT_ONCE: Final = 4
+
+
+@dataclass(slots=True)
+class _Unanswered:
+    """A subscription whose client waits for `Subscribed`."""
+
+    subscription: Subscription
+    request: int
+    holds: dict[int, int]  # broker -> version of our hold that must be confirmed
+    stored: bool = False
+    storing: bool = False
+
+
+class Subscribing:
+    """Subscriptions of this broker's clients, from request to answer."""
+
+    def __init__(self, parts: Parts, releasing: Releasing, read_log: ReadLogThen) -> None:
+        self._parts = parts
+        self._releasing = releasing
+        self._read_log = read_log
+        self._unanswered: dict[int, _Unanswered] = {}  # by number of subscription
+        self._moves: dict[str, Move] = {}
+        self._local = ReducedSet()
+        self._requests: dict[int, tuple[int, int]] = {}  # request -> (subscription, pubend)
+        self._request = 0
+        self._joined: tuple[int, ...] = ()  # the pubends every subscription takes part in
+
+    # --- subscribe ---
+
+    def subscribe(self, link: LinkId, packet: Subscribe, request: int, now: float) -> None:
+        parts = self._parts
+        if parts.edge.find(link, packet.handle) is not None:
+            parts.refuse(link, request, DuplicateHandleError(f"handle {packet.handle} is in use on this connection"))
+            return
+        if len(parts.edge.subscriptions) >= parts.config.subscriptions_max:
+            parts.refuse(link, request, TooManyError(f"this broker takes at most {parts.config.subscriptions_max} subscriptions"))
+            return
+        try:
+            parts.filter(packet.filter)
+        except FilterError as error:
+            parts.refuse(link, request, error)
+            return
+        if packet.name is None:
+            self._begin(link, request, packet, dict(packet.positions), now)
+        else:
+            self._subscribe_durable(link, request, packet, packet.name, now)
+
+    def unsubscribe(self, link: LinkId, packet: Unsubscribe, request: int, now: float) -> None:
+        subscription = self._parts.edge.find(link, packet.handle)
+        if subscription is None:
+            self._parts.refuse(link, request, UnknownHandleError(f"no subscription {packet.handle} on this connection"))
+            return
+        if subscription.name is not None:
+            if packet.forget:
+                self._parts.flood(self._parts.durables.forget(subscription.name))
+                self._parts.store(self._parts.durables.changes())
+            else:
+                self._leave_durable(subscription)
+        self._drop(subscription)
+        self._parts.edge.end(subscription)
+        self._interest_changed(now)
+
+    def acknowledge(self, link: LinkId, packet: Acknowledge) -> None:
+        subscription = self._parts.edge.find(link, packet.handle)
+        if subscription is None:
+            return  # it ended while the acknowledgement was on its way
+        self._parts.edge.acknowledge(subscription, packet.positions)
+        if subscription.name is not None:
+            self._parts.durables.moved_on(subscription.name, self._parts.edge.cursors(subscription))
+
+    def link_lost(self, link: LinkId, now: float) -> None:
+        """Keep what the clients of a lost link may come back for."""
+        self._moves = {name: move for name, move in self._moves.items() if move.link != link}
+        gone = self._parts.edge.of_link(link)
+        for subscription in gone:
+            if subscription.name is not None:
+                self._leave_durable(subscription)
+            else:
+                expiry = now + self._parts.config.subscriber_grace_s
+                self._parts.keeper.keep_until(expiry, self._parts.edge.cursors(subscription))
+            self._drop(subscription)
+        self._parts.edge.link_lost(link)
+        if gone:
+            self._interest_changed(now)
+
+    # --- activation ---
+
+    def routes_changed(self, now: float) -> None:
+        """Let every subscription take part in pubends that have come into reach."""
+        reachable = self._reachable()
+        if self._parts.edge.subscriptions:
+            self._set_local(now)
+        if reachable != self._joined:
+            self._joined = reachable
+            for subscription in self._parts.edge.subscriptions.values():
+                for pubend in reachable:
+                    if pubend not in subscription.progress:
+                        self._parts.edge.wait_for(subscription, pubend)
+        for pubend in reachable:
+            self.check_waiting(pubend, now)
+        self.answer_ready()
+
+    def check_waiting(self, pubend: int, now: float, tick: int | None = None) -> None:
+        """Activate the subscriptions whose interest has become active, at `tick` or where the stream is now."""
+        stream = self._parts.streams[pubend]
+        if tick is None:
+            tick = max(stream.cache.frontier, stream.active_tick)
+        label = stream.epoch_active
+        if not self._parts.config.guards.subscribe_waits_for_path:
+            label = stream.epoch_sent
+        for subscription in self._parts.edge.waiting(pubend, label):
+            self._parts.edge.activate(subscription, pubend, tick)
+        self.answer_ready()
+        self.catch_up(pubend, now)
+
+    def answer_ready(self) -> None:
+        """Answer the clients whose subscriptions have become active everywhere."""
+        for waiting in list(self._unanswered.values()):
+            if not self._is_active(waiting):
+                continue
+            if waiting.stored:
+                self._answer(waiting)
+            elif not waiting.storing:
+                self._store_then_answer(waiting)
+
+    # --- durable ---
+
+    def home_learned(self, home: DurableHome, link: LinkId, now: float) -> None:
+        news, gone = self._parts.durables.learn(home)
+        if not news:
+            return
+        self._parts.flood(home, except_link=link)
+        if gone is None:
+            return
+        if gone.subscription is not None:
+            subscription = self._parts.edge.subscriptions[gone.subscription]
+            gone.cursors = self._parts.edge.cursors(subscription)
+            gone.subscription = None
+            self._drop(subscription)
+            self._parts.edge.end(subscription)
+            self._interest_changed(now)
+        if self._parts.durables.dirty:
+            self._parts.store(self._parts.durables.changes())
+
+    def home_asked(self, query: HomeQuery) -> None:
+        durable = self._parts.durables.here.get(query.name)
+        known = durable is not None
+        busy = durable is not None and durable.subscription is not None
+        text = durable.filter if durable is not None else ""
+        cursors: Positions = durable.cursors if durable is not None else {}
+        me = self._parts.broker
+        reply = HomeReply(query.source, me, FULL_HOPS, query.name, query.version, known, busy, text, cursors)
+        self._parts.unicast(reply)
+
+    def home_answered(self, reply: HomeReply, now: float) -> None:
+        move = self._moves.get(reply.name)
+        if move is None or move.version != reply.version:
+            return
+        del self._moves[reply.name]
+        if reply.busy:
+            self._parts.refuse(move.link, move.packet, DurableBusyError(f"another client is connected as {reply.name!r}"))
+        elif reply.known and self._parts.filter(reply.filter) != self._parts.filter(move.filter):
+            self._parts.refuse(move.link, move.packet, _other_filter(reply.name, reply.filter))
+        else:
+            self._begin_move(move, dict(reply.cursors), now)
+
+    def expire_moves(self, now: float) -> None:
+        for name, move in list(self._moves.items()):
+            if now >= move.deadline:
+                del self._moves[name]
+                self._move_without_home(move, now)
+
+    # --- catching up ---
+
+    def catch_up(self, pubend: int, now: float) -> None:
+        """Get the next piece for everyone who is behind: from the cache, the log here, or the pubend's broker."""
+        for count, (subscription, progress) in enumerate(self._parts.edge.catching_up(pubend)):
+            if count >= CATCH_UP_AT_ONCE:
+                break
+            self._next_piece(subscription, pubend, progress, now)
+
+    def caught_up(self, reply: CatchUpReply, batch: Batch | None, now: float) -> None:
+        """Take a piece of the past from another broker."""
+        number, pubend = self._requests.pop(reply.request, (0, 0))
+        subscription = self._parts.edge.subscriptions.get(number)
+        if subscription is None or pubend != reply.pubend:
+            return
+        rows = [batch] if batch is not None else []
+        self._piece(subscription, pubend, reply.request, reply.hi, rows, reply.released, now)
+
+    # --- inside ---
+
+    def _subscribe_durable(self, link: LinkId, request: int, packet: Subscribe, name: str, now: float) -> None:
+        durables = self._parts.durables
+        durable = durables.here.get(name)
+        if name in self._moves or (durable is not None and durable.subscription is not None):
+            self._parts.refuse(link, request, DurableBusyError(f"another client is connected as {name!r}"))
+            return
+        if durable is not None and not durable.moved:
+            if self._parts.filter(durable.filter) != self._parts.filter(packet.filter):
+                self._parts.refuse(link, request, _other_filter(name, durable.filter))
+                return
+            self._begin(link, request, packet, durables.positions(durable.cursors, packet.positions), now)
+            return
+        home = durables.elsewhere(name)
+        if home is None:
+            durables.take_home(name, packet.filter, dict(packet.positions))
+            self._begin(link, request, packet, dict(packet.positions), now)
+            return
+        self._move(link, request, packet, name, home, now)
+
+    def _move(self, link: LinkId, request: int, packet: Subscribe, name: str, home: int, now: float) -> None:
+        version = self._parts.durables.homes[name].version
+        deadline = now + self._parts.config.home_query_s
+        move = Move(link, request, packet.handle, packet.filter, name, dict(packet.positions), version, deadline)
+        query = HomeQuery(home, self._parts.broker, FULL_HOPS, name, version)
+        if self._parts.unicast(query):
+            self._moves[name] = move
+        else:
+            self._move_without_home(move, now)
+
+    def _move_without_home(self, move: Move, now: float) -> None:
+        if not move.positions:
+            home = self._parts.durables.homes[move.name].broker
+            text = f"the home of {move.name!r}, broker {home}, does not answer; try again later"
+            self._parts.refuse(move.link, move.packet, DurableElsewhereError(text))
+            return
+        self._begin_move(move, {}, now)
+
+    def _begin_move(self, move: Move, cursors: Positions, now: float) -> None:
+        positions = self._parts.durables.positions(cursors, move.positions)
+        durable = self._parts.durables.take_home(move.name, move.filter, positions)
+        self._parts.flood(self._parts.durables.homes[durable.name])
+        packet = Subscribe(move.handle, move.filter, move.name, move.positions)
+        self._begin(move.link, move.packet, packet, positions, now)
+
+    def _begin(self, link: LinkId, request: int, packet: Subscribe, positions: Positions, now: float) -> None:
+        parts = self._parts
+        filter_ = parts.filter(packet.filter)
+        subscription = parts.edge.add(link, packet.handle, filter_, packet.name, positions, earliest=packet.earliest)
+        if packet.name is not None:
+            parts.durables.here[packet.name].subscription = subscription.number
+        self._local.add(filter_)
+        self._set_local(now)
+        reachable = self._joined = self._reachable()
+        for pubend in reachable:
+            parts.edge.wait_for(subscription, pubend)
+        self._releasing.tell_for({p: s.acknowledged for p, s in subscription.progress.items()})
+        brokers = {pubend_broker(p): None for p in reachable}
+        holds = {broker: parts.keeper.sent_version(broker) for broker in brokers}
+        self._unanswered[subscription.number] = _Unanswered(subscription, request, holds)
+        for pubend in reachable:
+            self.check_waiting(pubend, now)
+        self.answer_ready()
+
+    def _is_active(self, waiting: _Unanswered) -> bool:
+        if not self._parts.config.guards.subscribe_waits_for_path:
+            return True
+        for pubend, progress in waiting.subscription.progress.items():
+            broker = pubend_broker(pubend)
+            if not self._parts.router.reachable(broker):
+                continue
+            if progress.phase is Phase.WAITING or not self._parts.keeper.is_confirmed(broker, waiting.holds.get(broker, 0)):
+                return False
+        return True
+
+    def _store_then_answer(self, waiting: _Unanswered) -> None:
+        subscription = waiting.subscription
+        changes = self._releasing.floor_changes({p: s.acknowledged for p, s in subscription.progress.items()})
+        if subscription.name is not None:
+            durable = self._parts.durables.here[subscription.name]
+            durable.cursors = self._parts.durables.positions(durable.cursors, self._parts.edge.cursors(subscription))
+            self._parts.durables.mark(subscription.name)
+            changes += self._parts.durables.changes()
+        if not changes:
+            waiting.stored = True
+            self._answer(waiting)
+            return
+        waiting.storing = True
+
+        def stored(_now: float) -> None:
+            waiting.stored = True
+            if subscription.number in self._unanswered:
+                self._answer(waiting)
+
+        self._parts.store(changes, stored)
+
+    def _answer(self, waiting: _Unanswered) -> None:
+        subscription = waiting.subscription
+        del self._unanswered[subscription.number]
+        starts = {p: s.start for p, s in subscription.progress.items() if s.phase is not Phase.WAITING}
+        self._parts.send(subscription.link, Subscribed(subscription.handle, starts), waiting.request)
+        self._parts.edge.answered(subscription)
+        if subscription.name is not None:
+            self._parts.flood(self._parts.durables.settle(subscription.name))
+
+    def _reachable(self) -> tuple[int, ...]:
+        return tuple(p for p in self._parts.streams if self._parts.router.reachable(pubend_broker(p)))
+
+    def _leave_durable(self, subscription: Subscription) -> None:
+        """The client of a durable subscription goes away; its record stays and holds the logs."""
+        assert subscription.name is not None
+        durable = self._parts.durables.here.get(subscription.name)
+        if durable is None or durable.subscription != subscription.number:
+            return
+        durable.subscription = None
+        if not subscription.answered and not durable.stored:
+            del self._parts.durables.here[subscription.name]  # it was never reported active
+            return
+        self._parts.durables.moved_on(subscription.name, self._parts.edge.cursors(subscription))
+
+    def _drop(self, subscription: Subscription) -> None:
+        self._unanswered.pop(subscription.number, None)
+        self._local.remove(subscription.filter)
+
+    def _interest_changed(self, now: float) -> None:
+        self._set_local(now)
+        self.answer_ready()
+
+    def _set_local(self, now: float) -> None:
+        remote = [stream for stream in self._parts.streams.values() if not stream.hosted_here]
+        if remote:
+            filters = self._local.maximal()
+            for stream in remote:
+                stream.set_local(filters, now)
+
+    def _next_piece(self, subscription: Subscription, pubend: int, progress: Progress, now: float) -> None:
+        if progress.request and now < progress.retry_at:
+            return
+        stream = self._parts.streams[pubend]
+        for _ in range(PIECES_AT_ONCE):
+            target = self._parts.edge.target(progress, pubend)
+            reached, rows = stream.from_cache(subscription.filter, progress.position, target, CATCH_UP_BYTES)
+            if reached <= progress.position:
+                self._ask_for_past(subscription, pubend, progress, target, now)
+                return
+            self._parts.edge.caught_up(subscription, pubend, reached, rows)
+            if not self._parts.edge.wants_more(subscription, pubend):
+                return
+
+    def _ask_for_past(self, subscription: Subscription, pubend: int, progress: Progress, target: int, now: float) -> None:
+        self._request += 1
+        progress.request, progress.retry_at = self._request, now + CATCH_UP_RETRY_S
+        request, lo = self._request, progress.position
+        if pubend in self._parts.pubends:
+
+            def read(result: LogRead, now: float) -> None:
+                matching = [found for b in result.batches if len(found := b.filter(subscription.filter.evaluate(b)))]
+                if subscription.number in self._parts.edge.subscriptions:
+                    self._piece(subscription, pubend, request, result.hi, matching, result.released, now)
+
+            horizon = self._parts.pubends[pubend].horizon
+            self._read_log(ReadLog(pubend, 0, lo, min(target, horizon), CATCH_UP_BYTES), read)
+            return
+        self._requests[request] = (subscription.number, pubend)
+        while len(self._requests) > 4 * CATCH_UP_AT_ONCE:
+            del self._requests[next(iter(self._requests))]
+        broker = pubend_broker(pubend)
+        packet = CatchUp(broker, self._parts.broker, FULL_HOPS, request, pubend, str(subscription.filter), lo, target)
+        self._parts.unicast(packet)
+
+    def _piece(
+        self, subscription: Subscription, pubend: int, request: int, hi: int, rows: list[Batch], released: int, now: float
+    ) -> None:
+        progress = subscription.progress.get(pubend)
+        if progress is None or progress.phase is not Phase.CATCHING_UP or progress.request != request:
+            return
+        if released > progress.position:
+            self._parts.edge.gap(subscription, pubend, released)
+        self._parts.edge.caught_up(subscription, pubend, hi, rows)
+        if self._parts.edge.wants_more(subscription, pubend):
+            self._next_piece(subscription, pubend, progress, now)
+
+
+def joined(rows: list[Batch], hi: int) -> tuple[Batch | None, int]:
+    """Return the first rows that fit in one batch, and up to which tick they tell everything."""
+    batches = concat(rows)
+    if not batches:
+        return None, hi
+    return batches[0], hi if len(batches) == 1 else int(batches[0].ticks()[-1])
+
+
+def _other_filter(name: str, filter_: str) -> DurableFilterError:
+    return DurableFilterError(f"the durable subscription {name!r} has the filter {filter_!r}; forget it to change it")

@@ -1,0 +1,83 @@
+"""Links to other brokers: dial the configured neighbours, again and again, with growing pauses.
+
+Two brokers that name each other would end up with two links. The one dialled by the broker with the lower id stays; of two
+dialled by the same side the newer stays, since the older is most likely dead without knowing it. Both ends decide alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from typing import Final
+
+from postroad.runtime.config import Links as LinksConfig
+from postroad.runtime.config import Neighbour, split_address
+from postroad.runtime.peer import Peer
+from postroad.wire.packets.session import Hello
+
+log = logging.getLogger("postroad.links")
+
+
+def newer_wins(existing: Peer, new: Peer, own_id: int) -> bool:
+    """Decide which of two links to one broker stays."""
+    if existing.channel.closing or existing.incarnation != new.incarnation:
+        return True
+
+    def dialled_by(peer: Peer) -> int:
+        return own_id if peer.dialled else peer.broker
+
+    return dialled_by(new) <= dialled_by(existing)
+
+
+class Dialler:
+    """Keeps a link to one neighbour."""
+
+    def __init__(
+        self,
+        neighbour: Neighbour,
+        config: LinksConfig,
+        make: Callable[[Hello | None, int], Peer],
+        hello: Callable[[int], Hello],
+        linked: Callable[[int], Peer | None],
+    ) -> None:
+        self.neighbour: Final = neighbour
+        self._config: Final = config
+        self._make: Final = make
+        self._hello: Final = hello
+        self._linked: Final = linked
+        self._broker: int | None = None  # who was found there
+
+    async def run(self) -> None:
+        """Dial for ever; cancel to end."""
+        failures = 0
+        while True:
+            peer = self._linked(self._broker) if self._broker is not None else None
+            if peer is None:
+                peer = await self._dial()
+            if peer is not None:
+                await asyncio.shield(peer.gone)
+                failures = 0 if peer.role is not None else failures + 1
+                self._broker = peer.broker or self._broker
+            else:
+                failures += 1
+            await asyncio.sleep(self._pause(failures))
+
+    async def _dial(self) -> Peer | None:
+        host, port = split_address(self.neighbour.address)
+        peer = self._make(self._hello(self.neighbour.cost), self.neighbour.cost)
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._config.timeout_s):
+                await loop.create_connection(lambda: peer.channel, host, port)
+        except (OSError, TimeoutError) as error:
+            log.debug("cannot reach %s: %s", self.neighbour.address, error)
+            peer.lost()
+            return None
+        peer.limit_handshake(self._config.timeout_s)
+        return peer
+
+    def _pause(self, failures: int) -> float:
+        longest = min(self._config.retry_s * 2.0 ** min(failures, 16), self._config.retry_s_max)
+        return random.uniform(longest / 2, longest)  # noqa: S311  # not a secret

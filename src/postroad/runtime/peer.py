@@ -1,0 +1,206 @@
+"""One connection of a broker, from its first byte to its end.
+
+A peer must say who it is before anything else: until then it may send only small frames of a few kinds, and only for a few
+seconds. Whatever it sends that breaks the protocol is answered by an error packet with a stable code, and the connection is
+closed; the broker and its other connections do not notice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Final, Protocol
+
+import msgspec
+
+from postroad.core.batch import Batch
+from postroad.core.layout import BatchLimits, check_message
+from postroad.core.packets import Packet, Publish, PublishColumns
+from postroad.errors import (
+    HandshakeError,
+    InvalidValueError,
+    NotIdentifiedError,
+    PostroadError,
+    UnknownMethodError,
+    WireError,
+    WrongDirectionError,
+)
+from postroad.transport.channel import Channel
+from postroad.transport.outbox import OutboxLimits
+from postroad.types import MESSAGE_ID_BYTES
+from postroad.wire.batches import BatchDecoder
+from postroad.wire.codec import decode
+from postroad.wire.framing import Frame
+from postroad.wire.packets.overlay import ASCENDING
+from postroad.wire.packets.session import Goodbye, Hello, Role, Welcome
+from postroad.wire.packets.telesto import Error, Ping, Pong
+from postroad.wire.registry import REGISTRY, Direction
+
+log = logging.getLogger("postroad.peer")
+
+_CAME: Final[Mapping[Role, Direction]] = {Role.CLIENT: Direction.CLIENT_TO_BROKER, Role.BROKER: Direction.BROKER_TO_BROKER}
+
+
+@lru_cache(maxsize=4)
+def _methods(role: Role | None) -> frozenset[int]:
+    """Return the method ids a peer may send."""
+    if role is None:
+        return frozenset(spec.method for spec in REGISTRY if not spec.needs_identification)
+    return frozenset(spec.method for spec in REGISTRY if _CAME[role] in spec.direction)
+
+
+class PeerHost(Protocol):
+    """What a peer needs of the broker it belongs to."""
+
+    def greet(self, peer: Peer, hello: Hello) -> Welcome:
+        """Accept a peer that said hello, or raise."""
+
+    def welcomed(self, peer: Peer, welcome: Welcome) -> None:
+        """Accept a broker that answered our hello, or raise."""
+
+    def packet(self, peer: Peer, packet: Packet, batch: Batch | None, packet_id: int, size: int) -> None:
+        """Take a packet of an identified peer."""
+
+    def backlog_high(self, peer: Peer) -> None:
+        """Send this client no more rows for now."""
+
+    def backlog_low(self, peer: Peer) -> None:
+        """Go on sending rows."""
+
+    def lost(self, peer: Peer) -> None:
+        """Forget the peer."""
+
+
+class Peer:
+    """`link` is its number, never used twice. `role` is None until the peer is identified."""
+
+    def __init__(self, host: PeerHost, loop: asyncio.AbstractEventLoop, link: int, hello: Hello | None, cost: int = 1) -> None:
+        self.link: Final = link
+        self.channel: Final = Channel(loop, OutboxLimits(), ordered=True)
+        self.channel.owner = self
+        self.role: Role | None = None
+        self.broker = 0
+        self.incarnation = 0
+        self.name = "?"
+        self.cost = cost
+        self.dialled: Final = hello is not None
+        self.gone: Final = loop.create_future()
+        self.publishes = False
+        self._host: Final = host
+        self._hello: Final = hello
+        self._batches = BatchDecoder()
+        self._allowed = _methods(None)
+        self._handshake: asyncio.TimerHandle | None = None
+        self._loop: Final = loop
+
+    def __repr__(self) -> str:
+        kind = "peer" if self.role is None else self.role.name.lower()
+        return f"{kind} {self.name} ({self.channel.address()}, link {self.link})"
+
+    def limit_handshake(self, seconds: float) -> None:
+        """Give the peer this long to say who it is."""
+        late = HandshakeError(f"no hello within {seconds:g} s")
+        self._handshake = self._loop.call_later(seconds, self.refuse, late)
+
+    def identified(
+        self, role: Role, *, broker: int, incarnation: int, name: str, limits: OutboxLimits, frame_bytes_max: int
+    ) -> None:
+        """Let the peer do what its role allows."""
+        self.role, self.broker, self.incarnation, self.name = role, broker, incarnation, name
+        self._allowed = _methods(role)
+        self._batches = BatchDecoder(BatchLimits(bytes=frame_bytes_max - (64 << 10)))
+        self.channel.outbox.ordered = role is Role.CLIENT
+        self.channel.outbox.limits = limits
+        self.channel.identified(frame_bytes_max)
+        if self._handshake is not None:
+            self._handshake.cancel()
+
+    def refuse(self, error: PostroadError, packet_id: int = 0) -> None:
+        """Tell the peer what was wrong and close the connection."""
+        if not self.channel.closing:
+            log.warning("closing %r: %s [error %d]", self, error, error.code)
+            self.channel.close(error, packet_id)
+
+    # --- the channel's owner ---------------------------------------------------------------------------------------------
+
+    def opened(self) -> None:
+        if self._hello is not None:
+            self.channel.send(self._hello, 1)
+
+    def received(self, frames: Sequence[Frame]) -> None:
+        for frame in frames:
+            if self.channel.closing:
+                return
+            try:
+                self._take(frame)
+            except PostroadError as error:
+                self.refuse(error, frame[1])
+                return
+
+    def malformed(self, error: WireError) -> None:
+        self.refuse(error)
+
+    def congested(self) -> None:
+        self._host.backlog_high(self)
+
+    def drained(self) -> None:
+        self._host.backlog_low(self)
+
+    def lost(self) -> None:
+        if self._handshake is not None:
+            self._handshake.cancel()
+        self._host.lost(self)
+        if not self.gone.done():
+            self.gone.set_result(None)
+
+    # --- packets ---------------------------------------------------------------------------------------------------------
+
+    def _take(self, frame: Frame) -> None:
+        if frame[0] not in self._allowed:
+            self._not_allowed(frame[0])
+        packet, packet_id, body = decode(frame)
+        if isinstance(packet, Packet):
+            batch = None if body is None else self._batches.decode(body, ascending=type(packet) in ASCENDING)
+            if type(packet) is Publish:
+                _check_rows(packet)
+            self.publishes = self.publishes or isinstance(packet, Publish | PublishColumns)
+            self._host.packet(self, packet, batch, packet_id, len(frame[2]))
+        else:
+            self._session_packet(packet, packet_id, frame[0])
+
+    def _session_packet(self, packet: msgspec.Struct, packet_id: int, method: int) -> None:
+        match packet:
+            case Ping():
+                self.channel.pong(packet_id)
+            case Pong():
+                pass
+            case Hello() if self.role is None and not self.dialled:
+                self.channel.send(self._host.greet(self, packet), packet_id)
+            case Welcome() if self.role is None and self.dialled:
+                self._host.welcomed(self, packet)
+            case Goodbye():
+                log.info("%r says goodbye: %s", self, packet.reason)
+                self.channel.close()
+            case Error():
+                log.warning("%r refused us: %s [error %d]", self, packet.text, packet.code)
+                self.channel.close()
+            case Hello() | Welcome():
+                raise HandshakeError(f"{type(packet).__name__} out of place: the handshake is over or goes the other way")
+            case _:
+                raise UnknownMethodError(method)  # of a service this broker does not offer
+
+    def _not_allowed(self, method: int) -> None:
+        spec = REGISTRY.of_method(method)
+        if self.role is None:
+            raise NotIdentifiedError(spec.name)
+        raise WrongDirectionError(spec.name, _CAME[self.role].describe())
+
+
+def _check_rows(packet: Publish) -> None:
+    """Refuse ids and values no message may have: MessagePack's own decoder does not know them."""
+    for message_id, attributes, payload in packet.rows:
+        if len(message_id) != MESSAGE_ID_BYTES:
+            raise InvalidValueError(f"a message id has {MESSAGE_ID_BYTES} bytes, not {len(message_id)}")
+        check_message(attributes, payload)

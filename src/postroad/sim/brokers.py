@@ -1,0 +1,249 @@
+"""One simulated broker: the real `Broker` machine with a simulated disk, network and wall clock around it.
+
+It can crash (the machine is thrown away; the disk keeps what was synced), start again with the next incarnation, have its
+wall clock stepped, and be paused, which is what a long garbage collection or a stopped virtual machine looks like.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Final, TypeAlias
+
+from postroad.core.batch import Batch
+from postroad.core.broker import READS_MAX, Broker
+from postroad.core.parts import BrokerConfig
+from postroad.core.orders import (
+    Append,
+    ClientUp,
+    Congested,
+    Drained,
+    Fact,
+    LinkLost,
+    LinkUp,
+    LogReleased,
+    Order,
+    ReadLog,
+    Refuse,
+    ReleaseLog,
+    Send,
+    Store,
+)
+from postroad.core.packets import Packet, pubend_id
+from postroad.sim.disk import Disk, DiskProfile
+from postroad.sim.frames import Reader, to_bytes
+from postroad.sim.history import Freed, History, Logged
+from postroad.sim.network import End, Network
+from postroad.sim.world import World
+from postroad.wire.packets.telesto import Error
+
+WALL_MS_AT_START: Final = 1_800_000_000_000
+BROKERS_MAX: Final = 16  # of a simulated overlay
+BACKLOG_ROWS_MAX: Final = 65_536  # a publisher's window
+CACHE_SLACK_BYTES: Final = 1 << 20
+Input: TypeAlias = Callable[[], None]
+
+
+class BrokerNode:
+    """A broker in a simulated world; `alive` between `start` and `crash`."""
+
+    def __init__(
+        self, world: World, network: Network, history: History, broker: int, config: BrokerConfig, disk_profile: DiskProfile
+    ) -> None:
+        self.world = world
+        self.network = network
+        self.history = history
+        self.broker: Final = broker
+        self.config: Final = config
+        self.pubends: Final = (pubend_id(broker),)
+        self.disk: Final = Disk(world, str(broker), disk_profile, self.pubends)
+        self.disk.logged = self._logged
+        self.disk.freed = self._freed
+        self.clock_offset_ms = 0
+        self.machine: Broker | None = None
+        self._ends: dict[int, End] = {}
+        self._readers: dict[int, Reader] = {}
+        self._wake_at: float | None = None
+        self._paused_until = 0.0
+        self._inbox: deque[Input] = deque()
+
+    # --- life
+
+    @property
+    def alive(self) -> bool:
+        return self.machine is not None
+
+    def start(self) -> None:
+        assert self.machine is None
+        state = self.disk.start(self.broker)
+        self.world.note("start", f"broker {self.broker} incarnation {state.incarnation}")
+        self.machine = Broker(state, self.config, now=self.world.now)
+        self.machine.clock(self.wall_ms())
+        self.machine.wake(now=self.world.now)
+        self._act()
+        self.network.peer_returned(self)
+
+    def crash(self) -> None:
+        """Stop at once; the disk loses what was not synced, connections break."""
+        if self.machine is None:
+            return
+        self.world.note("crash", f"broker {self.broker}")
+        self.machine = None
+        self._ends.clear()
+        self._readers.clear()
+        self._inbox.clear()
+        self._wake_at = None
+        self._paused_until = 0.0
+        self.disk.crash()
+        self.network.peer_died(self)
+
+    def pause(self, seconds: float) -> None:
+        """Do nothing for a while; what arrives waits."""
+        self._paused_until = max(self._paused_until, self.world.now + seconds)
+        self.world.at(self._paused_until, self._resume)
+
+    def step_clock(self, milliseconds: int) -> None:
+        self.clock_offset_ms += milliseconds
+
+    def wall_ms(self) -> int:
+        return WALL_MS_AT_START + self.clock_offset_ms + int(self.world.now * 1000)
+
+    def bounded_figures(self) -> dict[str, tuple[int, int | None]]:
+        """Return the machine's own figures, each with the bound its configuration gives it."""
+        figures = {} if self.machine is None else self.machine.stats()
+        return {name: (value, self._bound(name, figures)) for name, value in figures.items()}
+
+    def _bound(self, name: str, figures: Mapping[str, int]) -> int | None:
+        match name:
+            case "cache_bytes":
+                # One segment may stand over the bound: the newest is never dropped.
+                return BROKERS_MAX * (self.config.cache_bytes + CACHE_SLACK_BYTES)
+            case "subscriptions":
+                return self.config.subscriptions_max
+            case "holders" | "links":
+                return BROKERS_MAX
+            case "backlog_rows":
+                return BACKLOG_ROWS_MAX * max(figures.get("clients", 0), 1)
+            case "reads":
+                return READS_MAX
+            case _:
+                return None
+
+    # --- the network (see `network.Peer`)
+
+    def connected(self, end: End) -> None:
+        self._ends[end.link] = end
+        self._readers[end.link] = Reader()
+        other = end.far.peer
+        if isinstance(other, BrokerNode):
+            self._fact(LinkUp(end.link, other.broker, other.disk.incarnation))
+        else:
+            self._fact(ClientUp(end.link))
+
+    def received(self, end: End, data: bytes) -> None:
+        reader = self._readers.get(end.link)
+        if reader is None:
+            return
+        for packet, packet_id, batch in reader.feed(data):
+            assert isinstance(packet, Packet)
+            self._input(lambda p=packet, i=packet_id, b=batch: self._receive(end.link, p, i, b))  # type: ignore[misc]
+
+    def disconnected(self, end: End) -> None:
+        self._readers.pop(end.link, None)
+        self._input(lambda: self._ends.pop(end.link, None) and None)
+        self._fact(LinkLost(end.link))
+
+    def held_back(self, end: End, congested: bool) -> None:
+        self._fact(Congested(end.link) if congested else Drained(end.link))
+
+    # --- inputs
+
+    def _fact(self, fact: Fact) -> None:
+        self._input(lambda: self._take(fact))
+
+    def _input(self, action: Input) -> None:
+        if self.machine is None:
+            return
+        if self._inbox or self.world.now < self._paused_until:
+            self._inbox.append(action)
+        else:
+            action()
+
+    def _resume(self) -> None:
+        while self._inbox and self.world.now >= self._paused_until:
+            self._inbox.popleft()()
+
+    def _take(self, fact: Fact) -> None:
+        assert self.machine is not None
+        self.machine.clock(self.wall_ms())
+        self.machine.fact(fact, now=self.world.now)
+        self._act()
+
+    def _receive(self, link: int, packet: Packet, packet_id: int, batch: Batch | None) -> None:
+        assert self.machine is not None
+        if link not in self._ends:
+            return
+        self.machine.clock(self.wall_ms())
+        self.machine.receive(packet, link=link, now=self.world.now, batch=batch, packet=packet_id)
+        self._act()
+
+    def _wake(self, when: float) -> None:
+        if self.machine is None or self._wake_at != when:
+            return
+        if self.world.now < self._paused_until:
+            self.world.at(self._paused_until, self._wake, when)
+            return
+        self._wake_at = None
+        self.machine.clock(self.wall_ms())
+        self.machine.wake(now=self.world.now)
+        self._act()
+
+    # --- orders
+
+    def _act(self) -> None:
+        machine = self.machine
+        assert machine is not None
+        while orders := machine.outputs():
+            for order in orders:
+                self._carry_out(order)
+                if self.machine is not machine:
+                    return
+        deadline = machine.deadline()
+        if deadline is not None and (self._wake_at is None or deadline < self._wake_at):
+            self._wake_at = max(deadline, self.world.now)
+            self.world.at(self._wake_at, self._wake, self._wake_at)
+
+    def _carry_out(self, order: Order) -> None:
+        match order:
+            case Send(link=link, message=message, batch=batch, data=data, packet=packet):
+                end = self._ends.get(link)
+                if end is not None:
+                    end.send(to_bytes(message, packet, batch), data=data)
+            case Append() | Store():
+                self.disk.write(order, self._fact)
+            case ReadLog():
+                self.disk.read(order, self._fact)
+            case ReleaseLog():
+                self.disk.release(order)
+            case Refuse():
+                self._refuse(order)
+
+    def _refuse(self, order: Refuse) -> None:
+        end = self._ends.get(order.link)
+        if end is None:
+            return
+        self.world.note("refuse", f"broker {self.broker} on link {order.link}: {type(order.error).__name__}: {order.error}")
+        end.send(to_bytes(Error.of(order.error), order.packet))
+        if order.close:
+            end.cable.reset()
+
+    # --- what the disk did
+
+    def _logged(self, pubend: int, batch: Batch) -> None:
+        for message in batch:
+            self.history.add(Logged(self.world.now, pubend, message.tick, bytes(message.id), message.payload))
+
+    def _freed(self, pubend: int, tick: int, released: int, retention: bool) -> None:
+        self.history.add(Freed(self.world.now, pubend, tick, retention))
+        if self.machine is not None:
+            self.world.after(0.0, self._fact, LogReleased(pubend, released))

@@ -1,0 +1,57 @@
+"""The checkers: separate objects, each of which reads a history and says what was broken.
+
+A checker knows nothing of brokers, links or faults. To add one, write a class with `check(history, matches)` and put it into
+`CHECKERS`; `tests/sim/test_checkers.py` must then show a history on which it fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeAlias
+
+from postroad.sim.checkers.delivery import Completeness, ExactlyOnce, NoPhantom, Order, StartExactness
+from postroad.sim.checkers.publishing import AcknowledgedIsDurable, OnePubend, PublishersConverge
+from postroad.sim.checkers.release import BoundedMemory, GapsAreEarned, ReleaseSafety
+from postroad.sim.checkers.violations import KINDS, Kind, Matches, Violation
+from postroad.sim.history import History
+
+__all__ = ["CHECKERS", "KINDS", "Checker", "Kind", "Matches", "Violation", "check"]
+
+
+class Checker(Protocol):
+    """Reads a history and yields what was broken."""
+
+    def check(self, history: History, matches: Matches) -> Iterator[Violation]: ...
+
+
+Factory: TypeAlias = Callable[[], Checker]
+
+CHECKERS: Final[tuple[Factory, ...]] = (
+    ExactlyOnce,
+    Order,
+    NoPhantom,
+    Completeness,
+    StartExactness,
+    OnePubend,
+    AcknowledgedIsDurable,
+    PublishersConverge,
+    ReleaseSafety,
+    GapsAreEarned,
+    BoundedMemory,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Always:
+    """Matches everything: for histories without filters."""
+
+    def __call__(self, filter_text: str, attributes: object) -> bool:  # noqa: ARG002
+        return True
+
+
+def check(history: History, matches: Matches | None = None) -> list[Violation]:
+    """Run every checker; the violations come in the order of time."""
+    judge = matches if matches is not None else _Always()
+    found = [violation for factory in CHECKERS for violation in factory().check(history, judge)]
+    return sorted(found, key=lambda violation: violation.at)

@@ -1,0 +1,150 @@
+"""What one application knows at each moment: its subscription replayed from the history.
+
+The rows an application *has* are those whose effects survive. When its client crashes it goes back to what it had saved: to the
+positions of its file, or without one to what it had acknowledged, and then further to where the broker resumes it. Messages
+after that point are not duplicates when they come again; they are lost when they do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from postroad.sim.history import (
+    Asked,
+    Began,
+    Committed,
+    Delivered,
+    Disconnected,
+    Ended,
+    Event,
+    Forgot,
+    Freed,
+    Gapped,
+    History,
+    Passed,
+)
+
+
+@dataclass(slots=True)
+class Stream:
+    """One pubend as one subscription sees it."""
+
+    start: int
+    began_at: float
+    position: int
+    committed: int
+    rows: list[tuple[int, bytes]] = field(default_factory=list)  # (tick, id) in order of delivery
+    gaps: list[tuple[int, int]] = field(default_factory=list)
+    floor: int = 0  # for one that wants all there is: what was gone already when it began
+    resuming: bool = False  # its client forgot, and the broker has not yet said where it goes on
+
+    def go_back(self, tick: int) -> None:
+        """Forget everything after a tick."""
+        self.rows = [row for row in self.rows if row[0] <= tick]
+        self.gaps = [(lo, min(hi, tick)) for lo, hi in self.gaps if lo < tick]
+        self.position = min(self.position, tick)
+        self.committed = min(self.committed, tick)
+
+
+@dataclass(slots=True)
+class Follower:
+    """One subscription."""
+
+    name: str
+    filter: str
+    durable: bool
+    earliest: bool = False
+    streams: dict[int, Stream] = field(default_factory=dict)
+    was_disconnected: bool = False
+    ended: bool = False
+
+    def apply(self, event: Event, freed: Mapping[int, int]) -> None:
+        match event:
+            case Began():
+                self._began(event, freed.get(event.pubend, 0) if self.earliest else 0)
+            case Delivered(pubend=pubend, tick=tick, id=message_id):
+                stream = self.streams.get(pubend)
+                if stream is not None:
+                    stream.rows.append((tick, message_id))
+                    stream.position = max(stream.position, tick)
+            case Passed(pubend=pubend, tick=tick):
+                stream = self.streams.get(pubend)
+                if stream is not None:
+                    stream.position = max(stream.position, tick)
+            case Gapped(pubend=pubend, lo=lo, hi=hi):
+                stream = self.streams.get(pubend)
+                if stream is not None:
+                    stream.gaps.append((lo, hi))
+                    stream.position = max(stream.position, hi)
+            case Committed(pubend=pubend, tick=tick):
+                stream = self.streams.get(pubend)
+                if stream is not None:
+                    stream.committed = max(stream.committed, tick)
+            case Forgot():
+                self._forgot(event)
+            case Disconnected():
+                self.was_disconnected = True
+            case Ended():
+                self.ended = True
+            case _:
+                pass
+
+    def _began(self, event: Began, floor: int) -> None:
+        stream = self.streams.get(event.pubend)
+        if stream is None:
+            self.streams[event.pubend] = Stream(event.tick, event.at, event.tick, event.tick, floor=floor)
+        elif stream.resuming:
+            stream.go_back(event.tick)
+            # The broker took up after what the application had: whatever lies between must have been empty.
+            stream.position = max(stream.position, event.tick)
+            stream.resuming = False
+
+    def _forgot(self, event: Forgot) -> None:
+        for pubend, stream in self.streams.items():
+            saved = None if event.positions is None else event.positions.get(pubend)
+            stream.go_back(stream.committed if saved is None else saved)
+            stream.resuming = saved is None
+            self.was_disconnected = True
+
+    def has_told(self, pubend: int, tick: int) -> bool:
+        """Tell whether the application was told explicitly that the tick is gone."""
+        stream = self.streams[pubend]
+        return any(lo < tick <= hi for lo, hi in stream.gaps)
+
+
+class Followers:
+    """Every subscription, as it is after the events taken so far."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Follower] = {}
+        self._freed: dict[int, int] = {}  # pubend -> tick
+
+    def take(self, event: Event) -> Follower | None:
+        """Apply an event; return the subscription it belongs to, if it belongs to one."""
+        if isinstance(event, Freed):
+            self._freed[event.pubend] = max(event.tick, self._freed.get(event.pubend, 0))
+            return None
+        if isinstance(event, Asked):
+            new = Follower(event.subscription, event.filter, event.durable, event.earliest)
+            return self.by_name.setdefault(event.subscription, new)
+        name = getattr(event, "subscription", None)
+        found = self.by_name.get(name) if name is not None else None
+        if found is not None:
+            found.apply(event, self._freed)
+        return found
+
+    def __iter__(self) -> Iterator[Follower]:
+        return iter(self.by_name.values())
+
+    def stream(self, subscription: str, pubend: int) -> Stream | None:
+        follower = self.by_name.get(subscription)
+        return None if follower is None else follower.streams.get(pubend)
+
+
+def replay(history: History) -> Followers:
+    """Return every subscription as it is at the end."""
+    followers = Followers()
+    for event in history:
+        followers.take(event)
+    return followers

@@ -1,0 +1,516 @@
+"""One simulated client: the real client session, and the application behind it.
+
+The application publishes, follows subscriptions and acknowledges what it has done with, at its own pace. What it saw is written
+into the history. Its client may crash: then the session is thrown away, and each durable subscription goes on from the
+positions its application had saved in a file, or without them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from postroad.core.packets import Packet
+from postroad.core.session.events import (
+    Delivered,
+    Event,
+    MessagesRefused,
+    Missed,
+    PubendJoined,
+    PublisherFailed,
+    SubscriptionActive,
+    SubscriptionEnded,
+    SubscriptionFailed,
+    Writable,
+)
+from postroad.core.session.machine import Session, SessionConfig
+from postroad.errors import ProtocolViolationError, error_of_code
+from postroad.sim import history as seen
+from postroad.sim.brokers import WALL_MS_AT_START, BrokerNode
+from postroad.sim.frames import Reader, to_bytes
+from postroad.sim.history import History
+from postroad.sim.network import Cable, CableProfile, End, Network
+from postroad.sim.world import World
+from postroad.types import AttributeValue
+from postroad.wire.packets.telesto import Error
+
+PENDING_MAX: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """How an application behaves."""
+
+    keeps_file: bool = True  # saves its positions, together with its work
+    acknowledges_after_s: float = 0.0  # how long it works on what it got
+    redial_s: float = 0.1
+
+
+@dataclass(slots=True)
+class Following:
+    """One subscription of the application. `subscription` is its name in the history."""
+
+    subscription: str
+    filter: str
+    name: str | None  # of a durable one
+    key: int | None = None  # in the session
+    saved: dict[int, int] | None = None  # the position file
+    earliest: bool = False
+    ended: bool = False
+
+    @property
+    def durable(self) -> bool:
+        return self.name is not None
+
+
+@dataclass(slots=True)
+class Publishing:
+    """One publisher of the application."""
+
+    key: int | None = None
+    pending: deque[tuple[dict[str, AttributeValue], bytes]] = field(default_factory=deque)
+    outstanding: dict[tuple[int, int], deque[bytes]] = field(default_factory=dict)  # (broker, publisher) -> ids
+
+
+class ClientNode:
+    """A client in a simulated world. It dials the brokers of its list in turn."""
+
+    def __init__(
+        self,
+        world: World,
+        network: Network,
+        history: History,
+        name: str,
+        brokers: list[BrokerNode],
+        *,
+        habits: Habits | None = None,
+        profile: CableProfile | None = None,
+        config: SessionConfig | None = None,
+    ) -> None:
+        self.world = world
+        self.network = network
+        self.history = history
+        self.name: Final = name
+        self.brokers = brokers  # the first is dialled first
+        self.directory: Mapping[int, BrokerNode] = {node.broker: node for node in brokers}  # of all brokers
+        self.habits: Final = habits or Habits()
+        self.profile: Final = profile or CableProfile(drops_data=False)
+        self.config: Final = config or SessionConfig()
+        self.following: list[Following] = []
+        self.publishing: Publishing | None = None
+        self.session: Session | None = None
+        self.clock_offset_ms = 0
+        self._ends: dict[int, End] = {}
+        self._readers: dict[int, Reader] = {}
+        self._main: Cable | None = None
+        self._second: dict[int, Cable] = {}  # to brokers that hold messages in doubt
+        self._wake_at: float | None = None
+        self._life = 0
+
+    # --- life
+
+    @property
+    def alive(self) -> bool:
+        return self.session is not None
+
+    def start(self) -> None:
+        assert self.session is None
+        self._life += 1
+        self.world.note("client", f"{self.name} starts")
+        self.session = Session(self.config)
+        self.session.clock(self._wall_ms())
+        for following in self.following:
+            if not following.ended:
+                self._subscribe(following)
+        if self.publishing is not None:
+            self.publishing.key = self.session.open_publisher()
+        self._dial_main()
+        self._act()
+
+    def crash(self, *, lose_file: bool = False) -> None:
+        """Lose the session. What was published and not acknowledged is abandoned; subscriptions go on as far as they can."""
+        if self.session is None:
+            return
+        self.world.note("client", f"{self.name} crashes" + (" and loses its file" if lose_file else ""))
+        self.record_positions()
+        for following in self.following:
+            self._crash_following(following, lose_file)
+        if self.publishing is not None:
+            for ids in self.publishing.outstanding.values():
+                for message_id in ids:
+                    self.history.add(seen.Abandoned(self.world.now, message_id))
+            self.publishing.outstanding.clear()
+            self.publishing.pending.clear()
+        self.session = None
+        self._ends.clear()
+        self._readers.clear()
+        self._wake_at = None
+        for cable in (self._main, *self._second.values()):
+            if cable is not None:
+                self._drop_cable(cable)
+        self._main = None
+        self._second.clear()
+
+    def _crash_following(self, following: Following, lose_file: bool) -> None:
+        following.key = None
+        if following.ended:
+            return
+        if not following.durable:
+            following.ended = True  # nothing of it is left anywhere
+            self.history.add(seen.Ended(self.world.now, following.subscription))
+            return
+        kept = following.saved if self.habits.keeps_file and not lose_file else None
+        following.saved = kept
+        self.history.add(seen.Forgot(self.world.now, following.subscription, None if kept is None else dict(kept)))
+
+    def move(self, brokers: list[BrokerNode]) -> None:
+        """Dial these brokers from now on, leaving the present one."""
+        self.brokers = brokers
+        self.world.note("client", f"{self.name} moves to broker {brokers[0].broker}")
+        if self.session is not None and self._main is not None:
+            self._leave_main()
+
+    def cut_off(self) -> None:
+        """Break the main connection."""
+        if self._main is not None:
+            self._main.reset()
+
+    def pause_reading(self, paused: bool) -> None:
+        """Stop or go on reading from the main connection."""
+        for end in self._ends.values():
+            end.far.pause(paused)
+
+    # --- the application
+
+    def follow(self, filter_text: str, *, subscription: str, name: str | None = None, earliest: bool = False) -> Following:
+        """Begin a subscription and keep to it."""
+        following = Following(subscription, filter_text, name, earliest=earliest)
+        self.following.append(following)
+        self.world.note("subscribe", f"{self.name}: {subscription} {'durable ' if name else ''}{filter_text}")
+        self.history.add(seen.Asked(self.world.now, subscription, filter_text, following.durable, earliest))
+        if self.session is not None:
+            self._subscribe(following)
+            self._act()
+        return following
+
+    def end(self, following: Following, *, forget: bool = True) -> None:
+        """Want nothing more of a subscription."""
+        if following.ended:
+            return
+        self.world.note("unsubscribe", f"{self.name}: {following.subscription}")
+        self._record_position(following)
+        following.ended = True
+        self.history.add(seen.Ended(self.world.now, following.subscription))
+        if self.session is not None and following.key is not None:
+            self.session.unsubscribe(following.key, forget=forget)
+            self._act()
+
+    def leave(self, following: Following, seconds: float) -> None:
+        """Let a durable subscription wait at its broker for a while."""
+        if self.session is None or following.key is None or following.ended:
+            return
+        self._record_position(following)
+        self.session.unsubscribe(following.key, forget=False)
+        self._act()
+        following.key = None
+        if not self.habits.keeps_file:
+            following.saved = None
+        self.history.add(seen.Forgot(self.world.now, following.subscription, following.saved and dict(following.saved)))
+        self.world.after(seconds, self._again, following, self._life)
+
+    def publish(self, attributes: Mapping[str, AttributeValue], payload: bytes) -> None:
+        """Publish, or keep it until the session has room."""
+        if self.publishing is None:
+            self.publishing = Publishing()
+            if self.session is not None:
+                self.publishing.key = self.session.open_publisher()
+        if len(self.publishing.pending) < PENDING_MAX:
+            self.publishing.pending.append((dict(attributes), payload))
+        if self.session is not None:
+            self._flush()
+            self._act()
+
+    def record_positions(self) -> None:
+        """Write into the history up to where each subscription was told what there is."""
+        for following in self.following:
+            self._record_position(following)
+
+    def _record_position(self, following: Following) -> None:
+        if self.session is None or following.key is None or following.ended:
+            return
+        state = self.session.subscriptions.get(following.key)
+        for pubend, place in sorted(state.pubends.items()) if state is not None else ():
+            if pubend in state.starts:
+                self.history.add(seen.Passed(self.world.now, following.subscription, pubend, place.position))
+
+    def idle(self) -> bool:
+        """Tell whether every message published is known to be durable or not."""
+        publishing = self.publishing
+        return publishing is None or not (publishing.pending or any(publishing.outstanding.values()))
+
+    def has_reached(self, last: Mapping[int, int]) -> bool:
+        """Tell whether every subscription is active and was told everything up to these ticks."""
+        return all(self._follows_to(following, last) for following in self.following if not following.ended)
+
+    def _follows_to(self, following: Following, last: Mapping[int, int]) -> bool:
+        if self.session is None or following.key is None:
+            return False
+        state = self.session.subscriptions.get(following.key)
+        if state is None or not state.active:
+            return False
+        return all(pubend in state.pubends and state.pubends[pubend].position >= tick for pubend, tick in last.items())
+
+    def _subscribe(self, following: Following) -> None:
+        assert self.session is not None
+        following.key = self.session.subscribe(
+            following.filter, name=following.name, positions=following.saved, earliest=following.earliest
+        )
+
+    def _flush(self) -> None:
+        session, publishing = self.session, self.publishing
+        assert session is not None
+        if publishing is None or publishing.key is None:
+            return
+        session.clock(self._wall_ms())
+        while publishing.pending:
+            attributes, payload = publishing.pending[0]
+            message_id = session.publish(publishing.key, attributes, payload)
+            if message_id is None:
+                return
+            publishing.pending.popleft()
+            self.history.add(seen.Published(self.world.now, bytes(message_id), attributes, payload))
+            publishing.outstanding.setdefault((message_id.broker, message_id.publisher), deque()).append(bytes(message_id))
+
+    # --- connections
+
+    def _dial_main(self) -> None:
+        if self.session is None or self._main is not None:
+            return
+        broker = self.brokers[0]
+        self._main = self._cable(broker)
+        self._main.dial(0.0)
+        self.world.after(4 * self.profile.silence_s_max, self._give_up, self._main)
+
+    def _cable(self, broker: BrokerNode) -> Cable:
+        return self.network.cable(self, broker, self.profile, f"{self.name}/{broker.broker}/{self.network.next_link()}")
+
+    def _give_up(self, cable: Cable) -> None:
+        """Try the next broker when this one did not answer."""
+        if self._main is cable and cable.connection is None and self.session is not None:
+            self._leave_main()
+
+    def _leave_main(self) -> None:
+        cable = self._main
+        assert cable is not None
+        self._main = None
+        self._drop_cable(cable)
+        self.brokers = self.brokers[1:] + self.brokers[:1] if len(self.brokers) > 1 else self.brokers
+        self.world.after(self.habits.redial_s, self._dial_main)
+
+    def _drop_cable(self, cable: Cable) -> None:
+        cable.hang_up()
+        self.network.forget(cable)
+
+    def connected(self, end: End) -> None:
+        assert self.session is not None
+        broker = end.far.peer
+        assert isinstance(broker, BrokerNode)
+        main = end.cable is self._main
+        if not main and self._second.get(broker.broker) is not end.cable:
+            return
+        self._ends[end.link] = end
+        self._readers[end.link] = Reader()
+        self.session.clock(self._wall_ms())
+        self.session.connected(end.link, broker.broker, now=self.world.now, main=main)
+        self._act()
+
+    def disconnected(self, end: End) -> None:
+        self._readers.pop(end.link, None)
+        if self._ends.pop(end.link, None) is None or self.session is None:
+            return
+        if end.link == self.session.main:
+            for following in self.following:
+                if not following.ended:
+                    self.history.add(seen.Disconnected(self.world.now, following.subscription))
+        self.session.clock(self._wall_ms())
+        self.session.disconnected(end.link, now=self.world.now)
+        if end.cable is self._main:
+            self._leave_main()
+        self._act()
+
+    def received(self, end: End, data: bytes) -> None:
+        reader = self._readers.get(end.link)
+        if reader is None or self.session is None:
+            return
+        for packet, packet_id, batch in reader.feed(data):
+            self.session.clock(self._wall_ms())
+            if isinstance(packet, Error):
+                self.session.refused(packet_id, error_of_code(packet.code, packet.text), link=end.link, now=self.world.now)
+            else:
+                assert isinstance(packet, Packet)
+                try:
+                    self.session.receive(packet, link=end.link, now=self.world.now, batch=batch, packet=packet_id)
+                except ProtocolViolationError as error:
+                    self.world.note("violation", f"{self.name}: {error}")
+                    end.cable.reset()
+                    return
+            self._act()
+
+    def held_back(self, end: End, congested: bool) -> None:
+        """Nothing to do: the session's window bounds what waits."""
+
+    # --- orders and events
+
+    def _wall_ms(self) -> int:
+        return WALL_MS_AT_START + self.clock_offset_ms + int(self.world.now * 1000)
+
+    def _act(self) -> None:
+        session = self.session
+        assert session is not None
+        while True:
+            events = session.events()
+            for event in events:
+                self._take(event)
+            self._settle_publishing()
+            outputs = session.outputs()
+            for order in outputs:
+                end = self._ends.get(order.link)
+                if end is not None:
+                    end.send(to_bytes(order.message, order.packet, order.batch))
+            if not events and not outputs:
+                break
+        self._reach_homes()
+        deadline = session.deadline()
+        if deadline is not None and (self._wake_at is None or deadline < self._wake_at):
+            self._wake_at = max(deadline, self.world.now)
+            self.world.at(self._wake_at, self._wake, self._wake_at, self._life)
+
+    def _wake(self, when: float, life: int) -> None:
+        if self.session is None or self._wake_at != when or life != self._life:
+            return
+        self._wake_at = None
+        self.session.clock(self._wall_ms())
+        self.session.wake(now=self.world.now)
+        self._act()
+
+    def _reach_homes(self) -> None:
+        """Connect to the brokers that hold messages in doubt; leave those that do not any more."""
+        assert self.session is not None
+        homes = self.session.homes()
+        main = self._main.b if self._main is not None else None
+        for broker in homes:
+            if broker not in self._second and not (isinstance(main, BrokerNode) and main.broker == broker):
+                self._second[broker] = self._cable(self.directory[broker])
+                self._second[broker].dial()
+        for broker, cable in list(self._second.items()):
+            if not self._in_doubt(broker):
+                del self._second[broker]
+                self._drop_cable(cable)
+
+    def _in_doubt(self, broker: int) -> bool:
+        publishing = self.publishing
+        return publishing is not None and any(ids and key[0] == broker for key, ids in publishing.outstanding.items())
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Writable():
+                self._flush()
+            case SubscriptionActive(subscription=key, starts=starts):
+                for pubend, tick in sorted(starts.items()):
+                    self._began(key, pubend, tick)
+            case PubendJoined(subscription=key, pubend=pubend, tick=tick):
+                self._began(key, pubend, tick)
+            case Delivered():
+                self._delivered(event)
+            case Missed(subscription=key, pubend=pubend, lo=lo, hi=hi):
+                following = self._following(key)
+                if following is not None:
+                    self.world.note("gap", f"{following.subscription} pubend {pubend} {lo}..{hi}")
+                    self.history.add(seen.Gapped(self.world.now, following.subscription, pubend, lo, hi))
+            case SubscriptionFailed(subscription=key, error=error):
+                self._failed(key, f"{type(error).__name__}: {error}", error.retryable)
+            case MessagesRefused(first=first, last=last):
+                self._refused(first, last)
+            case PublisherFailed(error=error):
+                self.world.note("refused", f"{self.name}: publisher: {error}")
+            case SubscriptionEnded():
+                pass
+
+    def _following(self, key: int) -> Following | None:
+        return next((each for each in self.following if each.key == key and not each.ended), None)
+
+    def _began(self, key: int, pubend: int, tick: int) -> None:
+        following = self._following(key)
+        if following is not None:
+            self.world.note("began", f"{following.subscription} pubend {pubend} at {tick}")
+            self.history.add(seen.Began(self.world.now, following.subscription, pubend, tick))
+
+    def _delivered(self, event: Delivered) -> None:
+        following = self._following(event.subscription)
+        if following is None:
+            return
+        now, last = self.world.now, 0
+        for message in event.batch:
+            last = message.tick
+            self.history.add(
+                seen.Delivered(
+                    now, following.subscription, event.pubend, last, bytes(message.id), dict(message.attributes), message.payload
+                )
+            )
+        self.world.note("delivered", f"{following.subscription} pubend {event.pubend} {len(event.batch)} up to {last}")
+        if self.habits.acknowledges_after_s:
+            work_s, key = self.habits.acknowledges_after_s, event.subscription
+            self.world.after(work_s, self._done_later, following, key, event.pubend, last, self._life)
+        else:
+            self._done(following, event.pubend, last)
+
+    def _done_later(self, following: Following, key: int, pubend: int, tick: int, life: int) -> None:
+        if life == self._life and self.session is not None and not following.ended and following.key == key:
+            self._done(following, pubend, tick)
+            self._act()
+
+    def _done(self, following: Following, pubend: int, tick: int) -> None:
+        """Finish the work on what was delivered: save and acknowledge."""
+        assert self.session is not None
+        assert following.key is not None
+        self.session.acknowledge(following.key, pubend, tick)
+        self.history.add(seen.Committed(self.world.now, following.subscription, pubend, tick))
+        if self.habits.keeps_file:
+            following.saved = dict(self.session.positions(following.key))
+
+    def _failed(self, key: int, text: str, retryable: bool) -> None:
+        following = self._following(key)
+        if following is None:
+            return
+        self.world.note("refused", f"{following.subscription}: {text}")
+        following.key = None
+        if retryable:
+            self.world.after(0.3, self._again, following, self._life)
+
+    def _again(self, following: Following, life: int) -> None:
+        if life == self._life and self.session is not None and not following.ended and following.key is None:
+            self._subscribe(following)
+            self._act()
+
+    def _refused(self, first: bytes, last: bytes) -> None:
+        assert self.publishing is not None
+        for ids in self.publishing.outstanding.values():
+            for message_id in [each for each in ids if each[:8] == first[:8] and first <= each <= last]:
+                ids.remove(message_id)
+                self.history.add(seen.Refused(self.world.now, message_id))
+
+    def _settle_publishing(self) -> None:
+        """See which messages became durable: a broker acknowledges each publisher's in order."""
+        session, publishing = self.session, self.publishing
+        assert session is not None
+        if publishing is None or publishing.key is None:
+            return
+        registrations = session.publishers[publishing.key].registrations
+        for (broker, publisher), ids in publishing.outstanding.items():
+            registration = registrations.get(broker)
+            if registration is None or registration.publisher != publisher:
+                continue
+            while len(ids) > registration.messages:
+                self.history.add(seen.Acknowledged(self.world.now, ids.popleft()))

@@ -1,0 +1,211 @@
+"""A broker's disk: pubend logs and metadata that survive the broker, but only as far as they were synced.
+
+Writes are carried out in the order they were asked for, each after a latency; the fact that reports a write is handed over when
+it is durable. A crash loses what was not synced, with the cruelty real disks have: of the writes under way a prefix may have
+become durable without anyone having been told, and of the append at the edge perhaps only its first batches.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from postroad.core.batch import Batch
+from postroad.core.orders import Append, Appended, BrokerState, LogRead, PubendState, ReadLog, ReleaseLog, Store, Stored
+from postroad.sim.world import World
+
+PENDING_MAX: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class DiskProfile:
+    """How quick it is, and how finely the log can be released."""
+
+    write_s: float = 0.001
+    read_s: float = 0.0005
+    jitter_s: float = 0.001
+    segment_batches: int = 4  # a log gives back whole segments
+    retention_rows_max: int = 1 << 30  # beyond this the oldest segments go, needed or not
+
+
+@dataclass(slots=True)
+class Log:
+    """The durable part of one pubend's log."""
+
+    pubend: int
+    batches: list[Batch] = field(default_factory=list)
+    last_ticks: list[int] = field(default_factory=list)  # of each batch
+    last_tick: int = 0
+    released: int = 0
+    publishers: dict[int, int] = field(default_factory=dict)
+    rows: int = 0
+
+    def append(self, batch: Batch) -> None:
+        ticks = batch.ticks()
+        self.batches.append(batch)
+        self.rows += len(batch)
+        self.last_tick = int(ticks[-1])
+        self.last_ticks.append(self.last_tick)
+        for message_id in batch.ids().tolist():
+            publisher, tick = int.from_bytes(message_id[:4]), int.from_bytes(message_id[8:])
+            if tick > self.publishers.get(publisher, -1):
+                self.publishers[publisher] = tick
+
+    def release(self, tick: int, segment_batches: int) -> None:
+        """Give back whole segments that end at or before the tick."""
+        whole = bisect_right(self.last_ticks, tick)
+        self._drop(whole - whole % segment_batches)
+
+    def retain(self, rows_max: int, segment_batches: int) -> bool:
+        """Give back the oldest segments while there are more rows than that; return whether any went."""
+        before = self.released
+        while self.rows > rows_max and len(self.batches) > segment_batches:
+            self._drop(segment_batches)
+        return self.released != before
+
+    def _drop(self, batches: int) -> None:
+        if batches:
+            self.released = self.last_ticks[batches - 1]
+            self.rows -= sum(len(batch) for batch in self.batches[:batches])
+            del self.batches[:batches], self.last_ticks[:batches]
+
+    def read(self, lo: int, hi: int, bytes_max: int) -> tuple[int, tuple[Batch, ...]]:
+        """Return up to where the answer is complete, and the batches."""
+        found: list[Batch] = []
+        size = 0
+        index = bisect_right(self.last_ticks, lo)
+        while index < len(self.batches):
+            ticks = self.batches[index].ticks()
+            if int(ticks[0]) > hi:
+                break
+            if found and size >= bytes_max:
+                return self.last_ticks[index - 1], tuple(found)
+            first, last = (int(i) for i in np.searchsorted(ticks, [lo, hi], side="right"))
+            if first < last:
+                part = self.batches[index].slice(first, last)
+                found.append(part)
+                size += part.size
+            index += 1
+        return hi, tuple(found)
+
+    def state(self) -> PubendState:
+        return PubendState(self.pubend, self.last_tick, self.released, tuple(sorted(self.publishers.items())))
+
+
+class _Writes:
+    """The writes under way on one file; different files finish independently of each other."""
+
+    __slots__ = ("busy_until", "pending")
+
+    def __init__(self) -> None:
+        self.pending: deque[Append | Store] = deque()
+        self.busy_until = 0.0
+
+
+class Disk:
+    """What one broker finds again when it starts.
+
+    `logged` is called with (pubend, batch) when rows become durable, `freed` with (pubend, tick, released, retention) when the log
+    was told to give back up to a tick, or had to, and has given back up to `released`.
+    """
+
+    def __init__(self, world: World, name: str, profile: DiskProfile, pubends: tuple[int, ...]) -> None:
+        self.world = world
+        self.profile = profile
+        self.logs = {pubend: Log(pubend) for pubend in pubends}
+        self.metadata: dict[str, bytes] = {}
+        self.incarnation = 0
+        self.logged: Callable[[int, Batch], None] = lambda _pubend, _batch: None
+        self.freed: Callable[[int, int, int, bool], None] = lambda _pubend, _tick, _released, _retention: None
+        self._chance = world.chance(f"disk/{name}")
+        self._metadata_writes = _Writes()
+        self._log_writes = {pubend: _Writes() for pubend in pubends}
+        self._life = 0  # of the broker; what an earlier life asked for is not reported
+        self._stalled_until = 0.0
+
+    # --- a broker's start and end
+
+    def start(self, broker: int) -> BrokerState:
+        """Hand out what a starting broker finds; its incarnation is stored first."""
+        self.incarnation += 1
+        pubends = tuple(log.state() for log in self.logs.values())
+        return BrokerState(broker, self.incarnation, pubends, tuple(sorted(self.metadata.items())))
+
+    def crash(self) -> None:
+        """Lose what was not synced, but for a prefix that was, untold."""
+        self._life += 1
+        for writes in (self._metadata_writes, *self._log_writes.values()):
+            survivors = self._chance.randint(0, len(writes.pending))
+            for _ in range(survivors):
+                self._commit(writes.pending.popleft())
+            torn = writes.pending.popleft() if writes.pending else None
+            if isinstance(torn, Append):
+                kept = self._chance.randint(0, len(torn.batches) - 1)
+                self._commit(Append(torn.pubend, torn.token, torn.batches[:kept]))
+            writes.pending.clear()
+            writes.busy_until = 0.0
+
+    def stall(self, seconds: float) -> None:
+        """Finish nothing for a while."""
+        self._stalled_until = max(self._stalled_until, self.world.now + seconds)
+
+    # --- orders
+
+    def write(self, order: Append | Store, report: Callable[[Appended | Stored], None]) -> None:
+        writes = self._log_writes[order.pubend] if isinstance(order, Append) else self._metadata_writes
+        assert len(writes.pending) < PENDING_MAX, "a broker asks for writes without end"
+        writes.pending.append(order)
+        writes.busy_until = max(writes.busy_until, self.world.now, self._stalled_until) + self._latency(self.profile.write_s)
+        self.world.at(writes.busy_until, self._written, writes, self._life, report)
+
+    def read(self, order: ReadLog, report: Callable[[LogRead], None]) -> None:
+        done = max(self.world.now, self._stalled_until) + self._latency(self.profile.read_s)
+        self.world.at(done, self._read, order, self._life, report)
+
+    def release(self, order: ReleaseLog) -> None:
+        log = self.logs[order.pubend]
+        log.release(order.tick, self.profile.segment_batches)
+        self.freed(order.pubend, order.tick, log.released, False)
+
+    # --- inside
+
+    def _latency(self, typical: float) -> float:
+        return typical + self._chance.random() * self.profile.jitter_s
+
+    def _written(self, writes: _Writes, life: int, report: Callable[[Appended | Stored], None]) -> None:
+        if life != self._life:
+            return
+        if self.world.now < self._stalled_until:
+            self.world.at(self._stalled_until, self._written, writes, life, report)
+            return
+        order = writes.pending.popleft()
+        self._commit(order)
+        report(Appended(order.pubend, order.token) if isinstance(order, Append) else Stored(order.token))
+
+    def _read(self, order: ReadLog, life: int, report: Callable[[LogRead], None]) -> None:
+        if life != self._life:
+            return
+        log = self.logs[order.pubend]
+        hi, batches = log.read(order.lo, order.hi, order.bytes_max)
+        report(LogRead(order.pubend, order.token, hi, batches, log.released))
+
+    def _commit(self, order: Append | Store) -> None:
+        if isinstance(order, Store):
+            for key, value in order.changes:
+                if value is None:
+                    self.metadata.pop(key, None)
+                else:
+                    self.metadata[key] = value
+            return
+        log = self.logs[order.pubend]
+        for batch in order.batches:
+            log.append(batch)
+            self.logged(order.pubend, batch)
+        if log.retain(self.profile.retention_rows_max, self.profile.segment_batches):
+            self.freed(order.pubend, log.released, log.released, True)
+

@@ -1,0 +1,177 @@
+"""What goes wrong, when, and for how long.
+
+A schedule of faults is drawn from the seed before the run begins, so it does not depend on what the overlay does. To add a
+fault, write a function `(overlay, chance) -> None` that begins it and plans its end, and put it into `FAULTS` with its weight.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from postroad.sim.brokers import BrokerNode
+from postroad.sim.clients import ClientNode
+from postroad.sim.network import Cable
+from postroad.sim.overlay import Overlay
+
+Fault: TypeAlias = Callable[[Overlay, random.Random], str]  # returns what it did, "" for nothing
+
+
+def broker_crash(overlay: Overlay, chance: random.Random) -> str:
+    node = _any_broker(overlay, chance)
+    down = chance.choice((0.05, 0.3, 1.0, 3.0)) * chance.uniform(0.5, 1.5)
+    if not node.alive:
+        return ""
+    node.crash()
+    overlay.world.after(down, _start_broker, node)
+    return f"broker {node.broker} for {down:.2f} s"
+
+
+def broker_pause(overlay: Overlay, chance: random.Random) -> str:
+    node = _any_broker(overlay, chance)
+    seconds = chance.uniform(0.05, 1.5)
+    node.pause(seconds)
+    return f"broker {node.broker} for {seconds:.2f} s"
+
+
+def clock_step(overlay: Overlay, chance: random.Random) -> str:
+    node = _any_broker(overlay, chance)
+    milliseconds = chance.choice((-1, -1, 1)) * chance.choice((5, 200, 2_000, 20_000))
+    node.step_clock(milliseconds)
+    return f"broker {node.broker} by {milliseconds} ms"
+
+
+def disk_stall(overlay: Overlay, chance: random.Random) -> str:
+    node = _any_broker(overlay, chance)
+    seconds = chance.uniform(0.05, 2.0)
+    node.disk.stall(seconds)
+    return f"broker {node.broker} for {seconds:.2f} s"
+
+
+def link_cut(overlay: Overlay, chance: random.Random) -> str:
+    cable = _any_link(overlay, chance)
+    seconds = chance.choice((0.2, 1.0, 4.0)) * chance.uniform(0.5, 1.5)
+    cable.cut()
+    overlay.world.after(seconds, cable.heal)
+    return f"{cable.name} for {seconds:.2f} s"
+
+
+def link_flap(overlay: Overlay, chance: random.Random) -> str:
+    cable = _any_link(overlay, chance)
+    cable.reset()
+    return cable.name
+
+
+def link_squeeze(overlay: Overlay, chance: random.Random) -> str:
+    cable = _any_link(overlay, chance)
+    seconds, factor = chance.uniform(0.5, 4.0), chance.choice((0.2, 0.02, 0.002))
+    cable.squeeze(factor)
+    overlay.world.after(seconds, cable.squeeze, 1.0)
+    return f"{cable.name} to {factor:.1%} for {seconds:.2f} s"
+
+
+def client_crash(overlay: Overlay, chance: random.Random) -> str:
+    client = _any_client(overlay, chance)
+    seconds, lose_file = chance.uniform(0.05, 2.0), chance.random() < 0.5
+    if not client.alive:
+        return ""
+    client.crash(lose_file=lose_file)
+    overlay.world.after(seconds, _start_client, client)
+    return f"{client.name} for {seconds:.2f} s"
+
+
+def client_slow(overlay: Overlay, chance: random.Random) -> str:
+    client = _any_client(overlay, chance)
+    seconds = chance.uniform(0.2, 4.0)
+    client.pause_reading(True)
+    overlay.world.after(seconds, client.pause_reading, False)
+    return f"{client.name} for {seconds:.2f} s"
+
+
+def client_cut(overlay: Overlay, chance: random.Random) -> str:
+    client = _any_client(overlay, chance)
+    client.cut_off()
+    return client.name
+
+
+def client_move(overlay: Overlay, chance: random.Random) -> str:
+    client = _any_client(overlay, chance)
+    brokers = list(overlay.nodes.values())
+    chance.shuffle(brokers)
+    client.move(brokers)
+    return f"{client.name} to broker {brokers[0].broker}"
+
+
+def client_leave(overlay: Overlay, chance: random.Random) -> str:
+    client = _any_client(overlay, chance)
+    durable = [each for each in client.following if each.durable and not each.ended]
+    seconds = chance.uniform(0.1, 3.0)
+    if not durable or not client.alive:
+        return ""
+    following = chance.choice(durable)
+    client.leave(following, seconds)
+    return f"{following.subscription} for {seconds:.2f} s"
+
+
+FAULTS: Final[dict[str, tuple[Fault, int]]] = {
+    "broker crash": (broker_crash, 6),
+    "broker pause": (broker_pause, 2),
+    "clock step": (clock_step, 3),
+    "disk stall": (disk_stall, 2),
+    "link cut": (link_cut, 4),
+    "link flap": (link_flap, 4),
+    "link squeeze": (link_squeeze, 3),
+    "client crash": (client_crash, 4),
+    "client slow": (client_slow, 2),
+    "client cut": (client_cut, 3),
+    "client move": (client_move, 3),
+    "client leave": (client_leave, 2),
+}
+
+
+class Faults:
+    """The schedule of one run, and how many of each kind it had."""
+
+    def __init__(self, overlay: Overlay, *, until: float, per_s: float) -> None:
+        self.counts: dict[str, int] = {}
+        self._overlay = overlay
+        self._chance = overlay.world.chance("faults")
+        kinds, weights = list(FAULTS), [weight for _, weight in FAULTS.values()]
+        when = self._chance.expovariate(per_s)
+        while when < until:
+            (kind,) = self._chance.choices(kinds, weights)
+            overlay.world.at(when, self._strike, kind)
+            when += self._chance.expovariate(per_s)
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+    def _strike(self, kind: str) -> None:
+        text = FAULTS[kind][0](self._overlay, self._chance)
+        if text:
+            self.counts[kind] = self.counts.get(kind, 0) + 1
+            self._overlay.world.note("fault", f"{kind}: {text}")
+
+
+def _any_broker(overlay: Overlay, chance: random.Random) -> BrokerNode:
+    return overlay.nodes[chance.choice(list(overlay.nodes))]
+
+
+def _any_link(overlay: Overlay, chance: random.Random) -> Cable:
+    return chance.choice(overlay.links)
+
+
+def _any_client(overlay: Overlay, chance: random.Random) -> ClientNode:
+    return overlay.clients[chance.choice(list(overlay.clients))]
+
+
+def _start_broker(node: BrokerNode) -> None:
+    if not node.alive:
+        node.start()
+
+
+def _start_client(client: ClientNode) -> None:
+    if not client.alive:
+        client.start()

@@ -1,0 +1,205 @@
+"""What happened, as the users of the overlay and its disks saw it: the only thing the checkers look at.
+
+A *subscription* here is what one application follows: it outlives connections, brokers and, if it is durable, crashes of its
+own client. The application's memory is made explicit: `Committed` says up to where it has acknowledged, `Forgot` that its
+client crashed and which positions it still had (those of its position file, saved together with the work done; or none, and
+then it relies on the broker's cursor).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from postroad.types import AttributeValue
+
+Attributes: TypeAlias = Mapping[str, AttributeValue]
+Positions: TypeAlias = Mapping[int, int]  # pubend -> tick
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A publisher was given this id for its message."""
+
+    at: float
+    id: bytes
+    attributes: Attributes
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """The publisher was told that its message is durable."""
+
+    at: float
+    id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The publisher was told that its message was not taken and will not be."""
+
+    at: float
+    id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """The publisher's client crashed before it knew what became of this message."""
+
+    at: float
+    id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """A message became durable in a pubend's log."""
+
+    at: float
+    pubend: int
+    tick: int
+    id: bytes
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """A pubend let go of everything up to a tick; `retention` when its bound forced it to."""
+
+    at: float
+    pubend: int
+    tick: int
+    retention: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """An application wants everything that matches."""
+
+    at: float
+    subscription: str
+    filter: str
+    durable: bool
+    earliest: bool = False  # it wants all there is, from the oldest message still held
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """The subscription is active for a pubend from after a tick on; said again whenever it is resumed."""
+
+    at: float
+    subscription: str
+    pubend: int
+    tick: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """The application got a message."""
+
+    at: float
+    subscription: str
+    pubend: int
+    tick: int
+    id: bytes
+    attributes: Attributes
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """The application was told that nothing more comes up to this tick."""
+
+    at: float
+    subscription: str
+    pubend: int
+    tick: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gapped:
+    """The application was told that the messages in (lo, hi] are gone."""
+
+    at: float
+    subscription: str
+    pubend: int
+    lo: int
+    hi: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The application is done with everything up to this tick."""
+
+    at: float
+    subscription: str
+    pubend: int
+    tick: int
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """The subscription's connection was lost: until it is resumed, a live one holds no log."""
+
+    at: float
+    subscription: str
+
+
+@dataclass(frozen=True, slots=True)
+class Forgot:
+    """The client crashed; of its memory only these positions are left, or nothing at all (`positions` None)."""
+
+    at: float
+    subscription: str
+    positions: Positions | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The application wants nothing more."""
+
+    at: float
+    subscription: str
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A broker's own figures, with the bound each must keep (None: no bound)."""
+
+    at: float
+    broker: int
+    figures: Mapping[str, tuple[int, int | None]]
+
+
+Event: TypeAlias = (
+    Published
+    | Acknowledged
+    | Refused
+    | Abandoned
+    | Logged
+    | Freed
+    | Asked
+    | Began
+    | Delivered
+    | Passed
+    | Gapped
+    | Committed
+    | Disconnected
+    | Forgot
+    | Ended
+    | Measured
+)
+
+
+@dataclass(slots=True)
+class History:
+    """Events in the order they happened."""
+
+    events: list[Event] = field(default_factory=list)
+
+    def add(self, event: Event) -> None:
+        self.events.append(event)
+
+    def __iter__(self) -> Iterator[Event]:
+        return iter(self.events)

@@ -1,0 +1,173 @@
+"""A simulated overlay: brokers, cables, clients and one history, under one virtual clock.
+
+This is the place where both the random runs (`soak`) and the deliberate schedules of the tests are built:
+
+    overlay = Overlay(seed=1)
+    overlay.brokers(1, 2, 3)
+    overlay.link(1, 2)
+    overlay.link(2, 3)
+    reader = overlay.client("reader", 3)
+    writer = overlay.client("writer", 1)
+    overlay.at(1.0, lambda: reader.follow(overlay.filter(everything()), subscription="all"))
+    overlay.at(2.0, lambda: writer.publish({"n": 1}, b"first"))
+    overlay.at(3.0, overlay.node(2).crash)
+    overlay.run(5.0)
+    overlay.settle()
+    assert overlay.violations() == []
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from postroad.core.guards import ALL_ON, Guards
+from postroad.core.parts import BrokerConfig
+from postroad.core.session.machine import SessionConfig
+from postroad.sim.brokers import BrokerNode
+from postroad.sim.checkers import Violation, check
+from postroad.sim.clients import ClientNode, Habits
+from postroad.sim.disk import DiskProfile
+from postroad.sim.history import Delivered, History, Logged, Measured
+from postroad.sim.network import Cable, CableProfile, Network
+from postroad.sim.predicates import Predicate, Predicates
+from postroad.sim.world import World
+
+SETTLE_S_MAX: Final = 60.0  # what a healed overlay may take to converge
+SETTLE_STEP_S: Final = 0.25
+MEASURE_EVERY_S: Final = 1.0
+
+
+class Overlay:
+    """All there is in one run."""
+
+    def __init__(
+        self, seed: int = 0, *, guards: Guards = ALL_ON, config: BrokerConfig | None = None, story: bool = False
+    ) -> None:
+        self.world: Final = World(seed, story=story)
+        self.network: Final = Network(self.world)
+        self.history: Final = History()
+        self.predicates: Final = Predicates()
+        self.guards: Final = guards
+        self.config: Final = replace(config or BrokerConfig(), guards=guards)
+        self.nodes: Final[dict[int, BrokerNode]] = {}
+        self.links: Final[list[Cable]] = []
+        self.clients: Final[dict[str, ClientNode]] = {}
+        self.failure: Violation | None = None
+        self.world.after(MEASURE_EVERY_S, self._measure)
+
+    # --- building
+
+    def broker(self, number: int, *, disk: DiskProfile | None = None, config: BrokerConfig | None = None) -> BrokerNode:
+        own = self.config if config is None else replace(config, guards=self.guards)
+        node = BrokerNode(self.world, self.network, self.history, number, own, disk or DiskProfile())
+        self.nodes[number] = node
+        node.start()
+        return node
+
+    def brokers(self, *numbers: int) -> None:
+        for number in numbers:
+            self.broker(number)
+
+    def link(self, a: int, b: int, profile: CableProfile | None = None) -> Cable:
+        """Join two brokers."""
+        cable = self.network.cable(self.nodes[a], self.nodes[b], profile or CableProfile(), f"{a}-{b}")
+        cable.control_is_never_dropped = self.guards.control_is_never_dropped
+        self.links.append(cable)
+        cable.dial(0.0)
+        return cable
+
+    def client(
+        self, name: str, *brokers: int, habits: Habits | None = None, profile: CableProfile | None = None, start: bool = True
+    ) -> ClientNode:
+        """Make a client that dials these brokers in turn."""
+        config = SessionConfig(guards=self.guards)
+        nodes = [self.nodes[number] for number in brokers]
+        client = ClientNode(self.world, self.network, self.history, name, nodes, habits=habits, profile=profile, config=config)
+        client.directory = self.nodes
+        self.clients[name] = client
+        if start:
+            client.start()
+        return client
+
+    def filter(self, predicate: Predicate) -> str:
+        """Make a filter known to the oracle; return its text."""
+        return self.predicates.add(predicate)
+
+    def node(self, number: int) -> BrokerNode:
+        return self.nodes[number]
+
+    def cable(self, a: int, b: int) -> Cable:
+        names = {f"{a}-{b}", f"{b}-{a}"}
+        return next(cable for cable in self.links if cable.name in names)
+
+    def at(self, when: float, action: Callable[[], object]) -> None:
+        self.world.at(when, lambda: action() and None)
+
+    # --- running
+
+    def run(self, until: float) -> None:
+        """Let time pass; an exception in a machine ends the run and is a violation."""
+        if self.failure is not None:
+            return
+        try:
+            self.world.run(until)
+        except Exception as error:  # noqa: BLE001 - whatever a machine raises is what we are looking for
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            text = f"{type(error).__name__}: {error} in {frame.name} ({frame.filename.rsplit('/', 1)[-1]}:{frame.lineno})"
+            self.world.note("crashed", text)
+            self.failure = Violation("crashed", self.world.now, f"{text}\n{''.join(traceback.format_exception(error))}")
+
+    def heal(self) -> None:
+        """End every fault: the liveness phase begins."""
+        self.world.note("phase", "everything heals")
+        for cable in self.network.cables:
+            cable.squeeze(1.0)
+            cable.heal()
+        for node in self.nodes.values():
+            if not node.alive:
+                node.start()
+        for client in self.clients.values():
+            client.pause_reading(False)
+            if not client.alive:
+                client.start()
+
+    def settle(self, within_s: float = SETTLE_S_MAX) -> bool:
+        """Let time pass until everyone has everything, or no longer than this; return whether it converged."""
+        until = self.world.now + within_s
+        while self.failure is None and self.world.now < until:
+            if self.converged():
+                return True
+            self.run(min(until, self.world.now + SETTLE_STEP_S))
+        return self.failure is None and self.converged()
+
+    def converged(self) -> bool:
+        """Tell whether every publisher and every subscription knows all there is."""
+        last: dict[int, int] = {pubend: log.last_tick for node in self.nodes.values() for pubend, log in node.disk.logs.items()}
+        return all(client.idle() and client.has_reached(last) for client in self.clients.values())
+
+    def violations(self) -> list[Violation]:
+        """Say what was broken, now that the run is over."""
+        for client in self.clients.values():
+            client.record_positions()
+        found = check(self.history, self.predicates)
+        return found if self.failure is None else [self.failure, *(each for each in found if each.kind != "stuck")]
+
+    @property
+    def messages(self) -> int:
+        """Count the messages that became durable."""
+        return sum(isinstance(event, Logged) for event in self.history)
+
+    @property
+    def deliveries(self) -> int:
+        return sum(isinstance(event, Delivered) for event in self.history)
+
+    # --- watching
+
+    def _measure(self) -> None:
+        for node in self.nodes.values():
+            if node.alive:
+                self.history.add(Measured(self.world.now, node.broker, node.bounded_figures()))
+        self.world.after(MEASURE_EVERY_S, self._measure)

@@ -1,0 +1,119 @@
+"""Random runs, one per seed: build, break, heal, check.
+
+A run has a safety phase, in which anything may fail at any time, and a liveness phase, in which everything is healed, nobody
+publishes any more, and all must converge within a bounded virtual time.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import xxhash
+
+from postroad.sim.checkers import KINDS, Violation
+from postroad.sim.faults import Faults
+from postroad.sim.overlay import Overlay
+from postroad.sim.workload import Shape, Workload
+from postroad.sim.world import Line
+
+CONTAINED = ("lost", "duplicated", "misordered", "stuck", "phantom", "released", "unbounded", "crashed")
+assert set(CONTAINED) == set(KINDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one seed gave."""
+
+    seed: int
+    digest: str
+    messages: int
+    deliveries: int
+    faults: int
+    virtual_s: float
+    violations: tuple[Violation, ...]
+    story: tuple[Line, ...] = ()
+
+    @property
+    def sound(self) -> bool:
+        return not self.violations
+
+    @property
+    def command(self) -> str:
+        """What repeats this run."""
+        return f"postroad sim replay --seed {self.seed}"
+
+    def line(self) -> dict[str, object]:
+        """Return the JSON line of the seed."""
+        counts = count_kinds(self.violations)
+        line: dict[str, object] = {"seed": self.seed, **counts, "faults": self.faults, "messages": self.messages}
+        line |= {"deliveries": self.deliveries, "virtual_s": round(self.virtual_s, 3), "digest": self.digest}
+        if self.violations:
+            line |= {"first": str(self.violations[0]).splitlines()[0], "replay": self.command}
+        return line
+
+
+def run_seed(seed: int, shape: Shape | None = None, *, story: bool = False) -> Result:
+    """Run one seed to its end."""
+    shape = shape or Shape()
+    overlay = Overlay(seed, story=story)
+    Workload(overlay, shape)
+    faults = Faults(overlay, until=shape.busy_s, per_s=shape.faults_per_s)
+    overlay.run(shape.busy_s)
+    overlay.heal()
+    overlay.settle()
+    violations = tuple(overlay.violations())
+    deliveries = overlay.deliveries
+    lines = tuple(overlay.world.story or ())
+    return Result(
+        seed, overlay.world.digest, overlay.messages, deliveries, faults.total, overlay.world.now, violations, lines
+    )
+
+
+def soak(seeds: Iterable[int], *, workers: int = 2) -> Iterator[Result]:
+    """Run many seeds, on several cores; results come in the order of the seeds."""
+    if workers <= 1:
+        yield from map(run_seed, seeds)
+        return
+    with multiprocessing.get_context("spawn").Pool(workers) as pool:
+        yield from pool.imap(run_seed, seeds, chunksize=4)
+
+
+def count_kinds(violations: Iterable[Violation]) -> dict[str, int]:
+    counts = dict.fromkeys(CONTAINED, 0)
+    for violation in violations:
+        counts[violation.kind] += 1
+    return counts
+
+
+class Summary:
+    """The sum over many seeds."""
+
+    def __init__(self) -> None:
+        self.seeds = 0
+        self.messages = 0
+        self.deliveries = 0
+        self.faults = 0
+        self.failed: list[int] = []
+        self._counts = dict.fromkeys(CONTAINED, 0)
+        self._digest = xxhash.xxh3_128()
+
+    def add(self, result: Result) -> None:
+        self.seeds += 1
+        self.messages += result.messages
+        self.deliveries += result.deliveries
+        self.faults += result.faults
+        self._digest.update(result.digest.encode())
+        for kind, count in count_kinds(result.violations).items():
+            self._counts[kind] += count
+        if not result.sound:
+            self.failed.append(result.seed)
+
+    @property
+    def sound(self) -> bool:
+        return not self.failed
+
+    def line(self) -> dict[str, object]:
+        counts = {"faults": self.faults, "messages": self.messages, "deliveries": self.deliveries}
+        return {"seeds": self.seeds, **self._counts, **counts, "failed": self.failed, "digest": self._digest.hexdigest()}

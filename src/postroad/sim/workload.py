@@ -1,0 +1,120 @@
+"""What users do in a random run: topologies with cycles, publishers and subscribers that come, go, move and overlap."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from postroad.sim.clients import ClientNode, Habits
+from postroad.sim.disk import DiskProfile
+from postroad.sim.network import CableProfile
+from postroad.sim.overlay import Overlay
+from postroad.sim.predicates import random_attributes, random_predicate
+
+BROKERS_MAX: Final = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How large a run is."""
+
+    busy_s: float = 14.0  # publishing and faults
+    faults_per_s: float = 1.6
+    messages_per_s: float = 22.0  # over all publishers
+    churn_per_s: float = 0.5
+
+
+class Workload:
+    """Builds the overlay of a seed and plans what its users do."""
+
+    def __init__(self, overlay: Overlay, shape: Shape) -> None:
+        self._overlay = overlay
+        self._shape = shape
+        self._chance = overlay.world.chance("workload")
+        self._subscriptions = 0
+        self._messages = 0
+        self._build_brokers()
+        self._subscribers = [self._subscriber(index) for index in range(self._chance.randint(2, 5))]
+        self._publishers = [self._publisher(index) for index in range(self._chance.randint(1, 4))]
+        self._plan()
+
+    # --- the overlay
+
+    def _build_brokers(self) -> None:
+        chance, overlay = self._chance, self._overlay
+        count = chance.choice((2, 3, 3, 4, 4, 5, 6, BROKERS_MAX))
+        disk = DiskProfile(
+            write_s=chance.choice((0.0003, 0.001, 0.01)),
+            segment_batches=chance.choice((1, 2, 8)),
+            retention_rows_max=chance.choice((1 << 30, 1 << 30, 1 << 30, 60)),
+        )
+        for number in range(1, count + 1):
+            overlay.broker(number, disk=disk)
+        edges = {(chance.randint(1, number - 1), number) for number in range(2, count + 1)}
+        for _ in range(chance.randint(0, count)):
+            a, b = sorted(chance.sample(range(1, count + 1), 2))
+            edges.add((a, b))
+        for a, b in sorted(edges):
+            overlay.link(a, b, self._link_profile())
+
+    def _link_profile(self) -> CableProfile:
+        chance = self._chance
+        return CableProfile(
+            latency_s=chance.choice((0.0005, 0.003, 0.03)),
+            jitter_s=chance.choice((0.0, 0.002, 0.02)),
+            bytes_per_s=chance.choice((20e3, 200e3, 5e6)),
+            backlog_bytes_max=chance.choice((4_000, 20_000, 200_000)),
+        )
+
+    def _client(self, name: str) -> ClientNode:
+        chance = self._chance
+        brokers = list(self._overlay.nodes)
+        chance.shuffle(brokers)
+        habits = Habits(keeps_file=chance.random() < 0.7, acknowledges_after_s=chance.choice((0.0, 0.0, 0.05, 0.8)))
+        profile = CableProfile(
+            latency_s=chance.choice((0.0002, 0.005)), backlog_bytes_max=chance.choice((3_000, 50_000)), drops_data=False
+        )
+        return self._overlay.client(name, *brokers[: chance.randint(1, 3)], habits=habits, profile=profile)
+
+    def _subscriber(self, index: int) -> ClientNode:
+        client = self._client(f"reader{index}")
+        for _ in range(self._chance.randint(1, 3)):
+            self._overlay.world.at(self._chance.uniform(0.0, 6.0), self._follow, client)
+        return client
+
+    def _publisher(self, index: int) -> ClientNode:
+        return self._client(f"writer{index}")
+
+    # --- what users do
+
+    def _plan(self) -> None:
+        world, chance, shape = self._overlay.world, self._chance, self._shape
+        when = 0.5
+        while (when := when + chance.expovariate(shape.messages_per_s / 3)) < shape.busy_s:
+            world.at(when, self._publish, chance.choice(self._publishers), chance.choice((1, 1, 2, 3, 5, 6)))
+        when = 1.0
+        while (when := when + chance.expovariate(shape.churn_per_s)) < shape.busy_s:
+            world.at(when, self._churn, chance.choice(self._subscribers))
+
+    def _follow(self, client: ClientNode) -> None:
+        chance = self._chance
+        self._subscriptions += 1
+        durable = chance.random() < 0.5
+        name = f"s{self._subscriptions}"
+        text = self._overlay.filter(random_predicate(chance))
+        earliest = chance.random() < 0.15
+        client.follow(text, subscription=name, name=f"durable-{name}" if durable else None, earliest=earliest)
+
+    def _publish(self, client: ClientNode, count: int) -> None:
+        for _ in range(count):
+            self._messages += 1
+            payload = f"{self._messages}:".encode() + bytes(self._chance.choice((0, 10, 100, 1500)))
+            client.publish(random_attributes(self._chance), payload)
+
+    def _churn(self, client: ClientNode) -> None:
+        present = [each for each in client.following if not each.ended]
+        if present and self._chance.random() < 0.5:
+            client.end(self._chance.choice(present))
+        elif len(present) < 5:
+            self._follow(client)
+

@@ -1,0 +1,1 @@
+"""Framed connections on asyncio, used alike by brokers and clients."""

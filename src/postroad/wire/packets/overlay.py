@@ -1,0 +1,50 @@
+"""Publish and subscribe: the method ids of `postroad.core.packets` (clients 0x0200-0x02ff, brokers 0x0300-0x03ff)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from postroad.core import packets
+from postroad.wire.registry import Direction, one_way, request, response
+
+_UP: Final = Direction.CLIENT_TO_BROKER
+_DOWN: Final = Direction.BROKER_TO_CLIENT
+_ACROSS: Final = Direction.BROKER_TO_BROKER
+
+ASCENDING: Final = frozenset({packets.Deliver, packets.Knowledge, packets.CatchUpReply})
+"""Packets whose rows have ticks, strictly ascending; the rows of `PublishColumns` have none yet."""
+
+CARRIES_ROWS: Final = ASCENDING | {packets.PublishColumns}
+"""Packets with a batch as body; an empty body stands for no rows."""
+
+request(0x0201, _UP)(packets.OpenPublisher)
+response(0x0202, _DOWN)(packets.PublisherOpened)
+one_way(0x0203, _UP)(packets.Publish)
+one_way(0x0204, _DOWN)(packets.PublishAcknowledged)
+one_way(0x0205, _UP, carries_body=True)(packets.PublishColumns)
+one_way(0x0206, _DOWN)(packets.PublishRefused)
+
+request(0x0211, _UP)(packets.Subscribe)
+response(0x0212, _DOWN)(packets.Subscribed)
+request(0x0213, _UP)(packets.Unsubscribe)
+response(0x0214, _DOWN)(packets.Unsubscribed)
+one_way(0x0215, _UP)(packets.Acknowledge)
+one_way(0x0216, _DOWN)(packets.Started)
+one_way(0x0218, _DOWN, carries_body=True)(packets.Deliver)
+one_way(0x021A, _DOWN)(packets.Advance)
+one_way(0x021C, _DOWN)(packets.Gap)
+
+one_way(0x0301, _ACROSS)(packets.LinkState)
+one_way(0x0302, _ACROSS)(packets.DurableHome)
+one_way(0x0303, _ACROSS)(packets.Interest)
+one_way(0x0304, _ACROSS)(packets.InterestActive)
+one_way(0x0305, _ACROSS, carries_body=True)(packets.Knowledge)
+one_way(0x0306, _ACROSS)(packets.Nack)
+one_way(0x0307, _ACROSS)(packets.Released)
+
+one_way(0x0311, _ACROSS)(packets.Hold)
+one_way(0x0312, _ACROSS)(packets.HoldConfirmed)
+one_way(0x0313, _ACROSS)(packets.CatchUp)
+one_way(0x0314, _ACROSS, carries_body=True)(packets.CatchUpReply)
+one_way(0x0315, _ACROSS)(packets.HomeQuery)
+one_way(0x0316, _ACROSS)(packets.HomeReply)

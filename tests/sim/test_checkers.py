@@ -1,0 +1,272 @@
+"""Every checker fails on a history made to break its rule, and passes on a sound one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from postroad.sim.checkers import CHECKERS, check
+from postroad.sim.checkers.delivery import Completeness, ExactlyOnce, NoPhantom, Order, StartExactness
+from postroad.sim.checkers.publishing import AcknowledgedIsDurable, OnePubend, PublishersConverge
+from postroad.sim.checkers.release import BoundedMemory, GapsAreEarned, ReleaseSafety
+from postroad.sim.history import (
+    Abandoned,
+    Acknowledged,
+    Asked,
+    Attributes,
+    Began,
+    Committed,
+    Delivered,
+    Disconnected,
+    Ended,
+    Event,
+    Forgot,
+    Freed,
+    Gapped,
+    History,
+    Logged,
+    Measured,
+    Passed,
+    Published,
+    Refused,
+)
+
+P, Q = 0x100, 0x200
+
+
+def message_id(number: int, publisher: int = 1) -> bytes:
+    return publisher.to_bytes(4) + bytes(4) + number.to_bytes(8)
+
+
+def published(number: int, at: float = 1.0, publisher: int = 1) -> Published:
+    return Published(at, message_id(number, publisher), {"n": number}, b"%d" % number)
+
+
+def logged(number: int, pubend: int = P, tick: int | None = None, at: float = 2.0, publisher: int = 1) -> Logged:
+    return Logged(at, pubend, tick or number, message_id(number, publisher), b"%d" % number)
+
+
+def got(number: int, pubend: int = P, tick: int | None = None, at: float = 3.0, sub: str = "s") -> Delivered:
+    return Delivered(at, sub, pubend, tick or number, message_id(number), {"n": number}, b"%d" % number)
+
+
+def asked(durable: bool = False, filter_text: str = "TRUE") -> Asked:
+    return Asked(0.0, "s", filter_text, durable)
+
+
+def began(tick: int = 0, at: float = 0.5, pubend: int = P) -> Began:
+    return Began(at, "s", pubend, tick)
+
+
+def three(durable: bool = False) -> list[Event]:
+    """Three messages published, acknowledged and logged, and a subscription that waits for them."""
+    events: list[Event] = [asked(durable), began()]
+    events += [published(n) for n in (1, 2, 3)] + [logged(n) for n in (1, 2, 3)]
+    return events + [Acknowledged(2.5, message_id(n)) for n in (1, 2, 3)]
+
+
+def odd_only(filter_text: str, attributes: Attributes) -> bool:
+    return filter_text == "TRUE" or int(attributes["n"]) % 2 == 1
+
+
+def kinds_by(checker: type, events: Iterable[Event]) -> list[str]:
+    return [violation.kind for violation in checker().check(History(list(events)), odd_only)]
+
+
+def test_a_sound_history_passes_every_checker() -> None:
+    """Nobody complains about three messages delivered in order."""
+    assert check(History([*three(), got(1), got(2), got(3)]), odd_only) == []
+
+
+def test_exactly_once_sees_a_message_that_comes_again() -> None:
+    """A second delivery of one message is a duplicate."""
+    assert kinds_by(ExactlyOnce, [*three(), got(1), got(2), got(2)]) == ["duplicated"]
+    assert kinds_by(ExactlyOnce, [*three(), got(1), got(2), got(1)]) == ["duplicated"]
+
+
+def test_order_sees_a_message_that_comes_late() -> None:
+    """Ticks of one pubend ascend."""
+    assert kinds_by(Order, [*three(), got(1), got(3), got(2)]) == ["misordered"]
+    assert kinds_by(Order, [*three(), got(1), got(2), got(3)]) == []
+
+
+def test_order_sees_a_message_from_before_the_start() -> None:
+    """Nothing at or before the start tick may come."""
+    assert kinds_by(Order, [asked(), began(5), got(4)]) == ["misordered"]
+
+
+def test_order_sees_a_message_of_a_pubend_that_has_not_begun() -> None:
+    """Before a pubend has begun nothing of it may come."""
+    assert kinds_by(Order, [asked(), got(4)]) == ["misordered"]
+
+
+@pytest.mark.parametrize(
+    ("event", "reason"),
+    [
+        (got(9), "nobody published it"),
+        (Delivered(3.0, "s", P, 1, message_id(1), {"n": 8}, b"1"), "it was changed"),
+        (Delivered(3.0, "s", P, 1, message_id(1), {"n": 1}, b"other"), "it was changed"),
+        (got(1, tick=2), "it lies at"),
+        (got(1, pubend=Q), "it lies at"),
+    ],
+)
+def test_no_phantom_sees_what_was_not_published_so(event: Delivered, reason: str) -> None:
+    """A delivery must be a published message, unchanged, from its place."""
+    (violation,) = NoPhantom().check(History([*three(), event]), odd_only)
+    assert violation.kind == "phantom"
+    assert reason in violation.text
+
+
+def test_no_phantom_sees_a_delivery_that_is_not_durable_yet() -> None:
+    """Nobody hears of a message before it is durable."""
+    assert kinds_by(NoPhantom, [asked(), published(1), got(1), logged(1)]) == ["phantom"]
+
+
+def test_no_phantom_sees_a_message_that_does_not_match() -> None:
+    """What does not match the filter does not come."""
+    assert kinds_by(NoPhantom, [asked(filter_text="odd"), published(2), logged(2), got(2)]) == ["phantom"]
+    assert kinds_by(NoPhantom, [asked(filter_text="odd"), published(3), logged(3), got(3)]) == []
+
+
+def test_completeness_sees_a_skipped_message() -> None:
+    """A message behind the position that did not come is lost."""
+    assert kinds_by(Completeness, [*three(), got(1), got(3)]) == ["lost"]
+    assert kinds_by(Completeness, [*three(), got(1), Passed(4.0, "s", P, 3)]) == ["lost", "lost"]
+
+
+def test_completeness_sees_a_message_that_has_not_come_yet() -> None:
+    """A message ahead of the position is stuck when the run is over."""
+    assert kinds_by(Completeness, [*three(), got(1), got(2)]) == ["stuck"]
+
+
+def test_completeness_sees_a_pubend_that_never_began() -> None:
+    """A subscription must begin on every pubend."""
+    assert kinds_by(Completeness, [asked(), published(1), logged(1)]) == ["stuck"]
+
+
+def test_completeness_wants_only_what_matches_and_lies_after_the_start() -> None:
+    """Neither other messages nor earlier ones are missed."""
+    assert kinds_by(Completeness, [asked(filter_text="odd"), began(1), *three()[2:], got(3)]) == []
+
+
+def test_completeness_accepts_what_was_told_to_be_gone() -> None:
+    """An explicit gap is not a loss."""
+    assert kinds_by(Completeness, [*three(), Gapped(3.0, "s", P, 0, 2), got(3)]) == []
+
+
+def test_completeness_wants_nothing_after_the_end_of_a_subscription() -> None:
+    """An ended subscription still must not have skipped anything."""
+    assert kinds_by(Completeness, [*three(), got(1), Ended(4.0, "s")]) == []
+    assert kinds_by(Completeness, [*three(), got(1), got(3), Ended(4.0, "s")]) == ["lost"]
+
+
+def test_a_crash_goes_back_to_the_saved_positions() -> None:
+    """With a file, what came after the saved position must come again, and is then no duplicate."""
+    crashed = [*three(durable=True), got(1), Committed(3.0, "s", P, 1), got(2), Forgot(4.0, "s", {P: 1})]
+    again = [*crashed, began(1, at=5.0), got(2), got(3)]
+    assert check(History(again), odd_only) == []
+    assert kinds_by(Completeness, [*crashed, began(1, at=5.0), got(3)]) == ["lost"]
+    assert kinds_by(ExactlyOnce, [*crashed, began(1, at=5.0), got(1), got(2), got(3)]) == ["duplicated"]
+
+
+def test_a_crash_without_a_file_goes_back_to_where_the_broker_resumes() -> None:
+    """Acknowledged messages may come again then, but none that was not acknowledged may be left out."""
+    crashed = [*three(durable=True), got(1), got(2), Committed(3.0, "s", P, 1), Forgot(4.0, "s", None)]
+    assert check(History([*crashed, began(0, at=5.0), got(1), got(2), got(3)]), odd_only) == []
+    assert kinds_by(Completeness, [*crashed, began(2, at=5.0), got(3)]) == ["lost"]
+
+
+def test_start_exactness_sees_a_message_that_got_a_tick_before_the_start() -> None:
+    """What is published after the subscription was active must get a tick after its start."""
+    assert kinds_by(StartExactness, [asked(), began(5, at=0.5), published(4, at=1.0), logged(4)]) == ["lost"]
+    assert kinds_by(StartExactness, [asked(), published(4, at=0.2), began(5, at=0.5), logged(4)]) == []
+
+
+def test_one_pubend_sees_a_message_in_two_logs() -> None:
+    """A message lies in one pubend only."""
+    assert kinds_by(OnePubend, [logged(1), logged(1, pubend=Q)]) == ["duplicated"]
+
+
+def test_one_pubend_sees_a_message_twice_in_one_log() -> None:
+    """A message that was sent again is written once."""
+    assert kinds_by(OnePubend, [logged(1), logged(1, tick=2)]) == ["duplicated"]
+
+
+def test_one_pubend_sees_a_message_under_two_ids() -> None:
+    """Publishing one message again under another id is doubling it."""
+    twin = Logged(3.0, Q, 8, message_id(8), b"1")
+    assert kinds_by(OnePubend, [logged(1), twin]) == ["duplicated"]
+
+
+def test_one_pubend_sees_ticks_and_ids_that_fall() -> None:
+    """A log grows at its end, and a publisher's messages keep their order."""
+    assert kinds_by(OnePubend, [logged(1, tick=5), logged(2, tick=4)]) == ["misordered"]
+    assert kinds_by(OnePubend, [logged(2, tick=5), logged(1, tick=6)]) == ["misordered"]
+
+
+def test_acknowledged_sees_an_acknowledgement_before_the_disk() -> None:
+    """An acknowledged message is durable."""
+    assert kinds_by(AcknowledgedIsDurable, [published(1), Acknowledged(2.0, message_id(1))]) == ["lost"]
+    assert kinds_by(AcknowledgedIsDurable, [published(1), Acknowledged(1.9, message_id(1)), logged(1)]) == ["lost"]
+
+
+def test_a_refused_message_is_never_taken() -> None:
+    """Refused is refused for ever."""
+    assert kinds_by(AcknowledgedIsDurable, [Refused(1.0, message_id(1)), logged(1)]) == ["phantom"]
+    assert kinds_by(AcknowledgedIsDurable, [logged(1), Refused(3.0, message_id(1))]) == ["phantom"]
+
+
+def test_publishers_converge_sees_a_message_nobody_answered() -> None:
+    """At the end a publisher knows what became of its messages, unless it crashed."""
+    assert kinds_by(PublishersConverge, [published(1), logged(1)]) == ["stuck"]
+    assert kinds_by(PublishersConverge, [published(1), Acknowledged(2.0, message_id(1))]) == []
+    assert kinds_by(PublishersConverge, [published(1), Abandoned(2.0, message_id(1))]) == []
+
+
+def test_release_safety_sees_a_log_that_let_go_too_early() -> None:
+    """What a durable subscription has not acknowledged stays, unless retention is over its bound."""
+    held = [*three(durable=True), got(1), Committed(3.0, "s", P, 1)]
+    assert kinds_by(ReleaseSafety, [*held, Freed(4.0, P, 2)]) == ["released"]
+    assert kinds_by(ReleaseSafety, [*held, Freed(4.0, P, 1)]) == []
+    assert kinds_by(ReleaseSafety, [*held, Freed(4.0, P, 2, retention=True)]) == []
+    assert kinds_by(ReleaseSafety, [*held, Ended(3.5, "s"), Freed(4.0, P, 2)]) == []
+
+
+def test_release_safety_lets_go_of_what_does_not_match() -> None:
+    """Messages the filter does not want are not held."""
+    events = [asked(durable=True, filter_text="odd"), began(), published(2), logged(2), Freed(4.0, P, 2)]
+    assert kinds_by(ReleaseSafety, events) == []
+
+
+def test_gaps_must_be_earned() -> None:
+    """A gap is told only where the log let go, and to durable subscriptions only by retention."""
+    gap = Gapped(5.0, "s", P, 0, 2)
+    assert kinds_by(GapsAreEarned, [*three(), gap]) == ["released"]
+    assert kinds_by(GapsAreEarned, [*three(durable=True), Freed(4.0, P, 2), gap]) == ["released"]
+    assert kinds_by(GapsAreEarned, [*three(durable=True), Freed(4.0, P, 2, retention=True), gap]) == []
+    assert kinds_by(GapsAreEarned, [*three(), Freed(4.0, P, 2), gap]) == ["released"]
+    assert kinds_by(GapsAreEarned, [*three(), Disconnected(3.0, "s"), Freed(4.0, P, 2), gap]) == []
+
+
+def test_bounded_memory_sees_a_figure_over_its_bound() -> None:
+    """Each figure keeps its bound; one without a bound may be anything."""
+    assert kinds_by(BoundedMemory, [Measured(1.0, 1, {"cache_bytes": (11, 10), "links": (99, None)})]) == ["unbounded"]
+    assert kinds_by(BoundedMemory, [Measured(1.0, 1, {"cache_bytes": (10, 10)})]) == []
+
+
+def test_every_checker_is_tested_here() -> None:
+    """A checker that no test makes fail is a defect."""
+    assert {
+        ExactlyOnce,
+        Order,
+        NoPhantom,
+        Completeness,
+        StartExactness,
+        OnePubend,
+        AcknowledgedIsDurable,
+        PublishersConverge,
+        ReleaseSafety,
+        GapsAreEarned,
+        BoundedMemory,
+    } == set(CHECKERS)
