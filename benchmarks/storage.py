@@ -67,12 +67,12 @@ def best(work: Callable[[Path], list[float]], directory: Path) -> list[float]:
 
 def append_all(path: Path, batches: list[Batch], disk: Disk | None = None) -> list[float]:
     """Return the time each append took."""
-    fresh = [Batch(batch.columns, batch.layout) for batch in batches]  # a batch remembers its bytes; encoding them is part of it
     log = SegmentLog.open(path, PUBEND, disk=disk)
     times = []
-    for batch in fresh:
+    for batch in batches:
+        fresh = Batch(batch.columns, batch.layout)  # a batch remembers its bytes, and encoding them is part of the cost
         start = time.perf_counter()
-        log.append([batch])
+        log.append([fresh])
         times.append(time.perf_counter() - start)
     log.abandon()
     return times
