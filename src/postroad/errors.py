@@ -181,6 +181,103 @@ class ListenError(PostroadError):
     code = 354
 
 
+class StorageError(PostroadError):
+    """A broker's data directory cannot be used."""
+
+    code = 400
+
+
+class StorageFullError(StorageError):
+    """There is no room left to write. Nothing of the write remains; it may be tried again once there is room."""
+
+    code = 401
+    retryable = True
+
+    def __init__(self, path: str, reason: str) -> None:
+        self.path = path
+        self.reason = reason
+        super().__init__(f"no room to write {path}: {reason}; free some space or raise the limit, then try again")
+
+
+class CorruptSegmentError(StorageError):
+    """A segment of a pubend's log is damaged where it once was whole. `file` and `offset` name the place."""
+
+    code = 402
+
+    def __init__(self, file: str, offset: int, reason: str) -> None:
+        self.file = file
+        self.offset = offset
+        self.reason = reason
+        super().__init__(f"{file} is damaged at offset {offset}: {reason}; restore the file from a copy")
+
+
+class StorageLockedError(StorageError):
+    """Another process has the data directory or log open."""
+
+    code = 403
+    retryable = True
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        super().__init__(f"{path} is in use by another process; stop it, or choose another data directory")
+
+
+class StorageFormatError(StorageError):
+    """Files are of another format version, or no Postroad files at all."""
+
+    code = 404
+
+    def __init__(self, path: str, reason: str) -> None:
+        self.path = path
+        self.reason = reason
+        super().__init__(f"{path}: {reason}")
+
+
+class WrongBrokerError(StorageError):
+    """A data directory belongs to another broker."""
+
+    code = 405
+
+    def __init__(self, path: str, broker: int, owner: int) -> None:
+        self.path = path
+        self.broker = broker
+        self.owner = owner
+        super().__init__(f"{path} belongs to broker {owner}, not to broker {broker}; correct the broker id or the path")
+
+
+class StorageFailedError(StorageError):
+    """The disk failed while writing, so what it holds is uncertain: nothing more is written until the broker starts again."""
+
+    code = 406
+
+    def __init__(self, path: str, reason: str) -> None:
+        self.path = path
+        self.reason = reason
+        super().__init__(f"{path} cannot be used: {reason}; check the disk, then restart the broker")
+
+
+class LogMissingError(StorageError):
+    """A pubend's log was created once and is gone."""
+
+    code = 407
+
+    def __init__(self, path: str, pubend: int) -> None:
+        self.path = path
+        self.pubend = pubend
+        super().__init__(f"the log of pubend {pubend} is missing from {path}; restore it from a copy")
+
+
+class CorruptMetadataError(StorageError):
+    """The file of a broker's metadata is damaged."""
+
+    code = 408
+
+    def __init__(self, file: str, reason: str) -> None:
+        self.file = file
+        self.reason = reason
+        super().__init__(f"{file} is damaged: {reason}; restore it from a copy")
+
+
 class OverlayError(PostroadError):
     """A request to a broker of the overlay cannot be met."""
 

@@ -1,0 +1,125 @@
+"""One suite over every implementation of a broker's metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from postroad.errors import CorruptMetadataError, StorageFailedError, StorageFormatError, StorageFullError
+from postroad.storage import MemoryMetadata, Metadata, SqliteMetadata
+
+keys = st.sampled_from(["a", "b", "hold/7", "", "ü"])
+changes = st.lists(st.tuples(keys, st.none() | st.binary(max_size=20)), max_size=6)
+
+
+class Places:
+    """Opens the same metadata again and again."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._memory = MemoryMetadata()
+
+    def open(self) -> Metadata:
+        return self._memory if self._path is None else SqliteMetadata(self._path)
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def places(request: pytest.FixtureRequest, tmp_path: Path) -> Places:
+    return Places(tmp_path / "metadata.sqlite" if request.param == "sqlite" else None)
+
+
+def test_metadata_starts_empty_and_keeps_what_is_stored(places: Places) -> None:
+    """Values are bytes, sorted by key; None deletes; a later change of the same key wins."""
+    metadata = places.open()
+    assert metadata.load() == ()
+    metadata.store([("b", b"2"), ("a", b"1"), ("c", b"3")])
+    metadata.store([("c", None), ("missing", None), ("a", b"x"), ("a", b""), ("d", b"4"), ("d", None)])
+    metadata.store([])
+    metadata.close()
+    metadata = places.open()
+    assert metadata.load() == (("a", b""), ("b", b"2"))
+    metadata.close()
+
+
+def test_incarnations_count_every_start(places: Places) -> None:
+    """Across closings."""
+    for expected in range(1, 4):
+        metadata = places.open()
+        assert metadata.next_incarnation() == expected
+        metadata.close()
+
+
+def test_sqlite_does_what_a_dictionary_does(tmp_path: Path) -> None:
+    """Any sequence of changes gives the same pairs in both."""
+    metadata, memory = SqliteMetadata(tmp_path / "metadata.sqlite"), MemoryMetadata()
+
+    @settings(max_examples=60, deadline=None)
+    @given(changes)
+    def compare(some: list[tuple[str, bytes | None]]) -> None:
+        metadata.store(some)
+        memory.store(some)
+        assert metadata.load() == memory.load()
+
+    compare()
+    metadata.close()
+
+
+def test_memory_loses_what_was_not_synced() -> None:
+    """A crash before the sync leaves the old values."""
+    metadata = MemoryMetadata()
+    metadata.store([("a", b"1")])
+    metadata.stage([("a", b"2"), ("b", b"2")])
+    assert metadata.load() == (("a", b"1"),)
+    metadata.crash()
+    metadata.sync()
+    assert metadata.load() == (("a", b"1"),)
+
+
+def test_a_full_sqlite_file_refuses_the_change_as_a_whole_and_stays_usable(tmp_path: Path) -> None:
+    """SQLite's own limit of pages stands in for a full disk."""
+    metadata = SqliteMetadata(tmp_path / "metadata.sqlite")
+    metadata.store([("small", b"1")])
+    metadata._connection.execute("PRAGMA max_page_count = 12")
+    with pytest.raises(StorageFullError):
+        metadata.store([("small", b"2"), ("large", b"x" * 100_000)])
+    assert metadata.load() == (("small", b"1"),)
+    metadata.store([("small", b"3")])
+    assert metadata.load() == (("small", b"3"),)
+    metadata.close()
+
+
+@pytest.mark.parametrize(
+    ("damage", "error"),
+    [
+        (lambda file: file.write_bytes(b"no database" * 500), CorruptMetadataError),
+        (lambda file: _with(file, "PRAGMA user_version = 9"), StorageFormatError),
+        (lambda file: _with(file, "PRAGMA application_id = 9"), StorageFormatError),
+    ],
+)
+def test_a_strange_file_is_refused(tmp_path: Path, damage: Callable[[Path], object], error: type[Exception]) -> None:
+    """Damage, another version, another program's file."""
+    file = tmp_path / "metadata.sqlite"
+    SqliteMetadata(file).close()
+    damage(file)
+    with pytest.raises(error):
+        SqliteMetadata(file)
+
+
+def _with(file: Path, statement: str) -> None:
+    metadata = SqliteMetadata(file)
+    metadata._connection.execute(statement)
+    metadata.close()
+
+
+def test_closed_sqlite_metadata_refuses_writes(tmp_path: Path) -> None:
+    """With our own error."""
+    metadata = SqliteMetadata(tmp_path / "metadata.sqlite")
+    metadata.close()
+    with pytest.raises(StorageFailedError):
+        metadata.store([("a", b"1")])
+    with pytest.raises(StorageFailedError):
+        metadata.load()
