@@ -1,15 +1,53 @@
 """Postroad: messaging you can audit."""
 
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any, Final
 
-from postroad.core.filters.filter import Filter
-from postroad.core.filters.limits import FilterLimits
 from postroad.errors import FilterSyntaxError, PostroadError
 from postroad.types import MessageId
+
+if TYPE_CHECKING:
+    from postroad.client.connection import Client, ClientConfig, connect
+    from postroad.client.publisher import Publisher
+    from postroad.client.subscription import ReceivedMessage, Subscription
+    from postroad.core.filters.filter import Filter
+    from postroad.core.filters.limits import FilterLimits
 
 try:
     __version__ = version("postroad")
 except PackageNotFoundError:  # run from a source tree that was never installed
     __version__ = "0+source"
 
-__all__ = ["Filter", "FilterLimits", "FilterSyntaxError", "MessageId", "PostroadError", "__version__"]
+__all__ = [
+    "Client",
+    "ClientConfig",
+    "Filter",
+    "FilterLimits",
+    "FilterSyntaxError",
+    "MessageId",
+    "PostroadError",
+    "Publisher",
+    "ReceivedMessage",
+    "Subscription",
+    "__version__",
+    "connect",
+]
+
+# Imported when first used, so that `import postroad.errors` does not load the client with its libraries.
+_LATER: Final = {
+    "Client": "postroad.client.connection",
+    "ClientConfig": "postroad.client.connection",
+    "Filter": "postroad.core.filters.filter",
+    "FilterLimits": "postroad.core.filters.limits",
+    "Publisher": "postroad.client.publisher",
+    "ReceivedMessage": "postroad.client.subscription",
+    "Subscription": "postroad.client.subscription",
+    "connect": "postroad.client.connection",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
+    raise AttributeError(f"module 'postroad' has no attribute {name!r}")

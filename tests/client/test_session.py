@@ -7,17 +7,6 @@ from itertools import pairwise
 
 import pytest
 
-from postroad.core.session.events import (
-    Delivered,
-    Event,
-    MessagesRefused,
-    Missed,
-    SubscriptionActive,
-    SubscriptionEnded,
-    SubscriptionFailed,
-)
-from postroad.core.session.publishing import PublishingConfig
-from postroad.core.session.machine import Session, SessionConfig
 from postroad.core.batch import Batch
 from postroad.core.guards import Guards
 from postroad.core.orders import Send
@@ -40,6 +29,17 @@ from postroad.core.packets import (
     pubend_id,
 )
 from postroad.core.rows import build_batches
+from postroad.core.session.events import (
+    Delivered,
+    Event,
+    MessagesRefused,
+    Missed,
+    SubscriptionActive,
+    SubscriptionEnded,
+    SubscriptionFailed,
+)
+from postroad.core.session.machine import Session, SessionConfig
+from postroad.core.session.publishing import PublishingConfig
 from postroad.errors import (
     BatchLimitError,
     FilterSyntaxError,

@@ -13,6 +13,10 @@ from postroad.errors import PostroadError
 
 # name -> (module, attribute, one line for --help)
 COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
+    "broker": ("postroad.cli.broker", "broker", "Run a broker."),
+    "overlay": ("postroad.cli.overlay", "overlay", "Run all brokers of a topology file on this machine."),
+    "publish": ("postroad.cli.publish", "publish", "Publish messages: JSON lines from standard input."),
+    "subscribe": ("postroad.cli.subscribe", "subscribe", "Receive messages: JSON lines to standard output."),
     "demo": ("postroad.cli.demo", "demo", "A short tour of what Postroad does, on embedded defaults."),
     "sim": ("postroad.cli.sim", "sim", "Try to break Postroad in a simulated world."),
 }

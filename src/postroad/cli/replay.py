@@ -12,7 +12,9 @@ from postroad.sim.soak import Result, run_seed
 from postroad.sim.world import Line
 
 # What a reader wants to see first; the rest comes with --all.
-HEADLINES: Final = frozenset({"fault", "start", "crash", "client", "subscribe", "unsubscribe", "phase", "gap", "refused", "violation"})
+HEADLINES: Final = frozenset(
+    {"fault", "start", "crash", "client", "subscribe", "unsubscribe", "phase", "gap", "refused", "violation"}
+)
 STYLES: Final = {"fault": "bold yellow", "crash": "bold red", "phase": "bold cyan", "gap": "magenta", "crashed": "bold red"}
 
 

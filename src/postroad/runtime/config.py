@@ -54,9 +54,13 @@ class Limits(_Section, frozen=True):
     ] = 4 << 20
     client_backlog_low_bytes: Annotated[Bytes, described("Where such a client gets messages again.")] = 1 << 20
     client_backlog_max_bytes: Annotated[Bytes, described("A client whose unread packets pass this is disconnected.")] = 64 << 20
-    publish_backlog_bytes: Annotated[
-        Bytes, described("While more than this waits to be written to the log, publishers are not read.")
-    ] = 32 << 20
+    publish_window_bytes: Annotated[Bytes, described("What one publisher may send before it waits for an acknowledgement.")] = (
+        4 << 20
+    )
+    publish_backlog_rows: Annotated[
+        Count, described("While more messages than this wait to be written to the log, publishers are not read.")
+    ] = 200_000
+    subscriptions_max: Annotated[Count, described("Subscriptions of all clients together.")] = 200_000
 
 
 class Links(_Section, frozen=True):
@@ -80,6 +84,9 @@ class Storage(_Section, frozen=True):
     retention_bytes: Annotated[
         Bytes, described("The log's size; beyond it the oldest messages go, also if a subscriber still needs them (a gap).")
     ] = 8 << 30
+    keep_s: Annotated[
+        float, Meta(ge=0), described("How long messages are kept though every subscriber has acknowledged them.")
+    ] = 0.0
     segment_bytes: Annotated[Bytes, described("The size of one file of the log.")] = 64 << 20
 
 
@@ -87,9 +94,13 @@ class Overlay(_Section, frozen=True):
     """`[overlay]`: how this broker takes part in the network of brokers."""
 
     cache_bytes: Annotated[Bytes, described("Memory for recent messages of each stream, from which gaps are filled.")] = 64 << 20
+    silence_s: Annotated[Seconds, described("How often brokers tell each other, and clients, that nothing was published.")] = 1.0
+    home_query_s: Annotated[
+        Seconds, described("How long to wait for the former home of a durable subscription that came here.")
+    ] = 3.0
     subscriber_grace_s: Annotated[
         Seconds,
-        described("After a start, how long former subscribers have to come back before their hold on the logs is renewed."),
+        described("How long the logs are held for a subscriber without a name that may come back."),
     ] = 30.0
 
 

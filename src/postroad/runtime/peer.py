@@ -16,11 +16,10 @@ from typing import Final, Protocol
 import msgspec
 
 from postroad.core.batch import Batch
-from postroad.core.layout import BatchLimits, check_message
+from postroad.core.layout import BatchLimits
 from postroad.core.packets import Packet, Publish, PublishColumns
 from postroad.errors import (
     HandshakeError,
-    InvalidValueError,
     NotIdentifiedError,
     PostroadError,
     UnknownMethodError,
@@ -29,7 +28,6 @@ from postroad.errors import (
 )
 from postroad.transport.channel import Channel
 from postroad.transport.outbox import OutboxLimits
-from postroad.types import MESSAGE_ID_BYTES
 from postroad.wire.batches import BatchDecoder
 from postroad.wire.codec import decode
 from postroad.wire.framing import Frame
@@ -162,9 +160,7 @@ class Peer:
             self._not_allowed(frame[0])
         packet, packet_id, body = decode(frame)
         if isinstance(packet, Packet):
-            batch = None if body is None else self._batches.decode(body, ascending=type(packet) in ASCENDING)
-            if type(packet) is Publish:
-                _check_rows(packet)
+            batch = None if not body else self._batches.decode(body, ascending=type(packet) in ASCENDING)
             self.publishes = self.publishes or isinstance(packet, Publish | PublishColumns)
             self._host.packet(self, packet, batch, packet_id, len(frame[2]))
         else:
@@ -196,11 +192,3 @@ class Peer:
         if self.role is None:
             raise NotIdentifiedError(spec.name)
         raise WrongDirectionError(spec.name, _CAME[self.role].describe())
-
-
-def _check_rows(packet: Publish) -> None:
-    """Refuse ids and values no message may have: MessagePack's own decoder does not know them."""
-    for message_id, attributes, payload in packet.rows:
-        if len(message_id) != MESSAGE_ID_BYTES:
-            raise InvalidValueError(f"a message id has {MESSAGE_ID_BYTES} bytes, not {len(message_id)}")
-        check_message(attributes, payload)

@@ -205,4 +205,3 @@ class Disk:
             self.logged(order.pubend, batch)
         if log.retain(self.profile.retention_rows_max, self.profile.segment_batches):
             self.freed(order.pubend, log.released, log.released, True)
-

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 import msgspec
 
@@ -73,7 +73,7 @@ class Channel(asyncio.Protocol):
 
     def send(self, packet: msgspec.Struct, packet_id: int = 0, batch: Batch | None = None, *, control: bool = True) -> bool:
         """Send a packet; False when it was dropped."""
-        body: Sequence[Buffer] | None = None if type(packet) not in CARRIES_ROWS else () if batch is None else encode_once(batch)
+        body: Sequence[Buffer] | None = None if type(packet) not in CARRIES_ROWS else () if batch is None else encode_batch(batch)
         return self.send_frame(encode(packet, packet_id, body, max_bytes=self.frame_bytes_max), control=control)
 
     def send_frame(self, frame: list[Buffer], *, control: bool) -> bool:
@@ -88,8 +88,8 @@ class Channel(asyncio.Protocol):
             self._check_marks()
         return taken
 
-    def send_error(self, error: PostroadError, packet_id: int = 0) -> None:
-        self.send(Error.of(error), packet_id)
+    def send_error(self, error: PostroadError, packet_id: int = 0, *, control: bool = True) -> None:
+        self.send(Error.of(error), packet_id, control=control)
 
     def ping(self) -> None:
         self.send(Ping())
@@ -176,9 +176,8 @@ class Channel(asyncio.Protocol):
     # --- the event loop's calls --------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.set_write_buffer_limits(high=TRANSPORT_HIGH_BYTES)
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by type
+        self._transport.set_write_buffer_limits(high=TRANSPORT_HIGH_BYTES)
         self.owner.opened()
         self._flush()
 
@@ -212,10 +211,3 @@ class Channel(asyncio.Protocol):
             self.closed = True
             self.outbox.clear()
             self.owner.lost()
-
-
-def encode_once(batch: Batch) -> list[Buffer]:
-    """Return a batch's bytes; they are kept on it, so that sending it to many costs one encoding."""
-    if batch.encoded is None:
-        batch.encoded = b"".join(encode_batch(batch))
-    return [batch.encoded]

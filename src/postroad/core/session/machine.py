@@ -50,7 +50,7 @@ from postroad.core.session.events import (
 )
 from postroad.core.session.publishing import Doubt, PublishingConfig, Registration, id_tick
 from postroad.core.session.subscribing import SubscriptionState
-from postroad.errors import PostroadError, ProtocolViolationError, error_of_code
+from postroad.errors import DurableBusyError, PostroadError, ProtocolViolationError, error_of_code
 from postroad.types import AttributeValue, MessageId
 
 REGISTRATIONS_MAX: Final = 64
@@ -198,7 +198,7 @@ class Session:
                     link = registration.link
                     self._outputs += [Send(link, message, batch, data=True) for message, batch in registration.take()]
         for subscription in self.subscriptions.values():
-            if subscription.changed and subscription.active and self.main is not None:
+            if subscription.active and self.main is not None and subscription.has_news():
                 self._outputs.append(Send(self.main, Acknowledge(subscription.handle, subscription.take_acknowledged())))
         outputs, self._outputs = self._outputs, []
         return outputs
@@ -209,7 +209,9 @@ class Session:
         return events
 
     def homes(self) -> list[int]:
-        """Return the brokers that hold messages in doubt and have no link."""
+        """Return the brokers that hold messages in doubt and have no link, while the main link is to another one."""
+        if self.main is None:
+            return []
         linked = self._links.values()
         return sorted({doubt.broker for key in self.publishers for doubt in self._doubts(key) if doubt.broker not in linked})
 
@@ -360,11 +362,20 @@ class Session:
     # --- subscribing -----------------------------------------------------------------------------------------------------
 
     def subscribe(
-        self, filter_text: str, *, name: str | None = None, positions: Mapping[int, int] | None = None, earliest: bool = False
+        self,
+        filter_text: str,
+        *,
+        name: str | None = None,
+        positions: Mapping[int, int] | None = None,
+        earliest: bool = False,
+        saved: bool = False,
     ) -> int:
-        """Begin a subscription; `SubscriptionActive` tells when and where it has started."""
+        """Begin a subscription; `SubscriptionActive` tells when and where it has started.
+
+        With `saved`, the application keeps the positions in a file, and the broker hears only of those it `approve`s.
+        """
         key = self._next_key()
-        self.subscriptions[key] = subscription = SubscriptionState(key, filter_text, name, earliest)
+        self.subscriptions[key] = subscription = SubscriptionState(key, filter_text, name, earliest, saved=saved)
         subscription.begin(positions or {})
         self._subscribe(subscription)
         return key
@@ -377,12 +388,17 @@ class Session:
         """Return, per pubend, the tick up to which the application has done with everything: what to save."""
         return self.subscriptions[key].acknowledged()
 
+    def approve(self, key: int, positions: Mapping[int, int]) -> None:
+        """Note that these positions are safe in the application's file."""
+        if key in self.subscriptions:
+            self.subscriptions[key].approve(positions)
+
     def unsubscribe(self, key: int, *, forget: bool = False) -> None:
         """End a subscription. `SubscriptionEnded` follows; a durable one waits for its client unless `forget`."""
         subscription = self.subscriptions[key]
         subscription.ending = True
         if self.main is not None and subscription.handle:
-            if subscription.changed and subscription.active:
+            if subscription.active and subscription.has_news():
                 self._outputs.append(Send(self.main, Acknowledge(subscription.handle, subscription.take_acknowledged())))
             self._outputs.append(Send(self.main, Unsubscribe(subscription.handle, forget), packet=self._next_packet()))
         else:
@@ -464,7 +480,7 @@ class Session:
         """Tell the application of a first refusal; a subscription that was active tries again while it may help."""
         if subscription.ending:
             self._end(subscription)
-        elif error.retryable and subscription.starts:
+        elif subscription.starts and (error.retryable or isinstance(error, DurableBusyError)):  # it may be our own old link
             subscription.retry_at = now + self._retry_delay(subscription.refusals)
             subscription.refusals += 1
         else:

@@ -47,7 +47,9 @@ class SubscriptionState:
     holes: int = 0  # without a delivery in between
     retry_at: float | None = None
     ending: bool = False
+    saved: bool = False  # positions are kept in a file: the broker hears of them only when they are there
     changed: set[int] = field(default_factory=set)  # pubends whose acknowledgement the broker does not know
+    approved: dict[int, int] = field(default_factory=dict)  # with `saved`: what the file holds
 
     def request(self) -> Subscribe:
         positions = {pubend: state.position for pubend, state in self.pubends.items()}
@@ -110,9 +112,18 @@ class SubscriptionState:
 
     def take_acknowledged(self) -> dict[int, int]:
         """Return the acknowledgements the broker has not heard."""
-        news = {pubend: self.pubends[pubend].acknowledged for pubend in sorted(self.changed)}
+        known = self.approved if self.saved else self.acknowledged()
+        news = {pubend: known[pubend] for pubend in sorted(self.changed) if pubend in known}
         self.changed.clear()
         return news
+
+    def approve(self, positions: Mapping[int, int]) -> None:
+        """Note that these positions are safe in the application's file, so that the broker may hear of them."""
+        self.changed.update(positions)
+        self.approved.update(positions)
+
+    def has_news(self) -> bool:
+        return not self.changed.isdisjoint(self.approved) if self.saved else bool(self.changed)
 
     def acknowledged(self) -> dict[int, int]:
         """Return where a new life of the client should go on."""

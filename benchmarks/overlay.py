@@ -1,0 +1,430 @@
+"""Publish/subscribe through real brokers: fsync on, 100-byte payloads, loopback.
+
+    python -m benchmarks.overlay                 # every shape
+    python -m benchmarks.overlay a b             # some
+    python -m benchmarks.overlay e --minutes 10  # memory over time
+
+Shapes, as in docs/benchmarks.md: (a) one publisher, ten subscribers that match 10% each, in columns and message by message, and
+ten that want everything; (b) 200 publishers, 500 subscribers, 500 topics, 5,000 messages per second: latency; (c) one and two
+relay hops; (d) matching cost by number of subscriptions; (e) the broker's memory under (b). Each broker, the publishers and the
+subscribers are processes of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+import postroad
+from postroad.core.batch import Batch
+from postroad.core.filters.filter import Filter
+from postroad.core.filters.index import FilterIndex
+from postroad.core.rows import build_batches
+from postroad.transport.loops import run
+
+PAYLOAD: Final = b"x" * 100
+RESULTS: Final = Path(__file__).parent / "results"
+SYMBOLS: Final = [f"S{number}" for number in range(10)]
+
+
+# --- processes -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def broker(directory: Path, number: int = 1, *, listen: str = "127.0.0.1:0", neighbours: tuple[str, ...] = ()) -> Iterator[Any]:
+    """Run a broker as a process; give it with its `url` and `address`."""
+    command = [sys.executable, "-m", "postroad.cli", "broker", "--id", str(number), "--listen", listen, "--log-level", "warning"]
+    command += ["--data-dir", str(directory / str(number))]
+    for neighbour in neighbours:
+        command += ["--neighbour", neighbour]
+    process: Any = subprocess.Popen(command, stdout=subprocess.PIPE)
+    try:
+        process.url = process.stdout.readline().split()[-1].decode()
+        process.address = process.url.removeprefix("postroad://")
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+        process.stdout.close()
+
+
+def cpu_s(process: Any) -> float:
+    fields = Path(f"/proc/{process.pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def memory_mb(process: Any) -> float:
+    text = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii")
+    return int(text.split("VmRSS:")[1].split()[0]) / 1024
+
+
+Task = Callable[..., Coroutine[Any, Any, Any]]
+
+
+@dataclass
+class Worker:
+    """An asyncio program in a process. It says when it is ready, starts when told, and sends one result."""
+
+    process: Any
+    pipe: Connection
+
+    @classmethod
+    def start(cls, task: Task, *arguments: Any) -> Worker:
+        ours, theirs = multiprocessing.get_context("spawn").Pipe()
+        process = multiprocessing.get_context("spawn").Process(target=_work, args=(theirs, task, arguments), daemon=True)
+        process.start()
+        return cls(process, ours)
+
+    def ready(self) -> None:
+        assert self._get() == "ready"
+
+    def go(self) -> None:
+        self.pipe.send("go")
+
+    def result(self) -> Any:
+        value = self._get()
+        self.process.join()
+        return value
+
+    def _get(self) -> Any:
+        if not self.pipe.poll(600):
+            raise TimeoutError("a worker is stuck")
+        value = self.pipe.recv()
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+
+class Start:
+    """Handed to a worker's task: call it when everything is set up; it returns when all are."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+
+    async def __call__(self) -> None:
+        self._pipe.send("ready")
+        await asyncio.to_thread(self._pipe.recv)
+
+
+def _work(pipe: Connection, task: Task, arguments: tuple[Any, ...]) -> None:
+    try:
+        pipe.send(run(task(Start(pipe), *arguments)))
+    except Exception as error:  # noqa: BLE001  # the parent shows it
+        pipe.send(RuntimeError(f"{type(error).__name__}: {error}"))
+
+
+# --- (a) and (c): throughput ------------------------------------------------------------------------------------------------
+
+
+async def publish_columns(start: Start, url: str, count: int, batch_rows: int) -> float:
+    async with postroad.connect(url) as client:
+        publisher = client.publisher()
+        symbols = (SYMBOLS * (batch_rows // len(SYMBOLS) + 1))[:batch_rows]
+        columns = {"symbol": symbols, "price": np.arange(batch_rows, dtype=np.float64), "volume": np.arange(batch_rows)}
+        payloads = [PAYLOAD] * batch_rows
+        await start()
+        began = time.time()
+        for _ in range(count // batch_rows):
+            await publisher.publish_many(columns, payloads)
+        await publisher.flush()
+        return began
+
+
+async def publish_messages(start: Start, url: str, count: int) -> float:
+    async with postroad.connect(url) as client:
+        publisher = client.publisher()
+        await start()
+        began = time.time()
+        publish = publisher.publish
+        for number in range(count):
+            await publish({"symbol": SYMBOLS[number % 10], "price": number * 0.5, "volume": number}, PAYLOAD)
+        await publisher.flush()
+        return began
+
+
+async def receive_columns(start: Start, url: str, filters: list[str], expected: int) -> float:
+    async with _clients(url, len(filters)) as clients:
+        subscriptions = [await client.subscribe(text) for client, text in zip(clients, filters, strict=True)]
+        await start()
+
+        async def count(subscription: postroad.Subscription) -> None:
+            seen = 0
+            async for batch in subscription.batches():
+                seen += len(batch)
+                if seen >= expected:
+                    return
+
+        await asyncio.gather(*map(count, subscriptions))
+        return time.time()
+
+
+async def receive_messages(start: Start, url: str, filters: list[str], expected: int) -> float:
+    async with _clients(url, len(filters)) as clients:
+        subscriptions = [await client.subscribe(text) for client, text in zip(clients, filters, strict=True)]
+        await start()
+
+        async def count(subscription: postroad.Subscription) -> None:
+            seen = 0
+            total = 0.0
+            async for message in subscription:
+                total += message["price"]  # type: ignore[operator]  # the application looks at something
+                seen += 1
+                if seen >= expected:
+                    return
+
+        await asyncio.gather(*map(count, subscriptions))
+        return time.time()
+
+
+class _clients:  # noqa: N801  # a context manager
+    def __init__(self, url: str, count: int) -> None:
+        self._clients = [postroad.connect(url) for _ in range(count)]
+
+    async def __aenter__(self) -> list[postroad.Client]:
+        return [await client.__aenter__() for client in self._clients]
+
+    async def __aexit__(self, *_: object) -> None:
+        for client in self._clients:
+            await client.close(flush=False)
+
+
+def throughput(
+    name: str, publish: Task, publish_arguments: tuple[Any, ...], receive: Task, filters: list[str], share: float, hops: int = 0
+) -> dict[str, Any]:
+    """Run one publisher and the subscribers, `hops` relays apart; count from the first publish to the last delivery."""
+    count = publish_arguments[0]
+    with tempfile.TemporaryDirectory(prefix="postroad-bench-") as directory, ExitStack() as stack:
+        brokers = [stack.enter_context(broker(Path(directory)))]
+        for number in range(2, hops + 3 if hops else 2):
+            brokers.append(stack.enter_context(broker(Path(directory), number, neighbours=(brokers[-1].address,))))
+        if hops:
+            time.sleep(2.5)
+        expected = int(count * share)
+        receiver = Worker.start(receive, brokers[-1].url, filters, expected)
+        receiver.ready()
+        sender = Worker.start(publish, brokers[0].url, *publish_arguments)
+        sender.ready()
+        before = [cpu_s(each) for each in brokers]
+        receiver.go()
+        sender.go()
+        began, ended = sender.result(), receiver.result()
+        cpu = sum(cpu_s(each) - used for each, used in zip(brokers, before, strict=True))
+        elapsed = ended - began
+        return {
+            "shape": name,
+            "messages": count,
+            "seconds": round(elapsed, 3),
+            "messages_per_s": round(count / elapsed),
+            "deliveries_per_s": round(expected * len(filters) / elapsed),
+            "broker_cpu_s_per_million": round(cpu / count * 1e6, 2),
+        }
+
+
+def shape_a(scale: float) -> Iterator[dict[str, Any]]:
+    tenth = [f"symbol = '{symbol}'" for symbol in SYMBOLS]
+    everything = [""] * 10
+    many, some = _rounded(2_000_000 * scale), _rounded(600_000 * scale)
+    yield throughput("a: columns, 10% each", publish_columns, (many, 1000), receive_columns, tenth, 0.1)
+    yield throughput("a: columns, all want everything", publish_columns, (some, 1000), receive_columns, everything, 1.0)
+    yield throughput("a: messages, 10% each", publish_messages, (some,), receive_messages, tenth, 0.1)
+
+
+def shape_c(scale: float) -> Iterator[dict[str, Any]]:
+    tenth = [f"symbol = '{symbol}'" for symbol in SYMBOLS]
+    some = _rounded(500_000 * scale)
+    for hops in (1, 2):
+        name = f"c: columns, 10% each, {hops} relay hop{'s' * (hops > 1)}"
+        yield throughput(name, publish_columns, (some, 1000), receive_columns, tenth, 0.1, hops)
+
+
+def _rounded(count: float) -> int:
+    return max(10_000, int(count) // 10_000 * 10_000)
+
+
+# --- (b) and (e): the tracking paper's shape ----------------------------------------------------------------------------------
+
+
+async def publish_paced(start: Start, url: str, publishers: int, topics: int, rate: float, seconds: float) -> int:
+    """Publish at a steady rate over many connections; the payload starts with the time of publishing."""
+    rng = random.Random(1)
+    async with _clients(url, publishers) as clients:
+        each = [client.publisher() for client in clients]
+        await start()
+        loop = asyncio.get_running_loop()
+        began, sent = loop.time(), 0
+        while (elapsed := loop.time() - began) < seconds:
+            due = int(elapsed * rate)
+            while sent < due:
+                stamp = time.monotonic_ns().to_bytes(8, "big")
+                await each[sent % publishers].publish({"topic": f"T{rng.randrange(topics)}", "n": sent}, stamp + PAYLOAD[8:])
+                sent += 1
+            await asyncio.sleep(0.001)
+        for publisher in each:
+            await publisher.flush()
+        return sent
+
+
+async def receive_paced(start: Start, url: str, subscribers: int, topics: int, seconds: float) -> tuple[list[float], int]:
+    """Measure from publish to receipt, with the clock both processes share."""
+    latencies: list[float] = []
+    received = 0
+    async with _clients(url, subscribers) as clients:
+        subscriptions = [await client.subscribe(f"topic = 'T{number % topics}'") for number, client in enumerate(clients)]
+        await start()
+
+        async def take(subscription: postroad.Subscription) -> None:
+            nonlocal received
+            async for message in subscription:
+                now = time.monotonic_ns()
+                received += 1
+                latencies.append((now - int.from_bytes(message.payload[:8], "big")) / 1e6)
+
+        tasks = [asyncio.create_task(take(subscription)) for subscription in subscriptions]
+        await asyncio.sleep(seconds + 1.0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    skip = len(latencies) // 10  # the beginning, while connections warm up
+    return latencies[skip:], received
+
+
+def paced(seconds: float, watch: Callable[[Any, float], None] | None = None) -> dict[str, Any]:
+    publishers, subscribers, topics, rate = 200, 500, 500, 5000.0
+    with tempfile.TemporaryDirectory(prefix="postroad-bench-") as directory, broker(Path(directory)) as process:
+        receiver = Worker.start(receive_paced, process.url, subscribers, topics, seconds)
+        receiver.ready()
+        sender = Worker.start(publish_paced, process.url, publishers, topics, rate, seconds)
+        sender.ready()
+        before, began = cpu_s(process), time.monotonic()
+        receiver.go()
+        sender.go()
+        while time.monotonic() - began < seconds:
+            if watch is not None:
+                watch(process, time.monotonic() - began)
+            time.sleep(min(5.0, seconds / 4))
+        sent = sender.result()
+        cpu = cpu_s(process) - before
+        latencies, received = receiver.result()
+        cuts = statistics.quantiles(latencies, n=1000)
+        return {
+            "shape": f"b: {publishers} publishers, {subscribers} subscribers, {topics} topics, {rate:,.0f} msg/s",
+            "sent": sent,
+            "received": received,
+            "p50_ms": round(cuts[499], 2),
+            "p99_ms": round(cuts[989], 2),
+            "p999_ms": round(cuts[998], 2),
+            "broker_cpu": round(cpu / seconds, 2),
+            "memory_mb": round(memory_mb(process), 1),
+        }
+
+
+def shape_b(scale: float) -> Iterator[dict[str, Any]]:
+    yield paced(max(5.0, 15 * scale))
+
+
+def shape_e(minutes: float) -> Iterator[dict[str, Any]]:
+    samples: list[tuple[float, float]] = []
+    result = paced(minutes * 60, lambda process, at: samples.append((round(at), round(memory_mb(process), 1))))
+    tenth = max(1, len(samples) // 10)
+    early, late = samples[tenth : 2 * tenth], samples[-tenth:]
+    yield {
+        **result,
+        "shape": f"e: memory of the broker under (b), {minutes:g} minutes",
+        "memory_early_mb": round(statistics.mean(value for _, value in early or samples), 1),
+        "memory_late_mb": round(statistics.mean(value for _, value in late), 1),
+        "samples": samples[:: max(1, len(samples) // 40)],
+    }
+
+
+# --- (d): matching -------------------------------------------------------------------------------------------------------------
+
+
+def shape_d(scale: float) -> Iterator[dict[str, Any]]:
+    del scale
+    rng = random.Random(2)
+    for count in (10, 1_000, 100_000):
+        index = FilterIndex()
+        for number in range(count):
+            index.add(number, Filter(_random_filter(rng, count)))
+        batch = _random_batch(rng, count)
+        times = []
+        found = index.match(batch)
+        for _ in range(5):
+            began = time.perf_counter()
+            found = index.match(batch)
+            times.append(time.perf_counter() - began)
+        yield {
+            "shape": f"d: matching a batch of 1,000 against {count:,} subscriptions",
+            "us_per_batch": round(min(times) * 1e6, 1),
+            "matches": sum(map(len, found.values())),
+        }
+
+
+def _random_filter(rng: random.Random, count: int) -> str:
+    symbol = f"symbol = 'X{rng.randrange(max(10, count // 2))}'"
+    return rng.choice(
+        [symbol, f"{symbol} AND price > {rng.randrange(1000)}", f"{symbol} AND price BETWEEN 10 AND {rng.randrange(11, 999)}"]
+    )
+
+
+def _random_batch(rng: random.Random, count: int) -> Batch:
+    rows: list[tuple[bytes, dict[str, bool | int | float | str | bytes], bytes]] = [
+        (number.to_bytes(16, "big"), {"symbol": f"X{rng.randrange(max(10, count // 2))}", "price": rng.random() * 1000}, PAYLOAD)
+        for number in range(1000)
+    ]
+    (batch,) = build_batches(rows)
+    return batch.with_ticks(np.arange(1, 1001, dtype=np.uint64))
+
+
+# --- the whole -----------------------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shapes", nargs="*", default=["a", "b", "c", "d"], help="a, b, c, d, e (default: all but e)")
+    parser.add_argument("--scale", type=float, default=1.0, help="multiplies the number of messages and the time of (b)")
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long (e) runs")
+    parser.add_argument("--json", type=Path, default=RESULTS / "overlay.json", help="where the results are written")
+    options = parser.parse_args()
+    shapes: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
+        "a": lambda: shape_a(options.scale),
+        "b": lambda: shape_b(options.scale),
+        "c": lambda: shape_c(options.scale),
+        "d": lambda: shape_d(options.scale),
+        "e": lambda: shape_e(options.minutes),
+    }
+    results = []
+    for shape in options.shapes:
+        for result in shapes[shape]():
+            results.append(result)
+            shown = "  ".join(
+                f"{key}={value:,}" if isinstance(value, int) else f"{key}={value}"
+                for key, value in result.items()
+                if key != "samples"
+            )
+            print(shown, flush=True)
+    options.json.parent.mkdir(exist_ok=True)
+    machine = {"python": platform.python_version(), "cores": os.cpu_count(), "system": platform.platform(terse=True)}
+    options.json.write_text(json.dumps({"machine": machine, "results": results}, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

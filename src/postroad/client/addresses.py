@@ -1,0 +1,46 @@
+"""Where brokers are: `postroad://host:port,host2:port2`, or several such."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from postroad.errors import InvalidValueError
+
+SCHEME: Final = "postroad://"
+DEFAULT_PORT: Final = 7400
+
+
+class Address(NamedTuple):
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_addresses(urls: str | Iterable[str]) -> list[Address]:
+    """Return the addresses in the order they should be tried."""
+    texts = [urls] if isinstance(urls, str) else list(urls)
+    addresses = [address for text in texts for address in _parse(text)]
+    if not addresses:
+        raise InvalidValueError("no address of a broker was given")
+    return addresses
+
+
+def _parse(url: str) -> Iterable[Address]:
+    if not url.startswith(SCHEME):
+        raise InvalidValueError(f"a broker's address is written postroad://host:port, not {url[:200]!r}")
+    for part in url.removeprefix(SCHEME).rstrip("/").split(","):
+        yield _address(part, url)
+
+
+def _address(part: str, url: str) -> Address:
+    if part.startswith("[") and "]" in part:
+        host, _, rest = part[1:].partition("]")
+        port = rest.removeprefix(":")
+    else:
+        host, _, port = part.partition(":")
+    if not host or (port and (not port.isdigit() or not 0 < int(port) <= 0xFFFF)):
+        raise InvalidValueError(f"{part!r} in {url[:200]!r} is not host:port")
+    return Address(host, int(port) if port else DEFAULT_PORT)

@@ -1,0 +1,469 @@
+"""The client: `async with postroad.connect("postroad://host:port") as client`.
+
+One task keeps a main link to one of the given brokers, trying the next address when one fails. A second one keeps links to
+brokers that hold messages in doubt. All decisions are the session's; this module moves packets, events and time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal, Self
+
+from postroad.client.addresses import Address, parse_addresses
+from postroad.client.link import Link, dial
+from postroad.client.positions import load_positions
+from postroad.client.publisher import Publisher
+from postroad.client.subscription import OnGap, Subscription
+from postroad.core.batch import Batch
+from postroad.core.filters.filter import Filter
+from postroad.core.packets import Packet
+from postroad.core.session.events import (
+    Delivered,
+    Event,
+    MessagesRefused,
+    Missed,
+    PubendJoined,
+    PublisherFailed,
+    SubscriptionActive,
+    SubscriptionEnded,
+    SubscriptionFailed,
+    Writable,
+)
+from postroad.core.session.machine import Session, SessionConfig
+from postroad.errors import (
+    ClosedError,
+    GapError,
+    InvalidValueError,
+    NotConnectedError,
+    PostroadError,
+    PublishRefusedError,
+    UnfinishedError,
+)
+
+log = logging.getLogger("postroad.client")
+
+STEADY_S: Final = 1.0  # a link that lived this long was a good one
+
+
+@dataclass(frozen=True, slots=True)
+class ClientConfig:
+    """What an application may set. Times are in seconds."""
+
+    name: str = ""  # shown by the broker; by default the machine and the process
+    connect_s: float = 10.0  # how long `connect` tries before it gives up
+    dial_s: float = 5.0  # how long one address may take to answer
+    retry_s: float = 0.05  # the first pause after all addresses failed, doubled each time
+    retry_s_max: float = 2.0
+    heartbeat_s: float = 5.0
+    timeout_s: float = 20.0  # a broker that said nothing for this long is gone
+    close_s: float = 10.0  # how long leaving the `async with` waits for the last acknowledgements
+    receive_bytes: int = 16 << 20  # received and not yet read by the application; then the broker has to wait
+    session: SessionConfig = field(default_factory=SessionConfig)
+
+
+def connect(urls: str | Iterable[str], config: ClientConfig | None = None) -> Client:
+    """Return a client to be used with `async with`; the addresses are tried in order, again and again."""
+    return Client(parse_addresses(urls), config or ClientConfig())
+
+
+class Client:
+    """Made by `connect`."""
+
+    def __init__(self, addresses: list[Address], config: ClientConfig) -> None:
+        self.session: Final = Session(config.session)
+        self._addresses: Final = addresses
+        self._config: Final = config
+        self._name: Final = config.name or f"{socket.gethostname()}/{os.getpid()}"
+        self._links = 0
+        self._main: Link | None = None
+        self._homes: dict[int, Link] = {}
+        self._known: dict[int, Address] = {}  # broker -> where it was seen
+        self._publishers: dict[int, Publisher] = {}
+        self._subscriptions: dict[int, Subscription] = {}
+        self._buffered = 0
+        self._pump_planned = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._connected: asyncio.Event
+        self._homes_wanted: asyncio.Event
+        self._loop: asyncio.AbstractEventLoop
+        self._last_error: PostroadError | None = None
+        self._closed = False
+
+    # --- life ------------------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        self._connected, self._homes_wanted = asyncio.Event(), asyncio.Event()
+        self._tasks = [
+            self._loop.create_task(self._keep_connected()),
+            self._loop.create_task(self._keep_homes()),
+            self._loop.create_task(self._heartbeats()),
+        ]
+        try:
+            async with asyncio.timeout(self._config.connect_s):
+                await self._connected.wait()
+        except TimeoutError:
+            await self.close(flush=False)
+            tried = ", ".join(map(str, self._addresses))
+            why = f": {self._last_error}" if self._last_error is not None else ""
+            raise NotConnectedError(f"no broker answered within {self._config.connect_s:g} s (tried {tried}){why}") from None
+        except BaseException:
+            await self.close(flush=False)
+            raise
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        await self.close(flush=kind is None)
+
+    async def close(self, *, flush: bool = True) -> None:
+        """Wait until what was published is durable (at most `close_s`), end the subscriptions and leave."""
+        if self._closed:
+            return
+        try:
+            if flush:
+                await self._flush_all()
+        finally:
+            self._closed = True
+            for subscription in self._subscriptions.values():
+                subscription.stop()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._leave()
+            self._fail_all(ClosedError("the client was closed"))
+
+    async def _flush_all(self) -> None:
+        try:
+            async with asyncio.timeout(self._config.close_s):
+                for publisher in list(self._publishers.values()):
+                    await publisher.flush()
+        except TimeoutError:
+            left = sum(publisher.outstanding for publisher in self._publishers.values())
+            raise UnfinishedError(f"{left} messages are not acknowledged after {self._config.close_s:g} s") from None
+
+    async def _leave(self) -> None:
+        self.pump()
+        links = [link for link in (self._main, *self._homes.values()) if link is not None]
+        for link in links:
+            link.channel.resume()
+            link.channel.close(reason="the client leaves")
+        if links:
+            await asyncio.wait([link.gone for link in links], timeout=1.0)
+        for link in links:
+            link.channel.abort()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _fail_all(self, error: Exception) -> None:
+        for publisher in self._publishers.values():
+            publisher.failed(error)
+        for subscription in self._subscriptions.values():
+            subscription.failed(error)
+
+    @property
+    def broker(self) -> int | None:
+        """The id of the broker the client is connected to now."""
+        return None if self._main is None else self._main.broker
+
+    # --- publishing ------------------------------------------------------------------------------------------------------
+
+    def publisher(self, *, on_refused: Callable[[PublishRefusedError], None] | None = None) -> Publisher:
+        """Begin to publish. `on_refused` hears of messages a broker did not take; without it `flush` raises them."""
+        self._check_open()
+        key = self.session.open_publisher()
+        publisher = self._publishers[key] = Publisher(self, key, on_refused)
+        self.plan_pump()
+        return publisher
+
+    def forget_publisher(self, key: int) -> None:
+        self._publishers.pop(key, None)
+        self.session.close_publisher(key)
+
+    # --- subscribing -----------------------------------------------------------------------------------------------------
+
+    async def subscribe(
+        self,
+        filter: str | Filter = "",  # noqa: A002  # the word of the whole system
+        *,
+        name: str | None = None,
+        start: Literal["new", "earliest"] = "new",
+        positions: Mapping[int, int] | None = None,
+        position_file: str | os.PathLike[str] | None = None,
+        on_gap: OnGap = "raise",
+        auto_ack: bool | None = None,
+        timeout_s: float | None = 30.0,
+    ) -> Subscription:
+        """Subscribe; when this returns, every matching message after the ticks in `starts` will come.
+
+        A `name` makes the subscription durable: messages wait for it while the client is away. `positions` (from
+        `Subscription.positions()`) or a `position_file` say where to go on; the file is kept up to date by `ack()`. Messages that
+        were released before they could be delivered are reported by `on_gap`: "raise" a `GapError` in their place and go on with
+        the next call, "skip" them, or a function to call.
+        """
+        self._check_open()
+        text = str(filter if isinstance(filter, Filter) else Filter(filter))
+        if start not in {"new", "earliest"}:
+            raise InvalidValueError(f"start is 'new' or 'earliest', not {start!r}")
+        path = None if position_file is None else Path(position_file)
+        if path is not None:
+            positions = {**await asyncio.to_thread(load_positions, path, text), **(positions or {})}
+        if auto_ack is None:
+            auto_ack = name is None and path is None
+        key = self.session.subscribe(text, name=name, positions=positions, earliest=start == "earliest", saved=path is not None)
+        subscription = Subscription(self, key, text, name=name, position_file=path, on_gap=on_gap, auto_ack=auto_ack)
+        self._subscriptions[key] = subscription
+        self.plan_pump()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await subscription.wait_active()
+        except BaseException as error:
+            self._abandon(key)
+            if isinstance(error, TimeoutError):
+                raise UnfinishedError(f"the subscription is not active after {timeout_s:g} s") from None
+            raise
+        return subscription
+
+    def _abandon(self, key: int) -> None:
+        self._subscriptions.pop(key, None)
+        if key in self.session.subscriptions:
+            self.session.unsubscribe(key)
+            self.plan_pump()
+
+    async def end_subscription(self, key: int, *, forget: bool, ended: asyncio.Event) -> None:
+        """Tell the broker and wait a moment for its answer."""
+        if key in self.session.subscriptions and not self._closed:
+            self.session.unsubscribe(key, forget=forget)
+            self.plan_pump()
+            try:
+                async with asyncio.timeout(self._config.close_s):
+                    await ended.wait()
+            except TimeoutError:
+                log.warning("the broker did not confirm the end of a subscription")
+        self._subscriptions.pop(key, None)
+
+    def _check_open(self) -> None:
+        if self._closed or not self._tasks:
+            raise ClosedError("use the client inside `async with postroad.connect(...)`")
+
+    # --- the session -----------------------------------------------------------------------------------------------------
+
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def plan_pump(self) -> None:
+        if not self._pump_planned:
+            self._pump_planned = True
+            self._loop.call_soon(self._planned_pump)
+
+    def _planned_pump(self) -> None:
+        self._pump_planned = False
+        self.pump()
+
+    def pump(self) -> None:
+        """Send what the session wants sent and tell what it has to tell."""
+        for send in self.session.outputs():
+            link = self._link(send.link)
+            if link is not None:
+                link.channel.send(send.message, send.packet, send.batch, control=False)
+        for event in self.session.events():
+            self._tell(event)
+        self._set_timer(self.session.deadline())
+        if self.session.homes():
+            self._homes_wanted.set()
+
+    def _link(self, number: int) -> Link | None:
+        if self._main is not None and self._main.number == number:
+            return self._main
+        return next((link for link in self._homes.values() if link.number == number), None)
+
+    def _set_timer(self, deadline: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if deadline is not None:
+            self._timer = self._loop.call_at(deadline, self._wake)
+
+    def _wake(self) -> None:
+        self.session.wake(now=self._loop.time())
+        self.plan_pump()
+
+    def _tell(self, event: Event) -> None:
+        match event:
+            case Writable(key):
+                if key in self._publishers:
+                    self._publishers[key].changed()
+            case PublisherFailed(key, error):
+                if key in self._publishers:
+                    self._publishers[key].failed(error)
+            case MessagesRefused(key, first, last, error):
+                if key in self._publishers:
+                    self._publishers[key].refused(PublishRefusedError(first, last, error))
+            case _:
+                self._tell_subscription(event)
+
+    def _tell_subscription(
+        self, event: SubscriptionActive | PubendJoined | Delivered | Missed | SubscriptionFailed | SubscriptionEnded
+    ) -> None:
+        subscription = self._subscriptions.get(event.subscription)
+        if subscription is None:
+            return
+        match event:
+            case Delivered(_, pubend, batch):
+                size = batch.size
+                subscription.delivered(pubend, batch, size)
+                self._received(size)
+            case SubscriptionActive(_, starts):
+                subscription.active(starts)
+            case PubendJoined(_, pubend, tick):
+                subscription.joined(pubend, tick)
+            case Missed(_, pubend, lo, hi):
+                subscription.missed(GapError(pubend, lo, hi))
+            case SubscriptionFailed(_, error):
+                subscription.failed(error)
+            case SubscriptionEnded():
+                subscription.ended()
+
+    def _received(self, size: int) -> None:
+        self._buffered += size
+        if self._buffered > self._config.receive_bytes and self._main is not None:
+            self._main.channel.pause()
+
+    def consumed(self, size: int) -> None:
+        """Note that the application is done with this many bytes."""
+        self._buffered -= size
+        if self._main is not None and not self._main.channel.reading and self._buffered <= self._config.receive_bytes // 2:
+            self._main.channel.resume()
+
+    # --- links -----------------------------------------------------------------------------------------------------------
+
+    def link_packet(self, link: Link, packet: Packet, batch: Batch | None, packet_id: int) -> None:
+        self.session.clock(self.wall_ms())
+        self.session.receive(packet, link=link.number, now=self._loop.time(), batch=batch, packet=packet_id)
+
+    def link_error(self, link: Link, error: PostroadError, packet_id: int) -> None:
+        self.session.refused(packet_id, error, link=link.number, now=self._loop.time())
+
+    def link_arrived(self) -> None:
+        self.plan_pump()
+
+    async def _keep_connected(self) -> None:
+        failures = 0
+        turn = 0
+        while True:
+            address = self._addresses[turn % len(self._addresses)]
+            link = await self._try(address)
+            if link is None:
+                failures += 1
+                turn += 1
+                if failures % len(self._addresses) == 0:
+                    await asyncio.sleep(self._pause(failures // len(self._addresses)))
+                continue
+            began = self._loop.time()
+            await self._serve_main(link)
+            if self._loop.time() - began >= STEADY_S:
+                failures = 0
+            else:  # a broker that takes us and drops us is no better than one that does not answer
+                failures += 1
+                await asyncio.sleep(self._pause(failures))
+
+    async def _try(self, address: Address) -> Link | None:
+        self._links += 1
+        try:
+            link = await dial(self, self._links, self._name, address, self._config.dial_s)
+        except PostroadError as error:
+            self._last_error = error
+            log.info("no connection: %s", error)
+            return None
+        self._known[link.broker] = address
+        return link
+
+    async def _serve_main(self, link: Link) -> None:
+        self._main = link
+        self.session.clock(self.wall_ms())
+        self.session.connected(link.number, link.broker, now=self._loop.time())
+        self.plan_pump()
+        self._connected.set()
+        if self._buffered > self._config.receive_bytes:
+            link.channel.pause()
+        try:
+            await asyncio.shield(link.gone)
+        finally:
+            if not self._closed:
+                self._main = None
+                self.session.disconnected(link.number, now=self._loop.time())
+                self.plan_pump()
+
+    def _pause(self, rounds: int) -> float:
+        longest = min(self._config.retry_s * 2.0 ** min(rounds, 16), self._config.retry_s_max)
+        return random.uniform(longest / 2, longest)  # noqa: S311  # not a secret
+
+    async def _keep_homes(self) -> None:
+        """Keep links to the brokers that hold messages in doubt, until they hold none."""
+        failures = 0
+        while True:
+            await self._homes_wanted.wait()
+            self._homes_wanted.clear()
+            for broker in self.session.homes():
+                if broker in self._known and broker not in self._homes:
+                    found = await self._connect_home(broker)
+                    failures = 0 if found else failures + 1
+            self._drop_idle_homes()
+            await asyncio.sleep(self._pause(failures))
+            if self.session.homes() or self._homes:
+                self._homes_wanted.set()
+
+    async def _connect_home(self, broker: int) -> bool:
+        link = await self._try(self._known[broker])
+        if link is None or broker not in self.session.homes():
+            if link is not None:
+                link.channel.close(reason="not needed any more")
+            return link is not None
+        if link.broker != broker:
+            del self._known[broker]
+            link.channel.close(reason="another broker was expected")
+            return False
+        self._homes[broker] = link
+        self.session.clock(self.wall_ms())
+        self.session.connected(link.number, broker, now=self._loop.time(), main=False)
+        link.gone.add_done_callback(lambda _: self._home_lost(link))
+        self.plan_pump()
+        return True
+
+    def _home_lost(self, link: Link) -> None:
+        if self._homes.get(link.broker) is link:
+            del self._homes[link.broker]
+            self.session.disconnected(link.number, now=self._loop.time())
+            self.plan_pump()
+
+    def _drop_idle_homes(self) -> None:
+        doubtful = {doubt.broker for key in self._publishers for doubt in self.session.doubtful(key)}
+        for broker, link in list(self._homes.items()):
+            if broker not in doubtful and not link.channel.closing:
+                link.channel.close(reason="nothing is in doubt any more")
+
+    async def _heartbeats(self) -> None:
+        while True:
+            due = self._loop.time() + self._config.heartbeat_s
+            await asyncio.sleep(self._config.heartbeat_s)
+            if self._loop.time() - due > self._config.heartbeat_s:
+                continue  # we were late ourselves, which proves nothing about the broker
+            for link in (self._main, *self._homes.values()):
+                if link is not None and link.channel.reading:
+                    self._probe(link)
+
+    def _probe(self, link: Link) -> None:
+        quiet = self._loop.time() - link.channel.received_at
+        if quiet > self._config.timeout_s:
+            log.warning("broker %d said nothing for %.1f s", link.broker, quiet)
+            link.channel.abort()
+        elif quiet >= self._config.heartbeat_s * 0.9:
+            link.channel.ping()

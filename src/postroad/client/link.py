@@ -1,0 +1,147 @@
+"""A client's connection to one broker: the handshake, then packets."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+import msgspec
+
+from postroad import __version__
+from postroad.client.addresses import Address
+from postroad.core.batch import Batch
+from postroad.core.packets import Packet
+from postroad.errors import HandshakeError, NotConnectedError, PostroadError, WireError, error_of_code
+from postroad.transport.channel import Channel
+from postroad.transport.outbox import OutboxLimits
+from postroad.wire.batches import BatchDecoder
+from postroad.wire.codec import decode
+from postroad.wire.framing import FRAME_BYTES_MAX, Frame
+from postroad.wire.packets.overlay import ASCENDING
+from postroad.wire.packets.session import PROTOCOL_VERSION, PROTOCOL_VERSION_OLDEST, Goodbye, Hello, Role, Welcome
+from postroad.wire.packets.telesto import Error, Ping, Pong
+
+log = logging.getLogger("postroad.client")
+
+# What the application has published and the network has not taken is bounded by the publishers' windows, not here.
+_LIMITS: Final = OutboxLimits(1 << 62, 1 << 62, 1 << 62, 0)
+
+
+class LinkOwner(Protocol):
+    """Whoever the link belongs to. Called on the event loop."""
+
+    def link_packet(self, link: Link, packet: Packet, batch: Batch | None, packet_id: int) -> None:
+        """Take a packet."""
+
+    def link_error(self, link: Link, error: PostroadError, packet_id: int) -> None:
+        """Take the refusal of a request."""
+
+    def link_arrived(self) -> None:
+        """Act on all that was handed over since the last time."""
+
+
+class Link:
+    """`welcome` is done when the broker has answered; `gone` when the connection has ended."""
+
+    def __init__(self, owner: LinkOwner, number: int, name: str, loop: asyncio.AbstractEventLoop) -> None:
+        self.number: Final = number
+        self.channel: Final = Channel(loop, _LIMITS, ordered=True)
+        self.channel.owner = self
+        self.welcome: Final[asyncio.Future[Welcome]] = loop.create_future()
+        self.gone: Final[asyncio.Future[None]] = loop.create_future()
+        self.broker = 0
+        self._owner: Final = owner
+        self._name: Final = name
+        self._batches: Final = BatchDecoder()
+
+    def opened(self) -> None:
+        hello = Hello(PROTOCOL_VERSION_OLDEST, PROTOCOL_VERSION, Role.CLIENT, 0, self._name, f"postroad-python {__version__}")
+        self.channel.send(hello, 1, control=False)
+
+    def received(self, frames: Sequence[Frame]) -> None:
+        try:
+            for frame in frames:
+                self._take(frame)
+        except PostroadError as error:
+            self._give_up(error)
+        self._owner.link_arrived()
+
+    def _take(self, frame: Frame) -> None:
+        packet, packet_id, body = decode(frame)
+        if isinstance(packet, Packet):
+            batch = None if not body else self._batches.decode(body, ascending=type(packet) in ASCENDING)
+            self._owner.link_packet(self, packet, batch, packet_id)
+        else:
+            self._session_packet(packet, packet_id)
+
+    def _session_packet(self, packet: msgspec.Struct, packet_id: int) -> None:
+        match packet:
+            case Welcome():
+                self._welcomed(packet)
+            case Error():
+                self._refused(error_of_code(packet.code, packet.text), packet_id)
+            case Ping():
+                self.channel.pong(packet_id)
+            case Pong():
+                pass
+            case Goodbye():
+                self._give_up(NotConnectedError(f"the broker said goodbye: {packet.reason}"))
+            case _:
+                raise HandshakeError(f"a broker does not send {type(packet).__name__} to this client")
+
+    def _welcomed(self, welcome: Welcome) -> None:
+        if not PROTOCOL_VERSION_OLDEST <= welcome.version <= PROTOCOL_VERSION:
+            raise HandshakeError(f"the broker chose version {welcome.version}, which we did not offer")
+        self.broker = welcome.broker_id
+        self.channel.identified(FRAME_BYTES_MAX)
+        self.channel.frame_bytes_max = welcome.frame_bytes_max
+        if not self.welcome.done():
+            self.welcome.set_result(welcome)
+
+    def _refused(self, error: PostroadError, packet_id: int) -> None:
+        if not self.welcome.done():
+            self.welcome.set_exception(error)
+        elif packet_id:
+            self._owner.link_error(self, error, packet_id)
+        else:
+            log.warning("the broker gave the connection up: %s [error %d]", error, error.code)
+
+    def _give_up(self, error: PostroadError) -> None:
+        log.info("connection to broker %d given up: %s", self.broker, error)
+        self.channel.abort()
+
+    def malformed(self, error: WireError) -> None:
+        self._give_up(error)
+
+    def congested(self) -> None:
+        pass
+
+    def drained(self) -> None:
+        pass
+
+    def lost(self) -> None:
+        if not self.welcome.done():
+            self.welcome.set_exception(NotConnectedError("the broker closed the connection without an answer"))
+            self.welcome.exception()  # whoever dialled may have given up waiting
+        if not self.gone.done():
+            self.gone.set_result(None)
+        self._owner.link_arrived()
+
+
+async def dial(owner: LinkOwner, number: int, name: str, address: Address, timeout_s: float) -> Link:
+    """Connect and shake hands, or raise `NotConnectedError` or what the broker said."""
+    loop = asyncio.get_running_loop()
+    link = Link(owner, number, name, loop)
+    try:
+        async with asyncio.timeout(timeout_s):
+            await loop.create_connection(lambda: link.channel, address.host, address.port)
+            await asyncio.shield(link.welcome)
+    except (OSError, TimeoutError) as error:
+        link.channel.abort()
+        raise NotConnectedError(f"{address}: {str(error) or 'no answer in time'}") from error
+    except BaseException:
+        link.channel.abort()
+        raise
+    return link

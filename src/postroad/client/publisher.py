@@ -1,0 +1,207 @@
+"""Publishing, as an application sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from postroad.core.batch import Batch
+from postroad.core.layout import DEFAULT_LIMITS
+from postroad.core.session.publishing import Doubt, Registration
+from postroad.errors import ClosedError, InvalidValueError, PublishRefusedError, UnfinishedError
+from postroad.types import AttributeValue, MessageId
+
+if TYPE_CHECKING:
+    from postroad.client.connection import Client
+
+Columns: TypeAlias = Mapping[str, Any]
+Rows: TypeAlias = Iterable[tuple[Mapping[str, AttributeValue], bytes]]
+
+REFUSALS_MAX: Final = 1024
+CHUNK_ROWS: Final = 4096
+
+
+class Publisher:
+    """Made by `Client.publisher`. One publisher's messages reach every subscriber in the order they were published."""
+
+    def __init__(self, client: Client, key: int, on_refused: Callable[[PublishRefusedError], None] | None) -> None:
+        self._client: Final = client
+        self._session: Final = client.session
+        self._key: Final = key
+        self._on_refused = on_refused
+        self._refusals: list[PublishRefusedError] = []
+        self._failure: Exception | None = None
+        self._changed: Final = asyncio.Event()
+        self._since_turn = 0
+
+    async def publish(self, attributes: Mapping[str, AttributeValue], payload: bytes = b"") -> MessageId:
+        """Publish one message and return its id, which is valid from now on.
+
+        Returns as soon as the message is in the window of those not yet acknowledged; `flush` waits until all are durable.
+        """
+        client = self._client
+        session = self._session
+        session.clock(client.wall_ms())
+        message_id = session.publish(self._key, attributes, payload)
+        while message_id is None:
+            await self._wait_for_room()
+            session.clock(client.wall_ms())
+            message_id = session.publish(self._key, attributes, payload)
+        self._since_turn += 1
+        if self._since_turn >= CHUNK_ROWS // 2:
+            self._since_turn = 0
+            client.pump()
+            await asyncio.sleep(0)
+        else:
+            client.plan_pump()
+        return message_id
+
+    async def publish_many(
+        self, messages: Rows | Columns | pa.RecordBatch | pa.Table, payloads: Sequence[bytes] | pa.Array[Any] | None = None
+    ) -> list[MessageId] | MessageIds:
+        """Publish many messages: rows of (attributes, payload), or attribute columns with their `payloads`.
+
+        Columns are lists, numpy arrays or Arrow arrays by attribute name, or an Arrow batch or table (a column `payload` may
+        stand in it). They are cheap for the client, the broker and every subscriber that reads `batches()`.
+        """
+        if isinstance(messages, pa.Table | pa.RecordBatch | Mapping):
+            columns, values = _columns(messages, payloads)
+            return await self._publish_columns(columns, values)
+        return [await self.publish(attributes, payload) for attributes, payload in messages]
+
+    async def _publish_columns(self, columns: Mapping[str, Any], payloads: Any) -> MessageIds:
+        count = len(payloads)
+        ids: list[Any] = []
+        for start in range(0, count, CHUNK_ROWS):
+            stop = min(start + CHUNK_ROWS, count)
+            registration = await self._room()
+            part = registration.ids_for(stop - start, self._client.wall_ms())
+            whole = start == 0 and stop == count
+            attributes = columns if whole else {name: values[start:stop] for name, values in columns.items()}
+            batch = Batch.from_columns(part, payloads if whole else payloads[start:stop], attributes)
+            for piece in _within(batch):
+                registration.add_batch(piece, piece.size)
+            ids.append(part)
+            self._client.pump()
+        return MessageIds(ids)
+
+    async def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until every message is durable at its broker. Raises what the broker refused since the last flush."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._session.outstanding(self._key) and not self._failure:
+                    self._client.plan_pump()
+                    await self._wait()
+        except TimeoutError:
+            left = self._session.outstanding(self._key)
+            raise UnfinishedError(f"{left} messages are not acknowledged after {timeout_s:g} s") from None
+        self._check()
+        if self._refusals:
+            refusals, self._refusals = self._refusals, []
+            raise refusals[0] if len(refusals) == 1 else ExceptionGroup("messages were refused", refusals)
+
+    @property
+    def outstanding(self) -> int:
+        """Messages not yet known to be durable."""
+        return self._session.outstanding(self._key)
+
+    def doubtful(self) -> list[Doubt]:
+        """Say which messages were given to a broker that is away: they are sent again when it is back, and only to it."""
+        return self._session.doubtful(self._key)
+
+    async def close(self, *, flush: bool = True, timeout_s: float | None = None) -> None:
+        """End the publisher, by default after everything is durable."""
+        try:
+            if flush:
+                await self.flush(timeout_s)
+        finally:
+            self._client.forget_publisher(self._key)
+            self._failure = self._failure or ClosedError("the publisher was closed")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        await self.close(flush=kind is None)
+
+    # --- the client's calls ----------------------------------------------------------------------------------------------
+
+    def changed(self) -> None:
+        self._changed.set()
+
+    def refused(self, error: PublishRefusedError) -> None:
+        if self._on_refused is not None:
+            self._on_refused(error)
+        elif len(self._refusals) < REFUSALS_MAX:
+            self._refusals.append(error)
+        self._changed.set()
+
+    def failed(self, error: Exception) -> None:
+        self._failure = error
+        self._changed.set()
+
+    # --- inside ----------------------------------------------------------------------------------------------------------
+
+    async def _wait_for_room(self) -> None:
+        self._check()
+        self._client.pump()
+        self._since_turn = 0
+        await self._wait()
+        self._check()
+
+    async def _room(self) -> Registration:
+        while (registration := self._session.registration(self._key)) is None:
+            await self._wait_for_room()
+        return registration
+
+    async def _wait(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+
+class MessageIds(Sequence[MessageId]):
+    """The ids of many messages, made into objects only when looked at. `array()` gives them as 16-byte items."""
+
+    def __init__(self, parts: list[Any]) -> None:
+        self._ids = np.concatenate(parts) if parts else np.empty(0, np.dtype((np.void, 16)))
+
+    def array(self) -> Any:
+        return self._ids
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [MessageId.from_bytes(bytes(each)) for each in self._ids[index]]
+        return MessageId.from_bytes(bytes(self._ids[index]))
+
+
+def _columns(messages: Columns | pa.RecordBatch | pa.Table, payloads: Any) -> tuple[Mapping[str, Any], Any]:
+    if isinstance(messages, pa.Table):
+        messages = messages.combine_chunks()
+    columns = messages if isinstance(messages, Mapping) else {name: messages.column(name) for name in messages.schema.names}
+    if payloads is None:
+        columns = dict(columns)
+        payloads = columns.pop("payload", None)
+        if payloads is None:
+            if not columns:
+                raise InvalidValueError("publish_many needs payloads or at least one column")
+            payloads = [b""] * len(next(iter(columns.values())))
+    return columns, payloads
+
+
+def _within(batch: Batch) -> list[Batch]:
+    """Cut a batch that is too large for a frame."""
+    if batch.size <= DEFAULT_LIMITS.bytes or len(batch) == 1:
+        return [batch]
+    half = len(batch) // 2
+    return _within(batch.slice(0, half)) + _within(batch.slice(half, len(batch)))

@@ -1,0 +1,254 @@
+"""Subscribing, as an application sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from operator import length_hint
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal, Self, TypeAlias
+
+from postroad.client.positions import save_positions
+from postroad.core.batch import Batch
+from postroad.core.messages import Message, RowColumns
+from postroad.errors import ClosedError, GapError
+
+if TYPE_CHECKING:
+    from postroad.client.connection import Client
+
+OnGap: TypeAlias = Literal["raise", "skip"] | Callable[[GapError], None]
+
+IDLE_SAVE_S: Final = 5.0
+
+
+class ReceivedMessage(Message):
+    """A message with the pubend whose stream it came from."""
+
+    __slots__ = ("pubend",)
+
+    def __init__(self, columns: RowColumns, row: int, pubend: int) -> None:
+        super().__init__(columns, row)
+        self.pubend = pubend
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrived:
+    pubend: int
+    batch: Batch
+    size: int
+
+
+class Subscription:
+    """Made by `Client.subscribe`. Iterate over it for messages, or over `batches()` for columns; not both at a time.
+
+    Messages of one pubend come in order, each once. `ack()` says that the application has done with all it was given; what is not
+    acknowledged comes again after a crash of the client, if the subscription has a name or a position file. A subscription
+    without either acknowledges by itself.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        key: int,
+        filter_text: str,
+        *,
+        name: str | None,
+        position_file: Path | None,
+        on_gap: OnGap,
+        auto_ack: bool,
+    ) -> None:
+        self.filter: Final = filter_text
+        self.name: Final = name
+        self.starts: dict[int, int] = {}
+        self._client: Final = client
+        self._key: Final = key
+        self._file: Final = position_file
+        self._on_gap: Final = on_gap
+        self._auto_ack: Final = auto_ack
+        self._waiting: deque[_Arrived | GapError] = deque()
+        self._arrived: Final = asyncio.Event()
+        self._active: Final[asyncio.Future[None]] = asyncio.get_running_loop().create_future()
+        self._ended: Final = asyncio.Event()
+        self._failure: Exception | None = None
+        self._current: Iterator[ReceivedMessage] = iter(())
+        self._current_arrived: _Arrived | None = None
+        self._given: dict[int, int] = {}  # pubend -> tick of the last message the application got
+        self._saved: dict[int, int] = {}
+        self._saver: asyncio.Task[None] | None = None
+        self._save_lock: Final = asyncio.Lock()
+
+    # --- receiving -------------------------------------------------------------------------------------------------------
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ReceivedMessage:
+        for message in self._current:
+            self._given[message.pubend] = message.tick
+            return message
+        while True:
+            self._release_current()
+            arrived = await self._next()
+            self._current_arrived = arrived
+            rows = RowColumns(arrived.batch.columns)
+            pubend = arrived.pubend
+            self._current = iter([ReceivedMessage(rows, row, pubend) for row in range(len(arrived.batch))])
+            for message in self._current:
+                self._given[pubend] = message.tick
+                return message
+
+    async def batches(self) -> AsyncIterator[Batch]:
+        """Yield the messages as batches: columns `tick`, `id`, `payload` and one per attribute."""
+        while True:
+            self._release_current()
+            try:
+                arrived = await self._next()
+            except StopAsyncIteration:
+                return
+            self._current_arrived = arrived
+            self._given[arrived.pubend] = int(arrived.batch.ticks()[-1])
+            yield arrived.batch
+
+    async def _next(self) -> _Arrived:
+        while True:
+            while self._waiting:
+                item = self._waiting.popleft()
+                if isinstance(item, _Arrived):
+                    return item
+                self._tell_gap(item)
+            if self._failure is not None:
+                raise self._failure
+            if self._ended.is_set():
+                raise StopAsyncIteration
+            self._arrived.clear()
+            await self._arrived.wait()
+
+    def _tell_gap(self, gap: GapError) -> None:
+        if self._on_gap == "raise":
+            raise gap
+        if callable(self._on_gap):
+            self._on_gap(gap)
+
+    def _release_current(self) -> None:
+        """Give back the room of what the application has finished, and acknowledge it when that is our task."""
+        arrived = self._current_arrived
+        if arrived is None:
+            return
+        self._current_arrived = None
+        self._client.consumed(arrived.size)
+        if self._auto_ack:
+            self._acknowledge({arrived.pubend: int(arrived.batch.ticks()[-1])})
+
+    # --- acknowledging ---------------------------------------------------------------------------------------------------
+
+    async def ack(self, message: ReceivedMessage | None = None) -> None:
+        """Say that everything given so far is done with, or everything of its pubend up to one message.
+
+        With a position file, the positions are safe in it when this returns.
+        """
+        self._acknowledge(self._given if message is None else {message.pubend: message.tick})
+        if self._file is not None:
+            await self._save()
+
+    def _acknowledge(self, ticks: dict[int, int]) -> None:
+        session = self._client.session
+        if self._key in session.subscriptions:
+            for pubend, tick in ticks.items():
+                session.acknowledge(self._key, pubend, tick)
+            self._client.plan_pump()
+
+    async def _save(self) -> None:
+        assert self._file is not None
+        async with self._save_lock:
+            positions = self.positions()
+            if positions != self._saved:
+                await asyncio.to_thread(save_positions, self._file, self.filter, positions)
+                self._saved = positions
+                self._client.session.approve(self._key, positions)
+                self._client.plan_pump()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether more messages have been received than the application has taken."""
+        return bool(self._waiting) or length_hint(self._current) > 0
+
+    def positions(self) -> dict[int, int]:
+        """Return where a new subscription should go on: per pubend, the tick up to which all is acknowledged."""
+        session = self._client.session
+        return session.positions(self._key) if self._key in session.subscriptions else dict(self._saved)
+
+    async def _save_when_idle(self) -> None:
+        """Follow the silence in the file, so that the logs need not be kept for messages that do not match."""
+        while True:
+            await asyncio.sleep(IDLE_SAVE_S)
+            await self._save()
+
+    # --- the end ---------------------------------------------------------------------------------------------------------
+
+    async def close(self, *, forget: bool = False) -> None:
+        """End the subscription. One with a name waits for its client; `forget` deletes it."""
+        if self._saver is not None:
+            self._saver.cancel()
+        if self._file is not None and self._failure is None and not self._ended.is_set():
+            await self._save()
+        await self._client.end_subscription(self._key, forget=forget, ended=self._ended)
+        self._drop(ClosedError("the subscription was closed"))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # --- the client's calls ----------------------------------------------------------------------------------------------
+
+    async def wait_active(self) -> None:
+        await self._active
+        if self._file is not None:
+            await self._save()
+            self._saver = asyncio.get_running_loop().create_task(self._save_when_idle())
+
+    def active(self, starts: dict[int, int]) -> None:
+        for pubend, tick in starts.items():
+            self.starts.setdefault(pubend, tick)
+        if not self._active.done():
+            self._active.set_result(None)
+
+    def joined(self, pubend: int, tick: int) -> None:
+        self.starts.setdefault(pubend, tick)
+
+    def delivered(self, pubend: int, batch: Batch, size: int) -> None:
+        self._waiting.append(_Arrived(pubend, batch, size))
+        self._arrived.set()
+
+    def missed(self, gap: GapError) -> None:
+        self._waiting.append(gap)
+        self._arrived.set()
+
+    def failed(self, error: Exception) -> None:
+        self._failure = error
+        if not self._active.done():
+            self._active.set_exception(error)
+            self._active.exception()  # nobody may be waiting for it
+        self._arrived.set()
+        self._ended.set()
+
+    def ended(self) -> None:
+        self._ended.set()
+        self._arrived.set()
+
+    def stop(self) -> None:
+        """End what runs in the background."""
+        if self._saver is not None:
+            self._saver.cancel()
+
+    def _drop(self, error: Exception) -> None:
+        self._failure = self._failure or error
+        self._release_current()
+        for item in self._waiting:
+            if isinstance(item, _Arrived):
+                self._client.consumed(item.size)
+        self._waiting.clear()
+        self._current = iter(())

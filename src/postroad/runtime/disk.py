@@ -1,0 +1,157 @@
+"""A broker's disk behind the event loop: orders go to threads, facts come back.
+
+Each log has one thread that writes and one that reads; the metadata has its own. A write the disk has no room for is a fact the
+machine deals with. Any other failure means that nobody knows what the disk holds: the broker stops, and the next start reads it
+back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from postroad.core.batch import Batch
+from postroad.core.orders import (
+    Append,
+    Appended,
+    AppendFailed,
+    BrokerState,
+    Fact,
+    LogRead,
+    LogReleased,
+    ReadLog,
+    ReleaseLog,
+    Store,
+    Stored,
+)
+from postroad.core.packets import pubend_id
+from postroad.errors import StorageFullError
+from postroad.runtime.config import NodeConfig
+from postroad.runtime.worker import Worker
+from postroad.storage import BrokerStorage, LogOptions, SegmentLog, open_broker_storage
+
+log = logging.getLogger("postroad.disk")
+
+FULL_RETRY_S: Final = 0.5
+
+
+class Disk:
+    """Carries out orders; `report` gets each fact, `failed` what cannot be lived with. Both are called on the event loop."""
+
+    def __init__(
+        self,
+        storage: BrokerStorage,
+        retention_bytes: int,
+        loop: asyncio.AbstractEventLoop,
+        report: Callable[[Fact], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        self.state: Final[BrokerState] = storage.state
+        self.appended_rows = 0
+        self.appends = 0
+        self._storage: Final = storage
+        self._retention_bytes: Final = retention_bytes
+        self._report: Final = report
+        self._failed: Final = failed
+        self._stopping = False
+        self._writers = {pubend: Worker(loop, f"log-{pubend:x}-write") for pubend in storage.logs}
+        self._readers = {pubend: Worker(loop, f"log-{pubend:x}-read") for pubend in storage.logs}
+        self._metadata = Worker(loop, "metadata")
+
+    def append(self, order: Append) -> None:
+        pubend, token, batches = order.pubend, order.token, order.batches
+        segment_log = self._storage.logs[pubend]
+
+        def work() -> int:
+            return _append(segment_log, batches, self._retention_bytes)
+
+        def done(released: int) -> None:
+            self.appends += 1
+            self.appended_rows += sum(map(len, batches))
+            self._report(Appended(pubend, token))
+            if released:
+                self._report(LogReleased(pubend, released))
+
+        def failed(error: Exception) -> None:
+            if isinstance(error, StorageFullError):
+                log.error("messages refused: %s", error)
+                self._report(AppendFailed(pubend, token, error))
+            else:
+                self._failed(error)
+
+        self._writers[pubend].submit(work, done, failed)
+
+    def read(self, order: ReadLog) -> None:
+        segment_log = self._storage.logs[order.pubend]
+        self._readers[order.pubend].submit(
+            lambda: segment_log.read(order.lo, order.hi, order.bytes_max),
+            lambda found: self._report(LogRead(order.pubend, order.token, found.hi, found.batches, found.released)),
+            self._failed,
+        )
+
+    def release(self, order: ReleaseLog) -> None:
+        segment_log = self._storage.logs[order.pubend]
+        self._writers[order.pubend].submit(
+            lambda: segment_log.release(order.tick),
+            lambda released: self._report(LogReleased(order.pubend, released)),
+            self._failed,
+        )
+
+    def store(self, order: Store) -> None:
+        self._metadata.submit(lambda: self._store(order), lambda _: self._report(Stored(order.token)), self._failed)
+
+    def _store(self, order: Store) -> None:
+        """Try until there is room: what depends on it waits meanwhile."""
+        warned = False
+        while True:
+            try:
+                self._storage.metadata.store(order.changes)
+            except StorageFullError as error:
+                if self._stopping:
+                    raise
+                if not warned:
+                    log.error("waiting for room to write metadata: %s", error)  # noqa: TRY400  # the text says it all
+                warned = True
+                time.sleep(FULL_RETRY_S)
+            else:
+                return
+
+    @property
+    def busy(self) -> bool:
+        """Whether something that was ordered is not yet durable."""
+        return self._metadata.pending > 0 or any(worker.pending for worker in self._writers.values())
+
+    def close(self) -> None:
+        """Finish everything and close the files; blocks."""
+        self._stopping = True
+        for worker in (*self._writers.values(), *self._readers.values(), self._metadata):
+            worker.stop()
+        self._storage.close()
+
+
+def _append(segment_log: SegmentLog, batches: Sequence[Batch], retention_bytes: int) -> int:
+    """Append, then keep the log within its bound; return up to where it was shortened, 0 for not at all."""
+    segment_log.append(batches)
+    if segment_log.size <= retention_bytes:
+        return 0
+    before = segment_log.released
+    released = segment_log.retain(retention_bytes)
+    return released if released > before else 0
+
+
+def open_disk(
+    config: NodeConfig,
+    loop: asyncio.AbstractEventLoop,
+    report: Callable[[Fact], None],
+    failed: Callable[[Exception], None],
+) -> Disk:
+    """Open the broker's directory; blocks while the logs are read back."""
+    options = LogOptions(segment_bytes=config.storage.segment_bytes)
+    storage = open_broker_storage(Path(config.data_dir), config.id, [pubend_id(config.id)], options)
+    for torn in storage.torn:
+        log.warning("an unfinished write was cut off: %s", torn)
+    return Disk(storage, config.storage.retention_bytes, loop, report, failed)

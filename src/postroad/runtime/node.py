@@ -1,0 +1,416 @@
+"""A running broker: the machine, its connections, its disk and its clocks.
+
+Everything happens on one event loop. Packets and facts go to the machine as they come; its orders are taken once per turn of the
+loop, so that all that arrived together becomes one append. The disk answers from its threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+from typing import Final
+
+from postroad import __version__
+from postroad.core.batch import Batch
+from postroad.core.broker import Broker
+from postroad.core.orders import (
+    Append,
+    ClientUp,
+    Congested,
+    Drained,
+    Fact,
+    LinkLost,
+    LinkUp,
+    Order,
+    ReadLog,
+    Refuse,
+    ReleaseLog,
+    Send,
+    Store,
+)
+from postroad.core.packets import Packet
+from postroad.core.parts import BrokerConfig
+from postroad.errors import FrameTooLargeError, HandshakeError, ShuttingDownError
+from postroad.runtime.config import NodeConfig
+from postroad.runtime.disk import Disk, open_disk
+from postroad.runtime.links import Dialler, newer_wins
+from postroad.runtime.listener import Listener
+from postroad.runtime.peer import Peer
+from postroad.transport.outbox import OutboxLimits
+from postroad.wire.packets.session import (
+    PROTOCOL_VERSION,
+    PROTOCOL_VERSION_OLDEST,
+    Hello,
+    Role,
+    Welcome,
+    agree_version,
+)
+
+log = logging.getLogger("postroad.node")
+
+STOP_S_MAX: Final = 5.0
+SOFTWARE: Final = f"postroad {__version__}"
+
+
+class Node:
+    """One broker. `start`, then `run` until it is told to stop, or `stop`."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        self.config: Final = config
+        self.peers: Final[dict[int, Peer]] = {}
+        self.failure: Exception | None = None
+        self._links = 0
+        self._by_broker: dict[int, Peer] = {}
+        self._pump_planned = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stopping = False
+        self._paused = False
+        self._finished: asyncio.Event = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop
+        self._broker: Broker
+        self._disk: Disk
+        self._listener: Listener
+
+    # --- life ------------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Read the disk back, listen, and dial the neighbours."""
+        self._loop = asyncio.get_running_loop()
+        self._disk = await asyncio.to_thread(open_disk, self.config, self._loop, self._fact, self._fail)
+        try:
+            self._broker = Broker(self._disk.state, self._machine_config(), now=self._loop.time())
+            self._listener = Listener(self.config.listen, self.config.limits, self._make_peer, self._count)
+            await self._listener.start()
+        except BaseException:
+            await asyncio.to_thread(self._disk.close)
+            raise
+        self._plan_pump()
+        self._tasks.append(self._loop.create_task(self._heartbeats()))
+        for neighbour in self.config.neighbours:
+            dialler = Dialler(neighbour, self.config.links, self._make_peer, self._hello, self._by_broker.get)
+            self._tasks.append(self._loop.create_task(dialler.run()))
+        log.info("broker %d (%s) listens on port %d", self.config.id, self.config.title, self.port)
+
+    @property
+    def port(self) -> int:
+        return self._listener.port
+
+    async def run(self) -> None:
+        """Serve until `request_stop`, then stop in good order; raise what made it stop, if anything did."""
+        await self._finished.wait()
+        await self.stop()
+        if self.failure is not None:
+            raise self.failure
+
+    def request_stop(self) -> None:
+        self._finished.set()
+
+    async def stop(self) -> None:
+        """Accept nothing more, finish what is being written, say goodbye, close."""
+        if self._stopping:
+            return
+        self._stopping = True
+        await self._listener.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for peer in self.peers.values():
+            peer.channel.pause()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S_MAX):
+                await self._settle()
+                await self._say_goodbye()
+        for peer in list(self.peers.values()):
+            peer.channel.abort()
+        if self._timer is not None:
+            self._timer.cancel()
+        await asyncio.to_thread(self._disk.close)
+        log.info("broker %d stopped", self.config.id)
+
+    async def _settle(self) -> None:
+        """Wait until everything that was received is durable and answered."""
+        while self._pump_planned or self._disk.busy:  # noqa: ASYNC110  # two conditions of others, looked at for a moment
+            await asyncio.sleep(0.002)
+
+    async def _say_goodbye(self) -> None:
+        gone = [peer.gone for peer in self.peers.values()]
+        for peer in list(self.peers.values()):
+            peer.channel.resume()
+            peer.channel.close(reason="the broker stops")
+        if gone:
+            await asyncio.wait(gone)
+
+    def _machine_config(self) -> BrokerConfig:
+        overlay, limits = self.config.overlay, self.config.limits
+        return BrokerConfig(
+            cache_bytes=overlay.cache_bytes,
+            silence_s=overlay.silence_s,
+            subscriber_grace_s=overlay.subscriber_grace_s,
+            keep_s=self.config.storage.keep_s,
+            publish_window_bytes=limits.publish_window_bytes,
+            subscriptions_max=limits.subscriptions_max,
+            home_query_s=overlay.home_query_s,
+        )
+
+    def stats(self) -> dict[str, object]:
+        """Tell how the broker is: for the console, metrics and tests."""
+        return {
+            **self._broker.stats(),
+            "broker": self.config.id,
+            "incarnation": self._disk.state.incarnation,
+            "appends": self._disk.appends,
+            "appended_rows": self._disk.appended_rows,
+            "connections": len(self.peers),
+            "backlog_bytes": sum(peer.channel.backlog for peer in self.peers.values()),
+            "dropped_frames": sum(peer.channel.outbox.dropped_frames for peer in self.peers.values()),
+            "streams": self._broker.streams(),
+        }
+
+    # --- the machine -----------------------------------------------------------------------------------------------------
+
+    def _fact(self, fact: Fact) -> None:
+        """Tell the machine. An error of ours in it leaves nothing to trust: the broker stops, and its disk is what counts."""
+        self._broker.clock(_wall_ms())
+        try:
+            self._broker.fact(fact, now=self._loop.time())
+        except Exception as error:
+            log.exception("the machine failed")
+            self._fail(error)
+        self._plan_pump()
+
+    def _plan_pump(self) -> None:
+        if not self._pump_planned:
+            self._pump_planned = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Carry out the machine's orders, and be there when it wants to be woken."""
+        self._pump_planned = False
+        try:
+            self._turn()
+        except Exception as error:
+            log.exception("the machine failed")
+            self._fail(error)
+
+    def _turn(self) -> None:
+        now = self._loop.time()
+        deadline = self._broker.deadline()
+        self._broker.clock(_wall_ms())
+        if deadline is not None and deadline <= now:
+            self._broker.wake(now=now)
+            deadline = self._broker.deadline()
+        for order in self._broker.outputs():
+            self._carry_out(order)
+        self._watch_publishers()
+        self._set_timer(deadline)
+
+    def _set_timer(self, deadline: float | None) -> None:
+        if self._timer is not None:
+            if deadline is not None and self._timer.when() <= deadline and not self._timer.cancelled():
+                return  # it wakes us early enough; the deadline is looked at again then
+            self._timer.cancel()
+            self._timer = None
+        if deadline is not None:
+            self._timer = self._loop.call_at(deadline, self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        self._plan_pump()
+
+    def _carry_out(self, order: Order) -> None:
+        match order:
+            case Send():
+                self._send(order)
+            case Append():
+                self._disk.append(order)
+            case Refuse():
+                peer = self.peers.get(order.link)
+                if peer is not None and order.close:
+                    peer.refuse(order.error, order.packet)
+                elif peer is not None:
+                    peer.channel.send_error(order.error, order.packet, control=False)
+            case Store():
+                self._disk.store(order)
+            case ReadLog():
+                self._disk.read(order)
+            case ReleaseLog():
+                self._disk.release(order)
+
+    def _send(self, order: Send) -> None:
+        peer = self.peers.get(order.link)
+        if peer is None:
+            return
+        control = peer.role is Role.BROKER and not order.data
+        try:
+            peer.channel.send(order.message, order.packet, order.batch, control=control)
+        except FrameTooLargeError:
+            log.exception("a %s does not fit a frame of %r", type(order.message).__name__, peer)
+            peer.channel.abort()
+
+    def _fail(self, error: Exception) -> None:
+        """Stop: the disk failed in a way that only reading it back can clear up."""
+        if self.failure is None:
+            log.critical("the broker stops: %s", error)
+            self.failure = error
+            self.request_stop()
+
+    def _watch_publishers(self) -> None:
+        """Do not read publishers while too much waits for the disk."""
+        waiting = self._broker.backlog_rows
+        bound = self.config.limits.publish_backlog_rows
+        if not self._paused and waiting > bound:
+            self._paused = True
+            for peer in self.peers.values():
+                if peer.publishes:
+                    peer.channel.pause()
+        elif self._paused and waiting <= bound // 2 and not self._stopping:
+            self._paused = False
+            for peer in self.peers.values():
+                peer.channel.resume()
+
+    # --- peers -----------------------------------------------------------------------------------------------------------
+
+    def _make_peer(self, hello: Hello | None, cost: int = 1) -> Peer:
+        self._links += 1
+        peer = Peer(self, self._loop, self._links, hello, cost)
+        self.peers[peer.link] = peer
+        return peer
+
+    def _count(self) -> tuple[int, int]:
+        return len(self.peers), sum(peer.role is None for peer in self.peers.values())
+
+    def _hello(self, cost: int) -> Hello:
+        return Hello(
+            PROTOCOL_VERSION_OLDEST,
+            PROTOCOL_VERSION,
+            Role.BROKER,
+            self.config.id,
+            self.config.title,
+            SOFTWARE,
+            frame_bytes_max=self.config.limits.frame_bytes_max,
+            incarnation=self._disk.state.incarnation,
+            cost=cost,
+        )
+
+    def greet(self, peer: Peer, hello: Hello) -> Welcome:
+        """Accept a peer that said hello, or raise."""
+        version = agree_version(hello)
+        if self._stopping:
+            raise ShuttingDownError("the broker is about to stop")
+        if hello.role is Role.BROKER:
+            peer.cost = hello.cost or 1
+        self._identified(peer, hello.role, hello.peer_id, hello.incarnation, hello.name, hello.frame_bytes_max)
+        return Welcome(
+            version,
+            self.config.id,
+            peer.broker,
+            self.config.title,
+            SOFTWARE,
+            frame_bytes_max=self.config.limits.frame_bytes_max,
+            incarnation=self._disk.state.incarnation,
+        )
+
+    def welcomed(self, peer: Peer, welcome: Welcome) -> None:
+        """Accept a broker that answered our hello, or raise."""
+        if not PROTOCOL_VERSION_OLDEST <= welcome.version <= PROTOCOL_VERSION:
+            raise HandshakeError(f"{welcome.name} chose version {welcome.version}, which we did not offer")
+        self._identified(peer, Role.BROKER, welcome.broker_id, welcome.incarnation, welcome.name, welcome.frame_bytes_max)
+
+    def _identified(self, peer: Peer, role: Role, peer_id: int, incarnation: int, name: str, frame_bytes_max: int) -> None:
+        limits, links = self.config.limits, self.config.links
+        if role is Role.CLIENT:
+            bounds = OutboxLimits(
+                limits.client_backlog_max_bytes,
+                links.backlog_control_bytes,
+                limits.client_backlog_high_bytes,
+                limits.client_backlog_low_bytes,
+            )
+        else:
+            bounds = OutboxLimits(links.backlog_data_bytes, links.backlog_control_bytes, 1 << 62, 0)
+            if peer_id == self.config.id:
+                raise HandshakeError(f"broker {peer_id} was asked to link to itself, or two brokers have this id")
+        peer.identified(
+            role, broker=peer_id, incarnation=incarnation, name=name, limits=bounds, frame_bytes_max=limits.frame_bytes_max
+        )
+        peer.channel.frame_bytes_max = frame_bytes_max
+        if role is Role.CLIENT:
+            self._fact(ClientUp(peer.link))
+        else:
+            self._adopt(peer)
+
+    def _adopt(self, peer: Peer) -> None:
+        """Use a new link, unless there is a better one already."""
+        existing = self._by_broker.get(peer.broker)
+        if existing is not None:
+            if not newer_wins(existing, peer, self.config.id):
+                peer.channel.close(reason="there is a link already")
+                return
+            self._unlink(existing)
+            existing.channel.close(reason="another link replaces this one")
+        self._by_broker[peer.broker] = peer
+        log.info("link to %r is up", peer)
+        self._fact(LinkUp(peer.link, peer.broker, peer.incarnation, peer.cost))
+
+    def _unlink(self, peer: Peer) -> None:
+        if self._by_broker.get(peer.broker) is peer:
+            del self._by_broker[peer.broker]
+            log.info("link to %r is down", peer)
+            self._fact(LinkLost(peer.link))
+
+    def packet(self, peer: Peer, packet: Packet, batch: Batch | None, packet_id: int, size: int) -> None:  # noqa: ARG002
+        """Hand a packet to the machine."""
+        if not self._pump_planned:
+            self._broker.clock(_wall_ms())
+            self._plan_pump()
+        try:
+            self._broker.receive(packet, link=peer.link, now=self._loop.time(), batch=batch, packet=packet_id)
+        except Exception as error:
+            log.exception("the machine failed on %s of %r", type(packet).__name__, peer)
+            self._fail(error)
+
+    def backlog_high(self, peer: Peer) -> None:
+        if peer.role is Role.CLIENT:
+            self._fact(Congested(peer.link))
+
+    def backlog_low(self, peer: Peer) -> None:
+        if peer.role is Role.CLIENT:
+            self._fact(Drained(peer.link))
+
+    def lost(self, peer: Peer) -> None:
+        """Forget a peer, whoever ended the connection."""
+        self.peers.pop(peer.link, None)
+        if peer.role is Role.CLIENT:
+            self._fact(LinkLost(peer.link))
+        elif peer.role is Role.BROKER:
+            self._unlink(peer)
+
+    # --- heartbeats ------------------------------------------------------------------------------------------------------
+
+    async def _heartbeats(self) -> None:
+        """Probe quiet peers and give up dead ones. A turn that comes late proves nothing about the others and is left out."""
+        interval = min(self.config.links.heartbeat_s, self.config.links.client_heartbeat_s)
+        while True:
+            due = self._loop.time() + interval
+            await asyncio.sleep(interval)
+            if self._loop.time() - due < interval:
+                for peer in list(self.peers.values()):
+                    self._probe(peer)
+
+    def _probe(self, peer: Peer) -> None:
+        links = self.config.links
+        if peer.role is None or not peer.channel.reading:
+            return
+        broker = peer.role is Role.BROKER
+        quiet = self._loop.time() - peer.channel.received_at
+        if quiet > (links.timeout_s if broker else links.client_timeout_s):
+            log.warning("%r said nothing for %.1f s", peer, quiet)
+            peer.channel.abort()
+        elif quiet >= (links.heartbeat_s if broker else links.client_heartbeat_s) * 0.9:
+            peer.channel.ping()
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,40 @@
+"""A broker as a process: logging, signals, the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+import sys
+from collections.abc import Callable
+from typing import Final
+
+from postroad.runtime.config import NodeConfig
+from postroad.runtime.node import Node
+from postroad.transport.loops import run
+
+# The machine's state has few cycles; with the default threshold a busy broker looks for them hundreds of times a second.
+GC_THRESHOLD: Final = 50_000
+
+
+def serve(config: NodeConfig, ready: Callable[[int], None]) -> None:
+    """Run a broker until SIGTERM or SIGINT; `ready` is told the port once it listens."""
+    logging.basicConfig(
+        level=config.log_level.upper(),
+        format=f"%(asctime)s %(levelname)-7s {config.title} %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    gc.set_threshold(GC_THRESHOLD)
+    run(_serve(config, ready))
+
+
+async def _serve(config: NodeConfig, ready: Callable[[int], None]) -> None:
+    node = Node(config)
+    await node.start()
+    gc.freeze()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, node.request_stop)
+    ready(node.port)
+    await node.run()

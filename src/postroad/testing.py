@@ -1,0 +1,88 @@
+"""Brokers inside your own tests: real ones, with real files in a temporary directory, in a thread of the test's process.
+
+with postroad.testing.broker() as url:
+    with postroad.sync.connect(url) as client: ...
+
+with postroad.testing.overlay([("a", "b"), ("b", "c")]) as urls:
+    async with postroad.connect(urls["a"]) as publisher, postroad.connect(urls["c"]) as subscriber: ...
+"""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from postroad.runtime.config import Neighbour, NodeConfig, Overlay
+from postroad.runtime.node import Node
+from postroad.transport.background import BackgroundLoop
+
+
+@contextmanager
+def broker(*, data_dir: str | Path | None = None) -> Iterator[str]:
+    """Run one broker and give its URL. With a `data_dir` its messages outlive it, as a real broker's do."""
+    with tempfile.TemporaryDirectory(prefix="postroad-") as temporary:
+        config = NodeConfig(id=1, data_dir=str(data_dir or temporary), listen="127.0.0.1:0", log_level="warning")
+        with _running([config]) as nodes:
+            yield url_of(nodes[0])
+
+
+@contextmanager
+def overlay(links: Iterable[tuple[str, str]]) -> Iterator[dict[str, str]]:
+    """Run the brokers named in the links, connected by them, and give their URLs by name."""
+    pairs = list(links)
+    names = list(dict.fromkeys(name for pair in pairs for name in pair))
+    ports = dict(zip(names, free_ports(len(names)), strict=True))
+    with tempfile.TemporaryDirectory(prefix="postroad-") as temporary:
+        configs = [
+            NodeConfig(
+                id=number,
+                name=name,
+                data_dir=str(Path(temporary) / name),
+                listen=f"127.0.0.1:{ports[name]}",
+                neighbours=tuple(Neighbour(address=f"127.0.0.1:{ports[other]}") for first, other in pairs if first == name),
+                overlay=Overlay(silence_s=0.1),
+            )
+            for number, name in enumerate(names, 1)
+        ]
+        with _running(configs) as nodes:
+            yield {node.config.name: url_of(node) for node in nodes}
+
+
+@contextmanager
+def _running(configs: list[NodeConfig]) -> Iterator[list[Node]]:
+    loop = BackgroundLoop("postroad-brokers")
+    nodes: list[Node] = []
+    try:
+        for config in configs:
+            node = loop.call(_start(config))
+            nodes.append(node)
+        yield nodes
+    finally:
+        for node in nodes:
+            loop.call(node.stop())
+        loop.stop()
+
+
+async def _start(config: NodeConfig) -> Node:
+    node = Node(config)
+    await node.start()
+    return node
+
+
+def url_of(node: Node) -> str:
+    return f"postroad://127.0.0.1:{node.port}"
+
+
+def free_ports(count: int) -> list[int]:
+    """Find ports nobody listens on at the moment."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
