@@ -3,6 +3,7 @@
 from importlib.metadata import PackageNotFoundError, version
 
 from postroad.core.filters.filter import Filter
+from postroad.core.filters.limits import FilterLimits
 from postroad.errors import FilterSyntaxError, PostroadError
 from postroad.types import MessageId
 
@@ -11,4 +12,4 @@ try:
 except PackageNotFoundError:  # run from a source tree that was never installed
     __version__ = "0+source"
 
-__all__ = ["Filter", "FilterSyntaxError", "MessageId", "PostroadError", "__version__"]
+__all__ = ["Filter", "FilterLimits", "FilterSyntaxError", "MessageId", "PostroadError", "__version__"]
