@@ -235,8 +235,8 @@ async def _converge(console: Console, readers: list[_Reader], books: _Books) -> 
     wanted = sum(len(books.expected(reader)) for reader in readers)
     with console.status("  waiting for the last deliveries"):
         async with asyncio.timeout(CONVERGE_S):
-            while sum(len(reader.got) for reader in readers) < wanted:
-                await asyncio.sleep(0.05)  # noqa: ASYNC110  # four counters, looked at by a person
+            while sum(len(reader.got) for reader in readers) < wanted:  # noqa: ASYNC110  # four counters, for a person to watch
+                await asyncio.sleep(0.05)
         await asyncio.sleep(0.5)  # anything delivered twice would come now
 
 
