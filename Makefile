@@ -25,7 +25,7 @@ demo: setup ## A short tour on embedded defaults
 	@$(BIN)/postroad demo
 
 test: setup ## Run the tests
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not soak"
+	$(BIN)/python -m pytest -n $(WORKERS)
 
 check: setup ## Formatting, lint, strict types, import layers, generated docs
 	$(BIN)/ruff format --check .

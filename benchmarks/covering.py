@@ -6,25 +6,18 @@ Prints how many pairs `covers` compares per second, what building an index costs
 
 from __future__ import annotations
 
-import argparse
-import csv
-import gzip
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 
 from postroad.core.batch import ATTRIBUTE_PREFIX, Batch
-from postroad.core.filters import segment as segments
 from postroad.core.filters.ast import And, Attribute, Between, Comparison, Condition, In, IsNull, Like, Literal, Or
-from postroad.core.filters.covering import covers
 from postroad.core.filters.index import FilterIndex
-from postroad.core.filters.normal import prepare
 
 SYMBOLS: Final = [f"{a}{b}{c}" for a in "ABCDEFGH" for b in "AEIKLMOU" for c in "BDGMNRTX"][:500]
 QUOTES: Final = Path(__file__).parents[2] / "shared" / "data" / "stock_quotes.csv.gz"

@@ -1,27 +1,26 @@
 """Postroad: messaging you can audit."""
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final
 
 from postroad.errors import FilterSyntaxError, PostroadError
 from postroad.types import MessageId
+from postroad.version import VERSION
 
 if TYPE_CHECKING:
     from postroad.client.connection import Client, ClientConfig, connect
     from postroad.client.publisher import Publisher
     from postroad.client.subscription import ReceivedMessage, Subscription
     from postroad.core.filters.filter import Filter
+    from postroad.core.filters.limits import FilterLimits
 
-try:
-    __version__ = version("postroad")
-except PackageNotFoundError:  # run from a source tree that was never installed
-    __version__ = "0+source"
+__version__ = VERSION
 
 __all__ = [
     "Client",
     "ClientConfig",
     "Filter",
+    "FilterLimits",
     "FilterSyntaxError",
     "MessageId",
     "PostroadError",
@@ -37,6 +36,7 @@ _LATER: Final = {
     "Client": "postroad.client.connection",
     "ClientConfig": "postroad.client.connection",
     "Filter": "postroad.core.filters.filter",
+    "FilterLimits": "postroad.core.filters.limits",
     "Publisher": "postroad.client.publisher",
     "ReceivedMessage": "postroad.client.subscription",
     "Subscription": "postroad.client.subscription",

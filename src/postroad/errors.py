@@ -149,6 +149,38 @@ class ProtocolVersionError(WireError):
         super().__init__(f"no common protocol version: we speak {ours[0]} to {ours[1]}, the peer {theirs[0]} to {theirs[1]}")
 
 
+class ProtocolViolationError(WireError):
+    """A peer sent sound packets that make no sense at this point; the connection is given up."""
+
+    code = 350
+
+
+class HandshakeError(WireError):
+    """A peer did not say who it is, in time or at the right moment."""
+
+    code = 351
+
+
+class TooManyConnectionsError(WireError):
+    """The broker serves as many connections as it is configured to."""
+
+    code = 352
+    retryable = True
+
+
+class ShuttingDownError(WireError):
+    """The broker is about to stop."""
+
+    code = 353
+    retryable = True
+
+
+class ListenError(PostroadError):
+    """A broker cannot listen on its address: another program does, or the address is not this machine's."""
+
+    code = 354
+
+
 class StorageError(PostroadError):
     """A broker's data directory cannot be used."""
 
@@ -244,38 +276,6 @@ class CorruptMetadataError(StorageError):
         self.file = file
         self.reason = reason
         super().__init__(f"{file} is damaged: {reason}; restore it from a copy")
-
-
-class ProtocolViolationError(WireError):
-    """A peer sent sound packets that make no sense at this point; the connection is given up."""
-
-    code = 350
-
-
-class HandshakeError(WireError):
-    """A peer did not say who it is, in time or at the right moment."""
-
-    code = 351
-
-
-class TooManyConnectionsError(WireError):
-    """The broker serves as many connections as it is configured to."""
-
-    code = 352
-    retryable = True
-
-
-class ShuttingDownError(WireError):
-    """The broker is about to stop."""
-
-    code = 353
-    retryable = True
-
-
-class ListenError(PostroadError):
-    """A broker cannot listen on its address: another program does, or the address is not this machine's."""
-
-    code = 354
 
 
 class OverlayError(PostroadError):

@@ -16,6 +16,10 @@ def rows(*ticks: int, publisher: int = 7) -> Batch:
     return Batch.from_columns(ids, [b""] * len(ticks), {"n": list(ticks)}, ticks=list(ticks))
 
 
+def rows_at(*ticks: int) -> Batch:
+    return rows(*range(len(ticks))).with_ticks(list(ticks))
+
+
 def disk_of(seed: int = 1, **profile: int) -> tuple[World, Disk, list[object]]:
     world = World(seed)
     return world, Disk(world, "1", DiskProfile(**profile), (PUBEND,)), []  # type: ignore[arg-type]  # ints suit floats too
@@ -71,6 +75,16 @@ def test_reading_stops_at_the_bound_and_says_where() -> None:
     by_token = {answer.token: answer for answer in answers}
     assert (by_token[9].hi, [int(t) for b in by_token[9].batches for t in b.ticks()]) == (2, [2])
     assert (by_token[10].hi, [int(t) for b in by_token[10].batches for t in b.ticks()]) == (5, [2, 3, 4, 5])
+
+
+def test_reading_is_exact_for_ticks_beyond_the_precision_of_floats() -> None:
+    """Neighbouring ticks of today are told apart."""
+    world, disk, facts = disk_of()
+    now = 1_800_000_000_000 << 16
+    disk.write(Append(PUBEND, 1, (rows_at(now, now + 1, now + 2),)), facts.append)
+    world.run(1.0)
+    _, found = disk.logs[PUBEND].read(now, now + 1, 1 << 20)
+    assert [tick for batch in found for tick in batch.ticks().tolist()] == [now + 1]
 
 
 def test_release_gives_back_whole_segments_only() -> None:

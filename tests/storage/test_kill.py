@@ -47,14 +47,15 @@ while True:
 """
 
 
-def run_and_kill(script: str, path: Path, seconds: float) -> list[int]:
-    """Start the script, kill it after a while, and return what it confirmed in whole lines."""
+def run_and_kill(script: str, path: Path, chance: random.Random) -> list[int]:
+    """Start the script, kill it some moments after some confirmations, and return all it confirmed in whole lines."""
     with subprocess.Popen([sys.executable, "-c", script, path], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "open\n"
-        time.sleep(seconds)
+        early = [process.stdout.readline() for _ in range(chance.randint(0, 40))]
+        time.sleep(chance.uniform(0, 0.02))
         process.send_signal(signal.SIGKILL)
-        lines = process.stdout.read().split("\n")
+        lines = ("".join(early) + process.stdout.read()).split("\n")
     assert process.returncode == -signal.SIGKILL
     return [int(line) for line in lines[:-1]]
 
@@ -64,7 +65,7 @@ def test_everything_confirmed_before_a_kill_is_in_the_log(tmp_path: Path) -> Non
     chance = random.Random(SEED)
     acknowledged = 0
     for round_number in range(6):
-        confirmed = run_and_kill(APPEND_FOR_EVER, tmp_path, chance.uniform(0.01, 0.3))
+        confirmed = run_and_kill(APPEND_FOR_EVER, tmp_path, chance)
         acknowledged = confirmed[-1] if confirmed else acknowledged
         log = SegmentLog.open(tmp_path, PUBEND, OPTIONS)
         state = log.state()
@@ -75,7 +76,7 @@ def test_everything_confirmed_before_a_kill_is_in_the_log(tmp_path: Path) -> Non
         assert [row[2] for row in rows] == [row[2] for row in rows_of([batch_of([r[0] for r in rows], (1,), 100)])], told
         assert {publisher for publisher, _ in state.publishers} <= {1, 2, 3}
         log.abandon()
-    assert acknowledged > 1000
+    assert acknowledged > 100
 
 
 def test_metadata_confirmed_before_a_kill_is_there_and_whole(tmp_path: Path) -> None:
@@ -84,7 +85,7 @@ def test_metadata_confirmed_before_a_kill_is_there_and_whole(tmp_path: Path) -> 
     file = tmp_path / "metadata.sqlite"
     acknowledged = 0
     for round_number in range(4):
-        confirmed = run_and_kill(STORE_FOR_EVER, file, chance.uniform(0.01, 0.2))
+        confirmed = run_and_kill(STORE_FOR_EVER, file, chance)
         acknowledged = confirmed[-1] if confirmed else acknowledged
         metadata = SqliteMetadata(file)
         pairs = dict(metadata.load())

@@ -249,7 +249,7 @@ def test_batches_are_written_as_they_were_received(tmp_path: Path) -> None:
     copy = SegmentLog.open(tmp_path / "b", PUBEND)
     copy.append([read])
     assert read.encoded is not None
-    body = bytes(read.encoded)
+    body = b"".join(bytes(part) for part in read.encoded)
     assert last_segment(tmp_path / "b").read_bytes().endswith(body + padding(len(body)))
     log.close()
     copy.close()

@@ -22,6 +22,7 @@ class Releasing:
         self._floor = dict(floor)  # as stored
         self._store_at = 0.0
         self._ordered: dict[int, int] = {}  # pubend -> tick already ordered to be released
+        self._storing: dict[int, int] = {}  # holder -> lowered holds of it that are being stored
 
     # --- our holds ---
 
@@ -71,10 +72,17 @@ class Releasing:
         taken = self._parts.table.take(hold)
         if not taken.accepted:
             return
-        if taken.store:
-            self._parts.store(self._parts.table.changes(), lambda _now: self._confirm(hold))
-        else:
+        if not taken.store and hold.source not in self._storing:
             self._confirm(hold)
+            return
+        self._storing[hold.source] = self._storing.get(hold.source, 0) + 1
+        self._parts.store(self._parts.table.changes(), lambda _now: self._stored(hold))
+
+    def _stored(self, hold: Hold) -> None:
+        self._storing[hold.source] -= 1
+        if not self._storing[hold.source]:
+            del self._storing[hold.source]
+        self._confirm(hold)
 
     def _confirm(self, hold: Hold) -> None:
         released = {p: self._parts.pubends[p].released for p in hold.ticks if p in self._parts.pubends}

@@ -8,7 +8,6 @@ that appears joins it with `Started`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from postroad.core.batch import Batch, concat
@@ -46,17 +45,6 @@ CATCH_UP_AT_ONCE: Final = 256
 PIECES_AT_ONCE: Final = 4
 
 
-@dataclass(slots=True)
-class _Unanswered:
-    """A subscription whose client waits for `Subscribed`."""
-
-    subscription: Subscription
-    request: int
-    holds: dict[int, int]  # broker -> version of our hold that must be confirmed
-    stored: bool = False
-    storing: bool = False
-
-
 class Subscribing:
     """Subscriptions of this broker's clients, from request to answer."""
 
@@ -64,7 +52,8 @@ class Subscribing:
         self._parts = parts
         self._releasing = releasing
         self._read_log = read_log
-        self._unanswered: dict[int, _Unanswered] = {}  # by number of subscription
+        self._unanswered: dict[int, int] = {}  # number of subscription -> request
+        self._unsettled: dict[int, Subscription] = {}  # those that have pubends their client does not know of
         self._moves: dict[str, Move] = {}
         self._local = ReducedSet()
         self._requests: dict[int, tuple[int, int]] = {}  # request -> (subscription, pubend)
@@ -141,7 +130,7 @@ class Subscribing:
             for subscription in self._parts.edge.subscriptions.values():
                 for pubend in reachable:
                     if pubend not in subscription.progress:
-                        self._parts.edge.wait_for(subscription, pubend)
+                        self._wait_for(subscription, pubend)
         for pubend in reachable:
             self.check_waiting(pubend, now)
         self.answer_ready()
@@ -156,18 +145,14 @@ class Subscribing:
             label = stream.epoch_sent
         for subscription in self._parts.edge.waiting(pubend, label):
             self._parts.edge.activate(subscription, pubend, tick)
+            self._unsettled[subscription.number] = subscription
         self.answer_ready()
         self.catch_up(pubend, now)
 
     def answer_ready(self) -> None:
-        """Answer the clients whose subscriptions have become active everywhere."""
-        for waiting in list(self._unanswered.values()):
-            if not self._is_active(waiting):
-                continue
-            if waiting.stored:
-                self._answer(waiting)
-            elif not waiting.storing:
-                self._store_then_answer(waiting)
+        """Tell the clients of the starts that have become certain."""
+        for subscription in list(self._unsettled.values()):
+            self._settle(subscription)
 
     # --- durable ---
 
@@ -266,7 +251,7 @@ class Subscribing:
             self._move_without_home(move, now)
 
     def _move_without_home(self, move: Move, now: float) -> None:
-        if not move.positions:
+        if any(pubend not in move.positions for pubend in self._parts.router.pubends()):
             home = self._parts.durables.homes[move.name].broker
             text = f"the home of {move.name!r}, broker {home}, does not answer; try again later"
             self._parts.refuse(move.link, move.packet, DurableElsewhereError(text))
@@ -289,54 +274,84 @@ class Subscribing:
         self._local.add(filter_)
         self._set_local(now)
         reachable = self._joined = self._reachable()
+        self._unanswered[subscription.number] = request
         for pubend in reachable:
-            parts.edge.wait_for(subscription, pubend)
-        self._releasing.tell_for({p: s.acknowledged for p, s in subscription.progress.items()})
-        brokers = {pubend_broker(p): None for p in reachable}
-        holds = {broker: parts.keeper.sent_version(broker) for broker in brokers}
-        self._unanswered[subscription.number] = _Unanswered(subscription, request, holds)
+            self._wait_for(subscription, pubend)
         for pubend in reachable:
             self.check_waiting(pubend, now)
         self.answer_ready()
 
-    def _is_active(self, waiting: _Unanswered) -> bool:
-        if not self._parts.config.guards.subscribe_waits_for_path:
-            return True
-        for pubend, progress in waiting.subscription.progress.items():
-            broker = pubend_broker(pubend)
-            if not self._parts.router.reachable(broker):
-                continue
-            if progress.phase is Phase.WAITING or not self._parts.keeper.is_confirmed(broker, waiting.holds.get(broker, 0)):
-                return False
-        return True
+    def _wait_for(self, subscription: Subscription, pubend: int) -> None:
+        """Let a subscription take part in a pubend, and hold its log from now on."""
+        self._parts.edge.wait_for(subscription, pubend)
+        progress = subscription.progress[pubend]
+        self._releasing.tell_for({pubend: progress.acknowledged})
+        progress.hold = self._parts.keeper.sent_version(pubend_broker(pubend))
 
-    def _store_then_answer(self, waiting: _Unanswered) -> None:
-        subscription = waiting.subscription
-        changes = self._releasing.floor_changes({p: s.acknowledged for p, s in subscription.progress.items()})
+    def _settle(self, subscription: Subscription) -> None:
+        """Take each start that is active and held on: store it, then tell the client; the first time, all reachable at once."""
+        unanswered = subscription.number in self._unanswered
+        if unanswered and not self._is_ready_everywhere(subscription):
+            return
+        fresh = [p for p, s in subscription.progress.items() if not s.storing and self._is_ready(p, s)]
+        if fresh:
+            self._store_starts(subscription, fresh)
+        if unanswered and self._is_stored_everywhere(subscription):
+            self._answer(subscription)
+        elif not unanswered:
+            for pubend, progress in subscription.progress.items():
+                if progress.stored and not progress.announced:
+                    self._parts.edge.announce(subscription, pubend)
+        if all(s.announced or s.phase is Phase.WAITING for s in subscription.progress.values()):
+            self._unsettled.pop(subscription.number, None)
+
+    def _is_ready(self, pubend: int, progress: Progress) -> bool:
+        """Tell whether a start is active on the whole path and its broker holds the log for us."""
+        if progress.phase is Phase.WAITING:
+            return False
+        held = self._parts.keeper.is_confirmed(pubend_broker(pubend), progress.hold)
+        return held or not self._parts.config.guards.subscribe_waits_for_path
+
+    def _is_ready_everywhere(self, subscription: Subscription) -> bool:
+        return all(
+            progress.storing or self._is_ready(pubend, progress) or not self._parts.router.reachable(pubend_broker(pubend))
+            for pubend, progress in subscription.progress.items()
+        )
+
+    def _is_stored_everywhere(self, subscription: Subscription) -> bool:
+        return all(
+            progress.stored or not self._parts.router.reachable(pubend_broker(pubend))
+            for pubend, progress in subscription.progress.items()
+        )
+
+    def _store_starts(self, subscription: Subscription, pubends: list[int]) -> None:
+        starts = [subscription.progress[pubend] for pubend in pubends]
+        changes = self._releasing.floor_changes({p: subscription.progress[p].acknowledged for p in pubends})
         if subscription.name is not None:
             durable = self._parts.durables.here[subscription.name]
             durable.cursors = self._parts.durables.positions(durable.cursors, self._parts.edge.cursors(subscription))
             self._parts.durables.mark(subscription.name)
             changes += self._parts.durables.changes()
-        if not changes:
-            waiting.stored = True
-            self._answer(waiting)
-            return
-        waiting.storing = True
+        for progress in starts:
+            progress.storing = True
+            progress.stored = not changes
 
         def stored(_now: float) -> None:
-            waiting.stored = True
-            if subscription.number in self._unanswered:
-                self._answer(waiting)
+            for progress in starts:
+                progress.stored = True
+            if subscription.number in self._unsettled:
+                self._settle(subscription)
 
-        self._parts.store(changes, stored)
+        if changes:
+            self._parts.store(changes, stored)
 
-    def _answer(self, waiting: _Unanswered) -> None:
-        subscription = waiting.subscription
-        del self._unanswered[subscription.number]
-        starts = {p: s.start for p, s in subscription.progress.items() if s.phase is not Phase.WAITING}
-        self._parts.send(subscription.link, Subscribed(subscription.handle, starts), waiting.request)
-        self._parts.edge.answered(subscription)
+    def _answer(self, subscription: Subscription) -> None:
+        request = self._unanswered.pop(subscription.number)
+        starts = {p: s.start for p, s in subscription.progress.items() if s.stored}
+        self._parts.send(subscription.link, Subscribed(subscription.handle, starts), request)
+        for pubend in starts:
+            self._parts.edge.announce(subscription, pubend)
+        subscription.answered = True
         if subscription.name is not None:
             self._parts.flood(self._parts.durables.settle(subscription.name))
 
@@ -357,6 +372,7 @@ class Subscribing:
 
     def _drop(self, subscription: Subscription) -> None:
         self._unanswered.pop(subscription.number, None)
+        self._unsettled.pop(subscription.number, None)
         self._local.remove(subscription.filter)
 
     def _interest_changed(self, now: float) -> None:

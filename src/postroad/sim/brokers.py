@@ -12,7 +12,6 @@ from typing import Final, TypeAlias
 
 from postroad.core.batch import Batch
 from postroad.core.broker import READS_MAX, Broker
-from postroad.core.parts import BrokerConfig
 from postroad.core.orders import (
     Append,
     ClientUp,
@@ -30,6 +29,7 @@ from postroad.core.orders import (
     Store,
 )
 from postroad.core.packets import Packet, pubend_id
+from postroad.core.parts import BrokerConfig
 from postroad.sim.disk import Disk, DiskProfile
 from postroad.sim.frames import Reader, to_bytes
 from postroad.sim.history import Freed, History, Logged

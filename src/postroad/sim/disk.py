@@ -13,8 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-import numpy as np
-
 from postroad.core.batch import Batch
 from postroad.core.orders import Append, Appended, BrokerState, LogRead, PubendState, ReadLog, ReleaseLog, Store, Stored
 from postroad.sim.world import World
@@ -80,14 +78,13 @@ class Log:
         size = 0
         index = bisect_right(self.last_ticks, lo)
         while index < len(self.batches):
-            ticks = self.batches[index].ticks()
-            if int(ticks[0]) > hi:
+            batch = self.batches[index]
+            if int(batch.ticks()[0]) > hi:
                 break
             if found and size >= bytes_max:
                 return self.last_ticks[index - 1], tuple(found)
-            first, last = (int(i) for i in np.searchsorted(ticks, [lo, hi], side="right"))
-            if first < last:
-                part = self.batches[index].slice(first, last)
+            part = batch.within(lo, hi)
+            if len(part):
                 found.append(part)
                 size += part.size
             index += 1
@@ -208,4 +205,3 @@ class Disk:
             self.logged(order.pubend, batch)
         if log.retain(self.profile.retention_rows_max, self.profile.segment_batches):
             self.freed(order.pubend, log.released, log.released, True)
-

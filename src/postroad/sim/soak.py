@@ -66,9 +66,7 @@ def run_seed(seed: int, shape: Shape | None = None, *, story: bool = False) -> R
     violations = tuple(overlay.violations())
     deliveries = overlay.deliveries
     lines = tuple(overlay.world.story or ())
-    return Result(
-        seed, overlay.world.digest, overlay.messages, deliveries, faults.total, overlay.world.now, violations, lines
-    )
+    return Result(seed, overlay.world.digest, overlay.messages, deliveries, faults.total, overlay.world.now, violations, lines)
 
 
 def soak(seeds: Iterable[int], *, workers: int = 2) -> Iterator[Result]:

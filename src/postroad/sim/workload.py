@@ -117,4 +117,3 @@ class Workload:
             client.end(self._chance.choice(present))
         elif len(present) < 5:
             self._follow(client)
-

@@ -194,6 +194,12 @@ def test_the_text_of_a_tree_parses_to_the_tree(condition: ast.Condition) -> None
     assert same(parse(to_text(condition)), condition)
 
 
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12) | st.text("aN.$_1\"'", min_size=1))
+def test_any_name_can_be_written(name: str) -> None:
+    """With quotes where they are needed, every name comes back."""
+    assert parse(to_text(IsNull(Attribute(name)))) == IsNull(Attribute(name))
+
+
 @pytest.mark.parametrize(
     ("text", "written"),
     [

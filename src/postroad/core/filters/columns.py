@@ -80,9 +80,8 @@ Leaf: TypeAlias = Callable[[Vector], Rows | None]
 
 
 def evaluate(condition: Condition, batch: Batch) -> Mask:
-    """Evaluate once; use `compile_select` and `rows_to_mask` to evaluate often."""
-    columns = Columns(batch)
-    return select(compile_select(condition), columns)
+    """Evaluate once; use `compile_select` and `select` to evaluate often."""
+    return select(compile_select(condition), Columns(batch))
 
 
 def select(compiled: Select, columns: Columns) -> Mask:

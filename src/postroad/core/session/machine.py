@@ -18,20 +18,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from postroad.core.session.events import (
-    Delivered,
-    Event,
-    MessagesRefused,
-    Missed,
-    PubendJoined,
-    PublisherFailed,
-    SubscriptionActive,
-    SubscriptionEnded,
-    SubscriptionFailed,
-    Writable,
-)
-from postroad.core.session.publishing import Doubt, PublishingConfig, Registration, id_tick
-from postroad.core.session.subscribing import SubscriptionState
 from postroad.core.batch import Batch
 from postroad.core.guards import ALL_ON, Guards
 from postroad.core.orders import LinkId, Send
@@ -50,6 +36,20 @@ from postroad.core.packets import (
     Unsubscribe,
     Unsubscribed,
 )
+from postroad.core.session.events import (
+    Delivered,
+    Event,
+    MessagesRefused,
+    Missed,
+    PubendJoined,
+    PublisherFailed,
+    SubscriptionActive,
+    SubscriptionEnded,
+    SubscriptionFailed,
+    Writable,
+)
+from postroad.core.session.publishing import Doubt, PublishingConfig, Registration, id_tick
+from postroad.core.session.subscribing import SubscriptionState
 from postroad.errors import DurableBusyError, PostroadError, ProtocolViolationError, error_of_code
 from postroad.types import AttributeValue, MessageId
 

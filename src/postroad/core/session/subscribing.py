@@ -60,13 +60,18 @@ class SubscriptionState:
         self.pubends = {pubend: PubendPosition(tick, tick) for pubend, tick in positions.items()}
 
     def join(self, pubend: int, tick: int) -> tuple[int, int] | None:
-        """Start a pubend at this tick. Return the range that is missing when we were not yet there."""
+        """Start a pubend at this tick. Return the range that is missing when we were not yet there.
+
+        A durable subscription may start ahead of the position its client had saved: at its cursor, which only its own
+        acknowledgements moved. What was released meanwhile is told by `Gap`.
+        """
         self.starts.setdefault(pubend, tick)
         state = self.pubends.get(pubend)
         if state is None:
             self.pubends[pubend] = PubendPosition(tick, tick)
             return None
-        return self.skip(pubend, state.position, tick)
+        missing = self.skip(pubend, state.position, tick)
+        return missing if self.name is None else None
 
     def skip(self, pubend: int, lo: int, hi: int) -> tuple[int, int] | None:
         """Messages in (lo, hi] will never come. Return the part of it that we did not have, if any."""

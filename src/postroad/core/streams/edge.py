@@ -54,6 +54,11 @@ class Progress:
     acknowledged: int = 0
     live_from: int = 0  # live delivery is complete for it from here on
     from_earliest: bool = False
+    hold: int = 0  # the version of our hold on the log that must be confirmed before the client hears of the start
+    storing: bool = False  # and what must be remembered of it is being stored,
+    stored: bool = False  # or was
+    announced: bool = False  # the client knows the start: it takes rows
+    missed_from: int = FOREVER  # what was released before it was announced begins here
     request: int = 0  # the catch-up under way, 0 for none
     retry_at: float = 0.0
 
@@ -113,7 +118,7 @@ class Edge:
         self.subscriptions: dict[int, Subscription] = {}
         self.streams: dict[int, EdgeStream] = {}
         self._by_link: dict[LinkId, dict[int, Subscription]] = {}  # link -> handle -> subscription
-        self._index = FilterIndex()
+        self._index: FilterIndex[int] = FilterIndex()
         self._congested: dict[LinkId, None] = {}
         self._waiting: dict[int, dict[int, Subscription]] = {}  # pubend -> number
         self._behind: dict[int, dict[int, Subscription]] = {}
@@ -170,7 +175,7 @@ class Edge:
         progress.live_from = max(tick, frontier)
         if pubend not in subscription.positions:
             progress.from_earliest = subscription.earliest
-            progress.start = 0 if subscription.earliest else tick
+            progress.start = 0 if subscription.earliest else max(tick, progress.acknowledged)
             progress.position = progress.told = progress.acknowledged = progress.start
         if not self._guards.subscribe_waits_for_path:
             progress.live_from = 0
@@ -182,16 +187,16 @@ class Edge:
         edge.engaged += 1
         del self._waiting[pubend][subscription.number]
         self._fall_behind(subscription, pubend)
+
+    def announce(self, subscription: Subscription, pubend: int) -> None:
+        """Tell the client where it starts in a pubend, unless `Subscribed` just did; from here on it takes rows."""
+        progress = subscription.progress[pubend]
+        progress.announced = True
         if subscription.answered:
             self._orders.append(Send(subscription.link, Started(subscription.handle, pubend, progress.start)))
+        if progress.missed_from < progress.position:
+            self._tell_gap(subscription, pubend, progress.missed_from, progress.position)
         self._join_if_level(subscription, pubend)
-
-    def answered(self, subscription: Subscription) -> None:
-        """The client is told where it starts; from here on it takes rows."""
-        subscription.answered = True
-        for pubend, progress in subscription.progress.items():
-            if progress.phase is Phase.CATCHING_UP:
-                self._join_if_level(subscription, pubend)
 
     def waiting(self, pubend: int, label_active: int) -> Iterator[Subscription]:
         """Yield the subscriptions whose interest in a pubend has become active."""
@@ -304,13 +309,13 @@ class Edge:
     def catching_up(self, pubend: int) -> Iterator[tuple[Subscription, Progress]]:
         """Yield who wants a piece now: behind, with a link that takes rows, and no answer outstanding."""
         for subscription in list(self._behind.get(pubend, {}).values()):
-            takes_rows = subscription.answered and subscription.link not in self._congested
+            takes_rows = subscription.progress[pubend].announced and subscription.link not in self._congested
             if takes_rows and not self._join_if_level(subscription, pubend):
                 yield subscription, subscription.progress[pubend]
 
     def wants_more(self, subscription: Subscription, pubend: int) -> bool:
-        behind = subscription.progress[pubend].phase is Phase.CATCHING_UP
-        return behind and subscription.link not in self._congested
+        progress = subscription.progress[pubend]
+        return progress.phase is Phase.CATCHING_UP and progress.announced and subscription.link not in self._congested
 
     def target(self, progress: Progress, pubend: int) -> int:
         return max(self.streams[pubend].delivered, progress.live_from)
@@ -342,13 +347,11 @@ class Edge:
         progress = subscription.progress[pubend]
         if tick <= progress.position:
             return
-        if not subscription.answered:
-            progress.start = progress.acknowledged = tick  # `Subscribed` will say so
-        elif progress.from_earliest and progress.position == 0:
-            self._orders.append(Send(subscription.link, Advance(subscription.handle, {pubend: tick})))
+        if progress.announced:
+            self._tell_gap(subscription, pubend, progress.position, tick)
         else:
-            self._orders.append(Send(subscription.link, Gap(subscription.handle, pubend, progress.position, tick)))
-        progress.position = progress.told = tick
+            progress.missed_from = min(progress.missed_from, progress.position)
+        progress.position = tick
         progress.request = 0
 
     # --- links ---
@@ -396,10 +399,18 @@ class Edge:
 
     # --- inside ---
 
+    def _tell_gap(self, subscription: Subscription, pubend: int, lo: int, hi: int) -> None:
+        progress = subscription.progress[pubend]
+        if progress.from_earliest and lo == 0:
+            self._orders.append(Send(subscription.link, Advance(subscription.handle, {pubend: hi})))
+        else:
+            self._orders.append(Send(subscription.link, Gap(subscription.handle, pubend, lo, hi)))
+        progress.told = max(progress.told, hi)
+
     def _join_if_level(self, subscription: Subscription, pubend: int) -> bool:
         progress = subscription.progress[pubend]
-        if not subscription.answered or subscription.link in self._congested:
-            return False  # a client takes rows only after `Subscribed`
+        if not progress.announced or subscription.link in self._congested:
+            return False
         if progress.position < self.target(progress, pubend):
             return False
         progress.phase = Phase.LIVE

@@ -36,7 +36,9 @@ class Order:
     @staticmethod
     def _delivered(stream: Stream | None, event: Delivered) -> Iterator[Violation]:
         if stream is None:
-            yield Violation("misordered", event.at, f"{event.subscription} got tick {event.tick} before it began on {event.pubend}")
+            yield Violation(
+                "misordered", event.at, f"{event.subscription} got tick {event.tick} before it began on {event.pubend}"
+            )
         elif stream.rows and event.tick < stream.rows[-1][0]:
             yield Violation(
                 "misordered", event.at, f"{event.subscription} got tick {event.tick} of {event.pubend} after {stream.rows[-1][0]}"

@@ -33,7 +33,9 @@ class OnePubend:
                 where = f"{twin.hex()} of {place[twin]} and {name} of {event.pubend}"
                 yield Violation("duplicated", event.at, f"one message lies in the logs under two ids: {where}")
             if event.tick <= last_tick.get(event.pubend, -1):
-                yield Violation("misordered", event.at, f"tick {event.tick} of {event.pubend} was written after {last_tick[event.pubend]}")
+                yield Violation(
+                    "misordered", event.at, f"tick {event.tick} of {event.pubend} was written after {last_tick[event.pubend]}"
+                )
             last_tick[event.pubend] = event.tick
             publisher = (event.pubend, event.id[:8])
             if event.id < last_of.get(publisher, b""):

@@ -26,7 +26,9 @@ class ReleaseSafety:
                     for follower in followers:
                         row = self._needed(follower, event, logged.get(event.pubend, []), published, matches)
                         if row is not None:
-                            text = f"pubend {event.pubend} let go of everything up to {event.tick}; {follower.name} needs {row.tick}"
+                            text = (
+                                f"pubend {event.pubend} let go of everything up to {event.tick}; {follower.name} needs {row.tick}"
+                            )
                             yield Violation("released", event.at, text)
                 case _:
                     pass

@@ -1,0 +1,120 @@
+"""What parsing and evaluating filters costs: `python -m benchmarks.filters`.
+
+Every figure is the best of several repetitions, on one core, without any cache between the calls.
+"""
+
+from __future__ import annotations
+
+import timeit
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from postroad import Filter
+from postroad.core.batch import Batch
+from postroad.core.filters.columns import Columns
+from postroad.types import AttributeValue
+
+ROWS = 1_000
+ONE_COMPARISON = "price > 50"
+THREE_CONDITIONS = "symbol = 'S77' AND price > 10 AND price <= 20"
+CONDITIONS = [
+    ONE_COMPARISON,
+    "size > 500.5",
+    "discount > 0.1",
+    "symbol = 'S77'",
+    THREE_CONDITIONS,
+    "price BETWEEN 10 AND 20",
+    "symbol IN ('S1', 'S2', 'S3')",
+    "size IN (1, 2, 3, 5, 8, 13, 21, 34, 55, 89)",
+    "symbol LIKE 'S7%'",
+    "symbol LIKE '%7%'",
+    "symbol LIKE 'S_7%'",
+    "symbol LIKE '%1%2%'",
+    "price * size > 10000",
+    "size > price",
+    "discount IS NULL",
+    "absent = 1",
+]
+
+
+class Measurement(NamedTuple):
+    name: str
+    seconds: float
+    unit: str
+    per_second: float
+
+
+def best(call: Callable[[], object], repetitions: int = 9, seconds: float = 0.03) -> float:
+    """Return the seconds of one call: the best of several runs, each long enough for the clock."""
+    timer = timeit.Timer(call)
+    number = max(1, int(seconds / max(timer.timeit(3) / 3, 1e-9)))
+    return min(timer.repeat(repetitions, number)) / number
+
+
+def sample_batch(rows: int = ROWS) -> Batch:
+    """Stock quotes: 500 symbols, a float, an int, and a float that one message in seven lacks."""
+    random = np.random.default_rng(7)
+    discount = pa.array(random.random(rows), mask=random.random(rows) < 1 / 7)
+    return Batch(
+        pa.record_batch(
+            {
+                "@discount": discount,
+                "@price": pa.array(random.random(rows) * 100),
+                "@size": pa.array(random.integers(0, 1_000, rows)),
+                "@symbol": pa.array([f"S{number}" for number in random.integers(0, 500, rows)]),
+            }
+        )
+    )
+
+
+def evaluate_rate(text: str, batch: Batch) -> Measurement:
+    """Evaluate one filter over a batch whose columns nobody has decoded yet."""
+    subject = Filter(text)
+    seconds = best(lambda: subject.evaluate(batch))
+    return Measurement(f"evaluate {text}", seconds, "rows", len(batch) / seconds)
+
+
+def shared_columns_rate(text: str, batch: Batch) -> Measurement:
+    """Evaluate one filter over columns that an earlier filter has decoded."""
+    subject, columns = Filter(text), Columns(batch)
+    seconds = best(lambda: subject.evaluate_columns(columns))
+    return Measurement(f"evaluate {text} (columns decoded)", seconds, "rows", len(batch) / seconds)
+
+
+def match_rate(text: str) -> Measurement:
+    """Match one message given as a dict."""
+    subject = Filter(text)
+    message: dict[str, AttributeValue] = {"symbol": "S77", "price": 15.5, "size": 100}
+    seconds = best(lambda: subject.matches(message))
+    return Measurement(f"match {text}", seconds, "messages", 1 / seconds)
+
+
+def parse_rate(text: str) -> Measurement:
+    seconds = best(lambda: Filter(text))
+    return Measurement(f"parse {text}", seconds, "filters", 1 / seconds)
+
+
+def measure() -> list[Measurement]:
+    batch = sample_batch()
+    return [
+        *(evaluate_rate(text, batch) for text in CONDITIONS),
+        shared_columns_rate(ONE_COMPARISON, batch),
+        shared_columns_rate(THREE_CONDITIONS, batch),
+        match_rate(ONE_COMPARISON),
+        match_rate(THREE_CONDITIONS),
+        parse_rate(ONE_COMPARISON),
+        parse_rate(THREE_CONDITIONS),
+    ]
+
+
+def main() -> None:
+    print(f"| {ROWS} rows, best of 9 | us per call | per second |\n|---|---:|---:|")
+    for name, seconds, unit, per_second in measure():
+        print(f"| {name} | {seconds * 1e6:.2f} | {per_second:,.0f} {unit} |")
+
+
+if __name__ == "__main__":
+    main()
