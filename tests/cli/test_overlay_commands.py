@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,7 +39,7 @@ def url() -> Iterator[str]:
 
 def test_lines_published_come_out_of_subscribe_and_may_go_in_again(url: str) -> None:
     """JSON lines in, JSON lines out; what one command writes the other reads."""
-    lines = [
+    lines: list[dict[str, Any]] = [
         {"attributes": {"n": 1, "symbol": "IBM", "price": 1.5, "up": True, "blob": {"base64": "AP8="}}, "payload": "first"},
         {"attributes": {"n": 2}, "payload_base64": "/w=="},
         {"attributes": {"n": 3}},

@@ -127,7 +127,7 @@ def test_a_broker_that_comes_back_gets_what_it_missed_and_gives_what_it_has(tmp_
     run(tmp_path, scenario)
 
 
-def test_new_messages_go_to_the_next_address_and_doubtful_ones_home(tmp_path: Path) -> None:
+def test_new_messages_go_to_the_next_address_and_doubtful_ones_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trap 9, live: while its broker is away a publisher uses another; what was in doubt arrives when the first is back."""
 
     async def scenario(brokers: Brokers) -> None:
@@ -137,10 +137,9 @@ def test_new_messages_go_to_the_next_address_and_doubtful_ones_home(tmp_path: Pa
             first = await publisher.publish({"n": 1})
             await publisher.flush()
             node = brokers.nodes[1]
-            append, node._disk.append = node._disk.append, lambda _order: None  # type: ignore[method-assign]
+            monkeypatch.setattr(node._disk, "append", lambda _order: None)
             doubtful = await publisher.publish({"n": 2})
             await asyncio.sleep(0.1)  # it is on its way, and will never be acknowledged by this life of the broker
-            assert append is not None
             for peer in list(node.peers.values()):
                 peer.channel.abort()
             await brokers.stop(1)
@@ -244,8 +243,7 @@ def test_a_gap_is_raised_in_its_place_or_told(tmp_path: Path) -> None:
             with pytest.raises(GapError) as caught:
                 await anext(first)
             assert caught.value.lo < caught.value.hi
-            number = (await anext(first))["n"]
-            assert isinstance(number, int)
+            (number,) = await take(first, 1)
             assert number > 0
             assert await take(first, 199 - number) == list(range(number + 1, 200))
             other = await client.subscribe(name="told", on_gap=told.append)
