@@ -70,7 +70,7 @@ def run(tmp_path: Path, scenario: Callable[[Brokers], Awaitable[None]]) -> None:
 
 
 async def take(subscription: postroad.Subscription, count: int) -> list[int]:
-    numbers = []
+    numbers: list[int] = []
     while len(numbers) < count:
         number = (await anext(subscription))["n"]
         assert isinstance(number, int)
@@ -92,7 +92,7 @@ def test_messages_arrive_in_order_with_what_they_were_published_with(tmp_path: P
         async with postroad.connect(url) as client:
             subscription = await client.subscribe("n BETWEEN 1 AND 2")
             publisher = client.publisher()
-            values = {"flag": True, "price": 1.5, "symbol": "ÄÖ", "blob": b"\0\xff"}
+            values: dict[str, bool | int | float | str | bytes] = {"flag": True, "price": 1.5, "symbol": "ÄÖ", "blob": b"\0\xff"}
             ids = [await publisher.publish({"n": number, **values}, bytes([number])) for number in range(4)]
             first, second = await anext(subscription), await anext(subscription)
             assert [first.id, second.id] == ids[1:3]
