@@ -42,6 +42,7 @@ from postroad.errors import (
 
 ReadLogThen: TypeAlias = Callable[[ReadLog, Callable[[LogRead, float], None]], None]
 CATCH_UP_AT_ONCE: Final = 256
+CATCH_UP_BACKOFF_MAX: Final = 4  # doublings
 PIECES_AT_ONCE: Final = 4
 
 
@@ -56,7 +57,7 @@ class Subscribing:
         self._unsettled: dict[int, Subscription] = {}  # those that have pubends their client does not know of
         self._moves: dict[str, Move] = {}
         self._local = ReducedSet()
-        self._requests: dict[int, tuple[int, int]] = {}  # request -> (subscription, pubend)
+        self._requests: dict[int, tuple[int, int, int]] = {}  # request -> (subscription, pubend, lo)
         self._request = 0
         self._joined: tuple[int, ...] = ()  # the pubends every subscription takes part in
 
@@ -218,12 +219,12 @@ class Subscribing:
 
     def caught_up(self, reply: CatchUpReply, batch: Batch | None, now: float) -> None:
         """Take a piece of the past from another broker."""
-        number, pubend = self._requests.pop(reply.request, (0, 0))
+        number, pubend, lo = self._requests.pop(reply.request, (0, 0, 0))
         subscription = self._parts.edge.subscriptions.get(number)
-        if subscription is None or pubend != reply.pubend:
+        if subscription is None or pubend != reply.pubend or lo != reply.lo:
             return
         rows = [batch] if batch is not None else []
-        self._piece(subscription, pubend, reply.request, reply.hi, rows, reply.released, now)
+        self._piece(subscription, pubend, lo, reply.hi, rows, reply.released, now)
 
     # --- inside ---
 
@@ -432,19 +433,21 @@ class Subscribing:
 
     def _ask_for_past(self, subscription: Subscription, pubend: int, progress: Progress, target: int, now: float) -> None:
         self._request += 1
-        progress.request, progress.retry_at = self._request, now + CATCH_UP_RETRY_S
+        progress.request = self._request
+        progress.retry_at = now + CATCH_UP_RETRY_S * 2 ** min(progress.tries, CATCH_UP_BACKOFF_MAX)
+        progress.tries += 1
         request, lo = self._request, progress.position
         if pubend in self._parts.pubends:
 
             def read(result: LogRead, now: float) -> None:
                 matching = [found for b in result.batches if len(found := b.filter(subscription.filter.evaluate(b)))]
                 if subscription.number in self._parts.edge.subscriptions:
-                    self._piece(subscription, pubend, request, result.hi, matching, result.released, now)
+                    self._piece(subscription, pubend, lo, result.hi, matching, result.released, now)
 
             horizon = self._parts.pubends[pubend].horizon
             self._read_log(ReadLog(pubend, 0, lo, min(target, horizon), CATCH_UP_BYTES), read)
             return
-        self._requests[request] = (subscription.number, pubend)
+        self._requests[request] = (subscription.number, pubend, lo)
         while len(self._requests) > 4 * CATCH_UP_AT_ONCE:
             del self._requests[next(iter(self._requests))]
         broker = pubend_broker(pubend)
@@ -452,10 +455,11 @@ class Subscribing:
         self._parts.unicast(packet)
 
     def _piece(
-        self, subscription: Subscription, pubend: int, request: int, hi: int, rows: list[Batch], released: int, now: float
+        self, subscription: Subscription, pubend: int, lo: int, hi: int, rows: list[Batch], released: int, now: float
     ) -> None:
+        """Take what is told of (lo, hi]; late answers are as good as quick ones, and slow links have only late ones."""
         progress = subscription.progress.get(pubend)
-        if progress is None or progress.phase is not Phase.CATCHING_UP or progress.request != request:
+        if progress is None or progress.phase is not Phase.CATCHING_UP or lo > progress.position or hi <= progress.position:
             return
         if released > progress.position:
             self._parts.edge.gap(subscription, pubend, released)

@@ -60,6 +60,7 @@ class Progress:
     announced: bool = False  # the client knows the start: it takes rows
     missed_from: int = FOREVER  # what was released before it was announced begins here
     request: int = 0  # the catch-up under way, 0 for none
+    tries: int = 0  # how often it was asked for
     retry_at: float = 0.0
 
 
@@ -328,7 +329,7 @@ class Edge:
             if within is not None:
                 self._send_rows(subscription, pubend, int(within.ticks()[-1]), within)
         progress.position = max(progress.position, hi)
-        progress.request = 0
+        progress.request = progress.tries = 0
         self._join_if_level(subscription, pubend)
 
     def released(self, pubend: int, tick: int) -> None:
