@@ -1,11 +1,11 @@
 """Postroad: messaging you can audit."""
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final
 
 from postroad.errors import FilterSyntaxError, PostroadError
 from postroad.types import MessageId
+from postroad.version import VERSION
 
 if TYPE_CHECKING:
     from postroad.client.connection import Client, ClientConfig, connect
@@ -14,10 +14,7 @@ if TYPE_CHECKING:
     from postroad.core.filters.filter import Filter
     from postroad.core.filters.limits import FilterLimits
 
-try:
-    __version__ = version("postroad")
-except PackageNotFoundError:  # run from a source tree that was never installed
-    __version__ = "0+source"
+__version__ = VERSION
 
 __all__ = [
     "Client",

@@ -123,3 +123,18 @@ def test_closed_sqlite_metadata_refuses_writes(tmp_path: Path) -> None:
         metadata.store([("a", b"1")])
     with pytest.raises(StorageFailedError):
         metadata.load()
+
+
+def test_a_change_that_fails_halfway_leaves_nothing_and_ends_the_writing(tmp_path: Path) -> None:
+    """SQLite itself refuses the second value here, after the first was written in the same transaction."""
+    metadata = SqliteMetadata(tmp_path / "metadata.sqlite")
+    metadata.store([("a", b"1")])
+    metadata._connection.execute(
+        "CREATE TRIGGER no BEFORE INSERT ON pairs WHEN new.key = 'no' BEGIN SELECT RAISE(FAIL, 'no'); END"
+    )
+    with pytest.raises(StorageFailedError):
+        metadata.store([("a", b"2"), ("no", b"2")])
+    assert metadata.load() == (("a", b"1"),)
+    with pytest.raises(StorageFailedError):
+        metadata.store([("a", b"3")])
+    metadata.close()

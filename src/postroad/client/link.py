@@ -9,13 +9,13 @@ from typing import Final, Protocol
 
 import msgspec
 
-from postroad import __version__
 from postroad.client.addresses import Address
 from postroad.core.batch import Batch
 from postroad.core.packets import Packet
 from postroad.errors import HandshakeError, NotConnectedError, PostroadError, WireError, error_of_code
 from postroad.transport.channel import Channel
 from postroad.transport.outbox import OutboxLimits
+from postroad.version import VERSION
 from postroad.wire.batches import BatchDecoder
 from postroad.wire.codec import decode
 from postroad.wire.framing import FRAME_BYTES_MAX, Frame
@@ -57,7 +57,7 @@ class Link:
         self._batches: Final = BatchDecoder()
 
     def opened(self) -> None:
-        hello = Hello(PROTOCOL_VERSION_OLDEST, PROTOCOL_VERSION, Role.CLIENT, 0, self._name, f"postroad-python {__version__}")
+        hello = Hello(PROTOCOL_VERSION_OLDEST, PROTOCOL_VERSION, Role.CLIENT, 0, self._name, f"postroad-python {VERSION}")
         self.channel.send(hello, 1, control=False)
 
     def received(self, frames: Sequence[Frame]) -> None:

@@ -168,6 +168,7 @@ class PubendState:
     last_tick: int = 0  # of the last durable row
     released: int = 0
     publishers: tuple[tuple[int, int], ...] = ()  # (publisher, highest tick of its ids)
+    forgotten: int = 0  # the highest tick of an id of a publisher that is no longer listed
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,7 @@ class Storage(_Section, frozen=True):
     ] = 8 << 30
     keep_s: Annotated[
         float, Meta(ge=0), described("How long messages are kept though every subscriber has acknowledged them.")
-    ] = 0.0
+    ] = 3600.0
     segment_bytes: Annotated[Bytes, described("The size of one file of the log.")] = 64 << 20
 
 

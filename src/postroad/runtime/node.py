@@ -12,7 +12,6 @@ import time
 from contextlib import suppress
 from typing import Final
 
-from postroad import __version__
 from postroad.core.batch import Batch
 from postroad.core.broker import Broker
 from postroad.core.orders import (
@@ -39,6 +38,7 @@ from postroad.runtime.links import Dialler, newer_wins
 from postroad.runtime.listener import Listener
 from postroad.runtime.peer import Peer
 from postroad.transport.outbox import OutboxLimits
+from postroad.version import VERSION
 from postroad.wire.packets.session import (
     PROTOCOL_VERSION,
     PROTOCOL_VERSION_OLDEST,
@@ -51,7 +51,7 @@ from postroad.wire.packets.session import (
 log = logging.getLogger("postroad.node")
 
 STOP_S_MAX: Final = 5.0
-SOFTWARE: Final = f"postroad {__version__}"
+SOFTWARE: Final = f"postroad {VERSION}"
 
 
 class Node:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from random import Random
 
-from tests.core.filters.oracle import Message
 from tests.core.filters.trees import (
     between,
     both,
@@ -21,6 +21,8 @@ from tests.core.filters.trees import (
 
 from postroad.core.filters.ast import Arithmetic, Attribute, Condition, Literal, Sign, Value
 from postroad.types import AttributeValue
+
+Message = Mapping[str, AttributeValue]
 
 NAMES = ("x", "y", "z")
 NUMBERS = (-1, 0, -0.0, 1, 2, 2.5, 3, 2**53, 2**53 + 1, float(2**53), -(2**63), 2**63 - 1, 1e300)

@@ -86,6 +86,12 @@ def batch_of(messages: Sequence[Mapping[str, Any]]) -> Batch:
     return Batch.from_columns(bytes(16 * len(messages)), [b""] * len(messages), columns)
 
 
+def one_row(message: Mapping[str, Any]) -> Batch:
+    """Make a batch of one message, each column of the type its value has."""
+    columns: dict[str, Any] = {ATTRIBUTE_PREFIX + name: pa.array([value]) for name, value in message.items()}
+    return Batch(pa.record_batch({"tick": pa.array([1], pa.uint64()), **columns}))
+
+
 # Trees, as the parser makes them
 
 attributes = st.sampled_from(NAMES).map(ast.Attribute)
@@ -101,6 +107,7 @@ number_values: st.SearchStrategy[ast.Value] = st.recursive(
 )
 values: st.SearchStrategy[ast.Value] = number_values | literals
 operators: st.SearchStrategy[ast.ComparisonOperator] = st.sampled_from(["=", "<>", "<", "<=", ">", ">="])
+equalities: st.SearchStrategy[ast.ComparisonOperator] = st.sampled_from(["=", "<>"])
 
 
 @st.composite
@@ -111,6 +118,22 @@ def comparisons(draw: st.DrawFn) -> ast.Comparison:
     if None not in {static_kind(left), static_kind(right)} and static_kind(left) != static_kind(right):
         right = left  # anything else would be refused
     return ast.Comparison(operator, left, right)
+
+
+@st.composite
+def typed_comparisons(draw: st.DrawFn) -> ast.Condition:
+    """Compare an attribute with a literal of its own kind, either way round: the leaf that can come out true."""
+    name = draw(st.sampled_from(list(COLUMN_TYPES)))
+    kind = COLUMN_TYPES[name]
+    if kind == pa.binary():
+        return ast.Comparison(draw(equalities), ast.Attribute(name), ast.Attribute(draw(st.sampled_from(NAMES))))
+    is_number = kind in {pa.int64(), pa.float64()}
+    literal = draw(numbers if is_number else OF_TYPE[kind].map(ast.Literal))
+    if is_number and draw(st.booleans()):
+        return ast.Between(ast.Attribute(name), literal, draw(numbers), draw(st.booleans()))
+    operator = draw(operators if is_number else equalities)
+    sides: list[ast.Value] = [ast.Attribute(name), literal]
+    return ast.Comparison(operator, *(sides if draw(st.booleans()) else sides[::-1]))
 
 
 def static_kind(value: ast.Value) -> str | None:
@@ -135,12 +158,13 @@ def likes(draw: st.DrawFn) -> ast.Like:
 
 leaves: st.SearchStrategy[ast.Condition] = st.one_of(
     comparisons(),
+    typed_comparisons(),
     attributes,
     st.booleans().map(ast.Literal),
     st.builds(ast.Between, number_values, number_values, number_values, st.booleans()),
-    st.builds(ast.In, values, st.lists(literals, min_size=1, max_size=7).map(tuple), st.booleans()),
+    st.builds(ast.In, attributes | values, st.lists(literals, min_size=1, max_size=7).map(tuple), st.booleans()),
     likes(),
-    st.builds(ast.IsNull, values, st.booleans()),
+    st.builds(ast.IsNull, attributes | values, st.booleans()),
 )
 
 

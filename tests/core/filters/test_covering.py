@@ -185,10 +185,10 @@ def test_deep_trees_are_no_problem() -> None:
         pattern = like("x", f"%{level}_")
         deep = Not(And((deep, pattern)) if level % 2 else Or((deep, pattern)))
     for tree in (deep, alternating(200)):
-        started = time.perf_counter()
+        started = time.process_time()
         assert covers(tree, tree)
         overlaps(tree, tree)
-        assert time.perf_counter() - started < 2
+        assert time.process_time() - started < 2
 
 
 def exploding(width: int) -> Condition:
@@ -215,16 +215,16 @@ def test_hostile_filters_cost_a_bounded_time() -> None:
     """Normal form and comparison give up in time, and still find that a filter covers itself."""
     prepared: list[Normal] = []
     for condition in hostile():
-        started = time.perf_counter()
+        started = time.process_time()
         prepared.append(prepare(condition))
-        assert time.perf_counter() - started < 2
+        assert time.process_time() - started < 2
         assert len(prepared[-1].boxes) <= BOXES_MAX
     for f in prepared:
         for g in prepared:
-            started = time.perf_counter()
+            started = time.process_time()
             assert covers(f, g) or f is not g
             overlaps(f, g)
-            assert time.perf_counter() - started < 2
+            assert time.process_time() - started < 2
 
 
 def test_an_explosion_still_covers_its_own_conjunctions() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.core.filters import oracle
+from tests.core.filters import reference
 from tests.core.filters.trees import between, both, compare, either, eq, ge, gt, like, lt, missing, ne, negation, one_of, present
 
 from postroad.core.batch import ATTRIBUTE_PREFIX, Batch
@@ -51,7 +51,7 @@ def expected(filters: Mapping[int, Condition], batch: Batch) -> dict[int, list[i
         {name.removeprefix(ATTRIBUTE_PREFIX): value for name, value in row.items() if value is not None}
         for row in batch.columns.to_pylist()
     ]
-    table = {key: [i for i, message in enumerate(messages) if oracle.matches(f, message)] for key, f in filters.items()}
+    table = {key: [i for i, message in enumerate(messages) if reference.truth(f, message)] for key, f in filters.items()}
     return {key: rows for key, rows in table.items() if rows}
 
 
@@ -283,7 +283,7 @@ def test_ten_thousand_filters_take_milliseconds() -> None:
     index.match(batch)
     times = []
     for _ in range(5):
-        started = time.perf_counter()
+        started = time.process_time()
         index.match(batch)
-        times.append(time.perf_counter() - started)
+        times.append(time.process_time() - started)
     assert min(times) < 0.05

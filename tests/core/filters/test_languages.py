@@ -6,7 +6,7 @@ import itertools
 from random import Random
 
 import pytest
-from tests.core.filters import oracle
+from tests.core.filters import reference
 
 from postroad.core.filters import languages, spans
 from postroad.core.filters.languages import Pattern, Strings
@@ -39,7 +39,7 @@ def test_a_pattern_has_the_members_the_oracle_matches(pattern: str, escape: str 
     """Plain strings and prefixes become spans, the rest an automaton; both agree with the reference."""
     strings = languages.like(pattern, escape)
     probes = [*WORDS[:400], "%", "a%", "a!%", "!", "!!", "!a", "a_b", "a\nb", "a!", "a!_b"]
-    assert [languages.contains(strings, word) for word in probes] == [oracle.like(word, pattern, escape) for word in probes]
+    assert [languages.contains(strings, word) for word in probes] == [reference.like(word, pattern, escape) for word in probes]
 
 
 def test_plain_patterns_become_spans() -> None:
@@ -55,7 +55,7 @@ def test_plain_patterns_become_spans() -> None:
 def test_algebra_and_subset_agree_with_all_short_words() -> None:
     """Whatever is combined, membership follows the sets, and subset and emptiness are exact for these small patterns."""
     random = Random(20_250_101)
-    for _ in range(400):
+    for _ in range(200):
         a, b = some_strings(random), some_strings(random)
         assert members(languages.union([a, b])) == members(a) | members(b)
         assert members(languages.intersection([a, b])) == members(a) & members(b)

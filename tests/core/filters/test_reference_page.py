@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from tests.core.filters.strategies import one_row
 
 from postroad import Filter, FilterSyntaxError
 from postroad.core.filters.lexer import KEYWORDS
@@ -46,8 +47,10 @@ def test_the_page_has_examples() -> None:
 
 @pytest.mark.parametrize(("text", "message", "expected"), examples())
 def test_each_example_of_the_page_comes_out_as_it_says(text: str, message: str, expected: str) -> None:
-    """A filter and a message give the answer printed beside them."""
+    """A filter and a message give the answer printed beside them, as a batch of one too."""
     assert answer(text, message) == expected
+    if expected != "refused":
+        assert Filter(text).evaluate(one_row(json.loads(message))).tolist() == [expected == "true"]
 
 
 def test_each_recipe_of_the_page_parses() -> None:

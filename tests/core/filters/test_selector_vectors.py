@@ -7,11 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
+from tests.core.filters.strategies import one_row
 
 from postroad import Filter, FilterSyntaxError
-from postroad.core.batch import Batch
 
 Case = dict[str, Any]
 Vectors = Callable[[str], Path]
@@ -40,11 +39,6 @@ def message(case: Case) -> dict[str, Any]:
     """Headers are attributes; a null property is an absent one."""
     values = {name: attribute(typed) for name, typed in case["props"].items()} | case["headers"]
     return {name: value for name, value in values.items() if value is not None}
-
-
-def one_row(attributes: dict[str, Any]) -> Batch:
-    columns: dict[str, Any] = {f"@{name}": pa.array([value]) for name, value in attributes.items()}
-    return Batch(pa.record_batch({"tick": pa.array([1], pa.uint64()), **columns}))
 
 
 def refused(text: str) -> bool:

@@ -24,8 +24,10 @@ from postroad.core.filters.ast import (
 )
 from postroad.core.filters.bitmaps import Mask
 from postroad.core.filters.columns import Columns, Select, compile_select, select
+from postroad.core.filters.covering import covers, overlaps
 from postroad.core.filters.limits import DEFAULT_LIMITS, FilterLimits
 from postroad.core.filters.meaning import Key, meaning
+from postroad.core.filters.normal import Normal, prepare
 from postroad.core.filters.parser import parse
 from postroad.core.filters.scalar import Test, compile_test
 from postroad.core.filters.text import to_text
@@ -41,7 +43,7 @@ class Filter:
     AND, `NOT a = 1` for `a <> 1`) are equal and have equal hashes.
     """
 
-    __slots__ = ("_attributes", "_key", "_select", "_test", "condition")
+    __slots__ = ("_attributes", "_key", "_normal", "_select", "_test", "condition")
 
     condition: Condition
 
@@ -53,6 +55,7 @@ class Filter:
         self._select: Select | None = None
         self._attributes: frozenset[str] | None = None
         self._key: Key | None = None
+        self._normal: Normal | None = None
 
     @classmethod
     def from_condition(cls, condition: Condition, *, limits: FilterLimits = DEFAULT_LIMITS) -> Self:
@@ -86,15 +89,18 @@ class Filter:
 
     def covers(self, other: Filter) -> bool:
         """Say whether every message that matches `other` surely matches this filter; False also means *not known*."""
-        from postroad.core.filters.covering import covers  # type: ignore[import-not-found, unused-ignore] # noqa: PLC0415
+        return covers(self.normal, other.normal)
 
-        return bool(covers(self.condition, other.condition))
+    def overlaps(self, other: Filter) -> bool | None:
+        """Say whether some message matches both filters; None when that is not known."""
+        return overlaps(self.normal, other.normal)
 
-    def overlaps(self, other: Filter) -> bool:
-        """Say whether some message may match both filters; True also means *not known*."""
-        from postroad.core.filters.covering import overlaps  # type: ignore[import-not-found, unused-ignore] # noqa: PLC0415
-
-        return bool(overlaps(self.condition, other.condition))
+    @property
+    def normal(self) -> Normal:
+        """The form in which filters are compared and indexed."""
+        if self._normal is None:
+            self._normal = prepare(self.condition)
+        return self._normal
 
     def _meaning(self) -> Key:
         if self._key is None:

@@ -20,12 +20,12 @@ from functools import lru_cache
 from typing import Final, TypeAlias
 
 from postroad.core.filters import spans
+from postroad.core.filters.like import canonical
 from postroad.core.filters.spans import STRING_ENDS, Words
 
 STEPS_MAX: Final = 10_000
 """Single steps of a part's automaton before the walk gives up; a few milliseconds."""
 
-_ANY_RUN: Final = ""  # no character is empty
 _LESS: Final = -1
 _GREATER: Final = -2
 
@@ -58,34 +58,25 @@ Strings: TypeAlias = Words | Pattern | Both | Either
 
 def like(pattern: str, escape: str | None = None) -> Strings:
     """Translate a LIKE pattern; spans where it is a plain string, a prefix or everything."""
+    pattern, escape, _ = canonical(pattern, escape)
     tokens: list[str | None] = []
     loops = run_start = 0
-    for character in _read(pattern, escape):
-        if character == _ANY_RUN:
-            # `%_`, `_%` and `%%_` mean the same: the loop always stands at the start of a run, so that equal runs look equal.
+    characters = iter(pattern)
+    for character in characters:
+        if character == "%":
+            # `%_` and `_%` mean the same: the loop stands at the start of a run of wildcards.
             loops |= 1 << run_start
+        elif character == "_":
+            tokens.append(None)
         else:
-            tokens.append(character)
-            run_start = run_start if character is None else len(tokens)
+            tokens.append(next(characters) if character == escape else character)
+            run_start = len(tokens)
     plain = "".join(token for token in tokens if token is not None)
     if len(plain) == len(tokens) and loops == 0:
         return spans.words([plain])
     if len(plain) == len(tokens) and loops == 1 << len(tokens):
         return spans.prefixed(plain)
     return Pattern(tuple(tokens), loops)
-
-
-def _read(pattern: str, escape: str | None) -> Iterator[str | None]:
-    """Yield literal characters, None for `_` and `_ANY_RUN` for `%`. Only wildcards and the escape itself can be escaped."""
-    escaped = False
-    for i, character in enumerate(pattern):
-        if escaped:
-            escaped = False
-            yield character
-        elif character == escape and pattern[i + 1 : i + 2] in {"%", "_", escape}:
-            escaped = True
-        else:
-            yield {"%": _ANY_RUN, "_": None}.get(character, character)
 
 
 def complement(strings: Strings) -> Strings:

@@ -5,8 +5,8 @@ before any work is done that grows with them. Evaluation needs no bound of its o
 (see `like` for the one construct where that takes care).
 
 `depth_max` bounds the parser's nesting (parentheses, NOT, signs) and the height of an arithmetic expression. A tree is then
-never deeper than twice that, which is why every walk over a tree may recurse; `DEPTH_CEILING` keeps a configured value inside
-what Python's default stack allows.
+never higher than three times that (an OR and an AND for each parenthesis, and one expression), which is why every walk over a
+tree may recurse; `DEPTH_CEILING` keeps a configured value inside what Python's default stack allows.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ class Edge:
         self.subscriptions: dict[int, Subscription] = {}
         self.streams: dict[int, EdgeStream] = {}
         self._by_link: dict[LinkId, dict[int, Subscription]] = {}  # link -> handle -> subscription
-        self._index = FilterIndex()
+        self._index: FilterIndex[int] = FilterIndex()
         self._congested: dict[LinkId, None] = {}
         self._waiting: dict[int, dict[int, Subscription]] = {}  # pubend -> number
         self._behind: dict[int, dict[int, Subscription]] = {}

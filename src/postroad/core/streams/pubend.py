@@ -63,7 +63,7 @@ class Pubend:
         self._orders = orders
         self._guards = guards
         self._publishers: dict[int, _Publisher] = {}
-        self._forgotten = 0
+        self._forgotten = state.forgotten
         self._waiting: list[_Waiting] = []
         self._in_flight: tuple[int, tuple[Batch, ...], list[_Waiting]] | None = None
         self._token = 0

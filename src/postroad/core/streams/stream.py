@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from postroad.core.ranges import RangeSet
 from postroad.core.streams.cache import COMPLETE, Segment, StreamCache
 from postroad.core.streams.interest import ReducedSet, all_covered, covered
 
+Rows: TypeAlias = np.ndarray[Any, np.dtype[Any]]  # row numbers of a batch
 HISTORY_MAX: Final = 64  # interests remembered to compare labels with
 NACK_RANGES_MAX: Final = 256
 REPLY_BYTES_MAX: Final = 4 << 20
@@ -83,7 +84,7 @@ class Stream:
         self._wanted = ReducedSet()
         self._sent: dict[Filter, None] = {}
         self._history: dict[int, dict[Filter, None]] = {}
-        self._index = FilterIndex()
+        self._index: FilterIndex[tuple[LinkId, Filter]] = FilterIndex()
         self._asked = RangeSet()
         self._asked_until = 0.0
         self._resend_at = float("inf")
@@ -379,17 +380,17 @@ class Stream:
     def _send(self, child: _Child, lo: int, hi: int, rows: Batch | None) -> None:
         self._orders.append(Send(child.link, Knowledge(self.pubend, lo, hi, child.epoch), rows, data=True))
 
-    def _match(self, rows: Batch | None) -> dict[LinkId, np.ndarray[tuple[int], np.dtype[np.intp]]]:
+    def _match(self, rows: Batch | None) -> dict[LinkId, Rows]:
         """Return for each child the rows that match any of its filters."""
         if rows is None or not self._children:
             return {}
-        found: dict[LinkId, list[np.ndarray[tuple[int], np.dtype[np.intp]]]] = {}
+        found: dict[LinkId, list[Rows]] = {}
         for (link, _), indices in self._index.match(rows).items():
             found.setdefault(link, []).append(indices)
         return {link: parts[0] if len(parts) == 1 else np.unique(np.concatenate(parts)) for link, parts in found.items()}
 
 
-def _selected(rows: Batch | None, indices: np.ndarray[tuple[int], np.dtype[np.intp]] | None) -> Batch | None:
+def _selected(rows: Batch | None, indices: Rows | None) -> Batch | None:
     if rows is None or indices is None or len(indices) == 0:
         return None
     return rows if len(indices) == len(rows) else rows.take(indices)

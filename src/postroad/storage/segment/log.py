@@ -204,7 +204,7 @@ class SegmentLog:
         return self.released
 
     def state(self) -> PubendState:
-        return PubendState(self.pubend, self._active.last, self.released, self._last_ids.pairs())
+        return PubendState(self.pubend, self._active.last, self.released, self._last_ids.pairs(), self.forgotten)
 
     def close(self) -> None:
         """Close in good order, so that the next opening need not read the last segment through."""

@@ -1,0 +1,245 @@
+"""Whatever a peer sends, it gets a typed error, the broker stays up, and nothing acknowledged is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import postroad
+import postroad.sync
+from postroad.core import packets
+from postroad.errors import (
+    DurableBusyError,
+    DurableFilterError,
+    FilterSyntaxError,
+    InvalidValueError,
+    NotConnectedError,
+    ProtocolVersionError,
+    PublishRefusedError,
+    StorageFullError,
+)
+from postroad.runtime.config import Limits, NodeConfig
+from postroad.runtime.node import Node
+from postroad.storage.segment.disk import Disk
+from postroad.testing import broker
+from postroad.wire.codec import decode, encode
+from postroad.wire.framing import Frame, FrameDecoder
+from postroad.wire.packets.session import Hello, Role, Welcome
+from postroad.wire.packets.telesto import CreateQueue, Error, Ping, Pong
+
+HELLO = Hello(1, 1, Role.CLIENT, 0, "test")
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with broker() as address:
+        yield address
+
+
+async def talk(url: str, *sends: bytes, wait_s: float = 5.0) -> list[Frame]:
+    """Send raw bytes and return the frames that came until the broker closed the connection or went quiet."""
+    host, port = url.removeprefix("postroad://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    decoder, frames = FrameDecoder(), []
+    try:
+        for data in sends:
+            writer.write(data)
+            await writer.drain()
+            await asyncio.sleep(0.05)
+        async with asyncio.timeout(wait_s):
+            while data := await reader.read(1 << 16):
+                frames += decoder.feed(data)
+    except (TimeoutError, ConnectionError):
+        pass
+    finally:
+        writer.transport.abort()
+    return frames
+
+
+def raw(packet: msgspec.Struct, packet_id: int = 1) -> bytes:
+    return b"".join(encode(packet, packet_id))
+
+
+def answers(url: str, *sends: bytes, wait_s: float = 5.0) -> list[tuple[msgspec.Struct, int]]:
+    return [decode(frame)[:2] for frame in asyncio.run(talk(url, *sends, wait_s=wait_s))]
+
+
+def error_of(url: str, *sends: bytes) -> tuple[int, int]:
+    """Return the code of the error the broker closed the connection with, and the packet it answers."""
+    last, packet_id = answers(url, *sends)[-1]
+    assert isinstance(last, Error)
+    return last.code, packet_id
+
+
+def assert_still_serves(url: str) -> None:
+    with postroad.sync.connect(url) as client:
+        publisher = client.publisher()
+        subscription = client.subscribe("alive = TRUE")
+        publisher.publish({"alive": True}, b"yes")
+        assert next(iter(subscription)).payload == b"yes"
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (struct.pack(">IHI", 5, 1, 1), 301),  # shorter than its own header
+        (b"GET / HTTP/1.1\r\n\r\n", 302),  # read as a length, that is a very large frame
+        (struct.pack(">IHI", 1 << 20, 0x0101, 1), 302),  # too large before the hello
+        (struct.pack(">IHI", 10, 0x7777, 9), 303),  # no such method
+        (struct.pack(">IHI", 13, 0x0101, 1) + b"\xff\xff\xff", 304),  # no hello at all
+        (raw(packets.OpenPublisher()), 306),  # before the hello
+        (raw(Hello(90, 99, Role.CLIENT, 0, "future")), 307),
+        (raw(HELLO) + raw(HELLO, 2), 351),
+        (raw(HELLO) + struct.pack(">IHI", 1 << 30, 0x0203, 1), 302),  # too large after it, too
+        (raw(HELLO) + struct.pack(">IHI", 14, 0x0211, 7) + b"\x91\xc0ab", 304),
+        (raw(HELLO) + raw(packets.Nack(1, 1, []), 3), 305),  # only brokers may
+        (raw(HELLO) + raw(CreateQueue("q"), 4), 303),  # a service that is not there
+    ],
+)
+def test_bytes_that_break_the_protocol_get_an_error_and_an_end(url: str, data: bytes, code: int) -> None:
+    """The code is stable and tells what was wrong; others do not notice."""
+    assert error_of(url, data)[0] == code
+    assert_still_serves(url)
+
+
+def test_a_batch_that_is_none_gets_an_error_and_an_end(url: str) -> None:
+    """Columns of a hostile publisher are checked before the machine sees them."""
+    body = b"".join(encode(packets.PublishColumns(0), 5, [b"\xff" * 64]))
+    assert error_of(url, raw(HELLO), raw(packets.OpenPublisher(), 2), body) == (102, 5)
+    assert_still_serves(url)
+
+
+def test_an_error_before_it_does_not_spoil_a_sound_request(url: str) -> None:
+    """Sound frames that stand before a malformed one are answered."""
+    replies = answers(url, raw(HELLO) + raw(Ping(), 2) + struct.pack(">IHI", 3, 0, 0))
+    assert [type(reply) for reply, _ in replies] == [Welcome, Pong, Error]
+
+
+def test_a_peer_that_says_nothing_is_sent_away(tmp_path: Path) -> None:
+    """A connection without a hello ends after the configured time."""
+
+    async def scenario() -> tuple[msgspec.Struct, int]:
+        limits = Limits(handshake_s=0.2)
+        node = Node(NodeConfig(id=1, data_dir=str(tmp_path), listen="127.0.0.1:0", limits=limits))
+        await node.start()
+        frames = await talk(f"postroad://127.0.0.1:{node.port}")
+        await node.stop()
+        return decode(frames[0])[:2]
+
+    error, _ = asyncio.run(scenario())
+    assert isinstance(error, Error)
+    assert error.code == 351
+
+
+def test_connections_beyond_the_maximum_are_refused(tmp_path: Path) -> None:
+    """The one that is too many hears why, and there is room again when another leaves."""
+
+    async def scenario() -> None:
+        limits = Limits(connections_max=1)
+        node = Node(NodeConfig(id=1, data_dir=str(tmp_path), listen="127.0.0.1:0", limits=limits))
+        await node.start()
+        url = f"postroad://127.0.0.1:{node.port}"
+        async with postroad.connect(url):
+            (frame,) = await talk(url)
+            refusal = decode(frame)[0]
+            assert isinstance(refusal, Error)
+            assert (refusal.code, refusal.retryable) == (352, True)
+        async with postroad.connect(url):
+            pass
+        await node.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_client_hears_that_versions_differ(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """The error is typed at the client too."""
+    monkeypatch.setattr("postroad.client.link.PROTOCOL_VERSION", 9)
+    monkeypatch.setattr("postroad.client.link.PROTOCOL_VERSION_OLDEST", 8)
+    config = postroad.ClientConfig(connect_s=0.5)
+    with pytest.raises(NotConnectedError, match="no common protocol version"), postroad.sync.connect(url, config):
+        pass
+    assert ProtocolVersionError.code == 307
+
+
+def test_a_filter_that_does_not_parse_is_refused_at_either_end(url: str) -> None:
+    """Our client sees it before it asks; a broker that is asked anyway answers with the same code and the connection lives."""
+    with postroad.sync.connect(url) as client, pytest.raises(FilterSyntaxError, match="position 7"):
+        client.subscribe("price >")
+    replies = answers(url, raw(HELLO), raw(packets.Subscribe(1, "price >"), 2), raw(Ping(), 3), wait_s=0.5)
+    refusal, packet_id = replies[1]
+    assert isinstance(refusal, Error)
+    assert (refusal.code, packet_id) == (201, 2)
+    assert isinstance(replies[2][0], Pong)
+
+
+def test_an_attribute_of_an_unsupported_type_is_refused_at_either_end(url: str) -> None:
+    """Our client raises at once; a broker refuses just that message and takes the next."""
+    with postroad.sync.connect(url) as client:
+        publisher = client.publisher()
+        with pytest.raises(InvalidValueError, match="'when'"):
+            publisher.publish({"when": [2026]})  # type: ignore[dict-item]
+        publisher.publish({"when": 2026})
+        publisher.flush()
+
+    async def hostile() -> list[msgspec.Struct]:
+        opened = decode((await talk(url, raw(HELLO), raw(packets.OpenPublisher(), 2), wait_s=0.5))[1])[0]
+        assert isinstance(opened, packets.PublisherOpened)
+        publisher = opened.publisher + 1  # ids are given out in order
+
+        def message(counter: int, value: object) -> tuple[bytes, dict[str, object], bytes]:
+            return struct.pack(">IIQ", publisher, 1, counter), {"x": value}, b""
+
+        publish = packets.Publish(publisher, [message(1, [1, 2]), message(2, 5)])
+        frames = await talk(url, raw(HELLO), raw(packets.OpenPublisher(), 2), raw(publish, 3), wait_s=1.0)
+        return [decode(frame)[0] for frame in frames]
+
+    replies = asyncio.run(hostile())
+    assert any(isinstance(reply, packets.PublishRefused) and reply.code == 101 for reply in replies)
+    assert any(isinstance(reply, packets.PublishAcknowledged) and reply.last == 2 for reply in replies)
+
+
+def test_a_second_client_with_the_same_durable_name_is_refused(url: str) -> None:
+    """The first keeps the subscription; when it leaves, the second may have it, with the same filter only."""
+    with postroad.sync.connect(url) as first, postroad.sync.connect(url) as second:
+        held = first.subscribe("x > 1", name="orders")
+        with pytest.raises(DurableBusyError):
+            second.subscribe("x > 1", name="orders")
+        held.close()
+        with pytest.raises(DurableFilterError):
+            second.subscribe("x > 2", name="orders")
+        second.subscribe("x > 1", name="orders").close(forget=True)
+
+
+def test_a_full_disk_refuses_messages_and_loses_none_that_was_acknowledged(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The publisher hears a typed error, the broker stays up, and takes messages again when there is room."""
+    full = False
+    write = Disk.write
+
+    def limited(self: Disk, descriptor: int, buffers: list[bytes], offset: int) -> None:
+        if full:
+            raise OSError(28, "No space left on device")
+        write(self, descriptor, buffers, offset)
+
+    monkeypatch.setattr(Disk, "write", limited)
+    with broker(data_dir=tmp_path) as url, postroad.sync.connect(url) as client:
+        publisher = client.publisher()
+        publisher.publish({"n": 1})
+        publisher.flush()
+        full = True
+        publisher.publish({"n": 2})
+        with pytest.raises(PublishRefusedError) as caught:
+            publisher.flush(10)
+        assert caught.value.cause.code == StorageFullError.code
+        full = False
+        publisher.publish({"n": 3})
+        publisher.flush()
+    with broker(data_dir=tmp_path) as url, postroad.sync.connect(url) as client:
+        subscription = client.subscribe(start="earliest")
+        assert [next(subscription)["n"] for _ in range(2)] == [1, 3]
