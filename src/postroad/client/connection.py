@@ -160,6 +160,7 @@ class Client:
             await asyncio.wait([link.gone for link in links], timeout=1.0)
         for link in links:
             link.channel.abort()
+            self.session.disconnected(link.number, now=self._loop.time())
         if self._timer is not None:
             self._timer.cancel()
 
