@@ -1,8 +1,8 @@
 """Many selections of one batch at the price of one.
 
 Taking rows out of a batch costs tens of microseconds however few they are. So all selections are taken together, one after the
-other, and each then is a slice. Equal selections (the same array of row numbers) become the same batch, so that it is encoded once; a
-selection of every row is the batch itself, with the bytes it came in.
+other, and each then is a slice. Equal selections (the same array of row numbers) become the same batch, so that it is encoded
+once; a selection of every row is the batch itself, with the bytes it came in.
 """
 
 from __future__ import annotations
