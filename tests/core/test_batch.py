@@ -376,6 +376,12 @@ def test_selecting_everything_gives_the_batch_itself() -> None:
     assert batch.filter(np.ones(5, np.bool_)) is batch
 
 
+@pytest.mark.parametrize("rows", [[0, 2, 1, 3], [1, 1, 3], [2, 0, 4], [4, 3, 2, 1, 0], [0, 0, 0]])
+def test_take_keeps_the_order_given(rows: list[int]) -> None:
+    """Rows that only look like neighbours, from first to last, are no slice."""
+    assert [int.from_bytes(bytes(m.id), "big") for m in one(numbered(5)).take(rows)] == rows
+
+
 def test_neighbouring_rows_are_shared_and_compact_lets_go() -> None:
     """A slice keeps its parent's memory; a compact batch owns its rows only."""
     batch = one([Row(bytes(16), {}, bytes(1000)) for _ in range(100)])

@@ -32,7 +32,7 @@ from postroad.core.orders import (
     Stored,
 )
 from postroad.core.packets import pubend_broker
-from postroad.core.parts import FULL_HOPS, BrokerConfig, Parts
+from postroad.core.parts import FULL_HOPS, KNOWN_KEY, BrokerConfig, Parts
 from postroad.core.publishing import HORIZON_KEY, PUBLISHER_KEY, Publishing
 from postroad.core.releasing import Releasing
 from postroad.core.routing.linkstate import LinkStateRouter
@@ -91,6 +91,7 @@ class Broker:
             table=table,
             keeper=keeper,
             durables=durables,
+            known=_decode_known(metadata.get(KNOWN_KEY)),
         )
 
     # --- the contract ---
@@ -219,6 +220,7 @@ class Broker:
                 self._released(message, link)
             case p.LinkState():
                 if self._parts.router.receive(message, link):
+                    self._parts.get_to_know(message.origin, message.pubends)
                     self._routes_changed(now)
             case p.DurableHome():
                 self._subscribing.home_learned(message, link, now)
@@ -380,6 +382,10 @@ class Broker:
         self._releasing.release(now)
         if self._parts.durables.dirty:
             self._parts.store(self._parts.durables.changes())
+
+
+def _decode_known(stored: bytes | None) -> dict[int, list[int]]:
+    return msgspec.msgpack.decode(stored, type=dict[int, list[int]]) if stored else {}
 
 
 def _positions(stored: bytes | None) -> dict[int, int]:

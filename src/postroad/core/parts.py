@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from postroad.core.filters.filter import Filter
 from postroad.core.guards import ALL_ON, Guards
 from postroad.core.orders import LinkId, Order, Refuse, Send, Store
@@ -22,6 +24,7 @@ from postroad.core.streams.stream import Stream
 from postroad.errors import PostroadError
 
 FILTERS_REMEMBERED: Final = 1 << 14
+KNOWN_KEY: Final = "known-brokers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ class Parts:
     streams: dict[int, Stream] = field(default_factory=dict)
     brokers: dict[LinkId, int] = field(default_factory=dict)  # links to neighbours
     clients: dict[LinkId, None] = field(default_factory=dict)
+    known: dict[int, list[int]] = field(default_factory=dict)  # every other broker ever heard of, with its pubends; stored
     wall_ms: int = 0
     on_stored: dict[int, list[Callable[[float], None]]] = field(default_factory=dict)
     token: int = 0
@@ -84,6 +88,12 @@ class Parts:
         if then is not None:
             self.on_stored[token] = [then]
         self.orders.append(Store(token, changes))
+
+    def get_to_know(self, broker: int, pubends: list[int]) -> None:
+        """Remember a broker for good: what is out of reach now may hold what we were never told."""
+        if self.known.get(broker) != pubends:
+            self.known[broker] = pubends
+            self.store(((KNOWN_KEY, msgspec.msgpack.encode(self.known)),))
 
     def send(self, link: LinkId, packet: Packet, request: int = 0) -> None:
         self.orders.append(Send(link, packet, packet=request))

@@ -42,6 +42,7 @@ from postroad.errors import (
 
 ReadLogThen: TypeAlias = Callable[[ReadLog, Callable[[LogRead, float], None]], None]
 CATCH_UP_AT_ONCE: Final = 256
+CATCH_UP_BACKOFF_MAX: Final = 4  # doublings
 PIECES_AT_ONCE: Final = 4
 
 
@@ -56,7 +57,7 @@ class Subscribing:
         self._unsettled: dict[int, Subscription] = {}  # those that have pubends their client does not know of
         self._moves: dict[str, Move] = {}
         self._local = ReducedSet()
-        self._requests: dict[int, tuple[int, int]] = {}  # request -> (subscription, pubend)
+        self._requests: dict[int, tuple[int, int, int]] = {}  # request -> (subscription, pubend, lo)
         self._request = 0
         self._joined: tuple[int, ...] = ()  # the pubends every subscription takes part in
 
@@ -157,6 +158,10 @@ class Subscribing:
     # --- durable ---
 
     def home_learned(self, home: DurableHome, link: LinkId, now: float) -> None:
+        if self._is_rival(home):
+            self._parts.durables.reclaim(home)
+            self._parts.store(self._parts.durables.changes(), lambda _now: self._still_home(home.name))
+            return
         news, gone = self._parts.durables.learn(home)
         if not news:
             return
@@ -190,7 +195,9 @@ class Subscribing:
         del self._moves[reply.name]
         if reply.busy:
             self._parts.refuse(move.link, move.packet, DurableBusyError(f"another client is connected as {reply.name!r}"))
-        elif reply.known and self._parts.filter(reply.filter) != self._parts.filter(move.filter):
+        elif not reply.known:
+            self._move_without_home(move, now)
+        elif self._parts.filter(reply.filter) != self._parts.filter(move.filter):
             self._parts.refuse(move.link, move.packet, _other_filter(reply.name, reply.filter))
         else:
             self._begin_move(move, dict(reply.cursors), now)
@@ -212,12 +219,12 @@ class Subscribing:
 
     def caught_up(self, reply: CatchUpReply, batch: Batch | None, now: float) -> None:
         """Take a piece of the past from another broker."""
-        number, pubend = self._requests.pop(reply.request, (0, 0))
+        number, pubend, lo = self._requests.pop(reply.request, (0, 0, 0))
         subscription = self._parts.edge.subscriptions.get(number)
-        if subscription is None or pubend != reply.pubend:
+        if subscription is None or pubend != reply.pubend or lo != reply.lo:
             return
         rows = [batch] if batch is not None else []
-        self._piece(subscription, pubend, reply.request, reply.hi, rows, reply.released, now)
+        self._piece(subscription, pubend, lo, reply.hi, rows, reply.released, now)
 
     # --- inside ---
 
@@ -235,10 +242,35 @@ class Subscribing:
             return
         home = durables.elsewhere(name)
         if home is None:
+            if name not in durables.homes and not self._may_create(packet.positions):
+                text = f"{name!r} is not known here, and not every broker is in reach to tell; try again later"
+                self._parts.refuse(link, request, DurableElsewhereError(text))
+                return
             durables.take_home(name, packet.filter, dict(packet.positions))
             self._begin(link, request, packet, dict(packet.positions), now)
             return
         self._move(link, request, packet, name, home, now)
+
+    def _may_create(self, positions: Positions) -> bool:
+        """Tell whether a name we never heard of is surely new, or may be treated so: what is out of reach could be its home."""
+        if all(self._parts.router.reachable(broker) for broker in self._parts.known):
+            return True
+        return self._names_every_pubend(positions)
+
+    def _names_every_pubend(self, positions: Positions) -> bool:
+        known = [*self._parts.pubends, *(pubend for pubends in self._parts.known.values() for pubend in pubends)]
+        return all(pubend in positions for pubend in known)
+
+    def _is_rival(self, home: DurableHome) -> bool:
+        """Tell whether another broker says it is the home of a durable whose client is here, with the same version as ours."""
+        ours = self._parts.durables.here.get(home.name)
+        if ours is None or ours.subscription is None or home.broker in (0, self._parts.broker):
+            return False
+        return home.version == ours.version and self._parts.edge.subscriptions[ours.subscription].answered
+
+    def _still_home(self, name: str) -> None:
+        if name in self._parts.durables.here:
+            self._parts.flood(self._parts.durables.settle(name))
 
     def _move(self, link: LinkId, request: int, packet: Subscribe, name: str, home: int, now: float) -> None:
         version = self._parts.durables.homes[name].version
@@ -251,7 +283,7 @@ class Subscribing:
             self._move_without_home(move, now)
 
     def _move_without_home(self, move: Move, now: float) -> None:
-        if any(pubend not in move.positions for pubend in self._parts.router.pubends()):
+        if not self._names_every_pubend(move.positions):
             home = self._parts.durables.homes[move.name].broker
             text = f"the home of {move.name!r}, broker {home}, does not answer; try again later"
             self._parts.refuse(move.link, move.packet, DurableElsewhereError(text))
@@ -260,8 +292,7 @@ class Subscribing:
 
     def _begin_move(self, move: Move, cursors: Positions, now: float) -> None:
         positions = self._parts.durables.positions(cursors, move.positions)
-        durable = self._parts.durables.take_home(move.name, move.filter, positions)
-        self._parts.flood(self._parts.durables.homes[durable.name])
+        self._parts.durables.take_home(move.name, move.filter, positions)
         packet = Subscribe(move.handle, move.filter, move.name, move.positions)
         self._begin(move.link, move.packet, packet, positions, now)
 
@@ -365,8 +396,8 @@ class Subscribing:
         if durable is None or durable.subscription != subscription.number:
             return
         durable.subscription = None
-        if not subscription.answered and not durable.stored:
-            del self._parts.durables.here[subscription.name]  # it was never reported active
+        if not subscription.answered and (not durable.stored or self._parts.durables.elsewhere(subscription.name) is not None):
+            self._parts.durables.give_up(subscription.name)  # it was never reported active here
             return
         self._parts.durables.moved_on(subscription.name, self._parts.edge.cursors(subscription))
 
@@ -402,19 +433,21 @@ class Subscribing:
 
     def _ask_for_past(self, subscription: Subscription, pubend: int, progress: Progress, target: int, now: float) -> None:
         self._request += 1
-        progress.request, progress.retry_at = self._request, now + CATCH_UP_RETRY_S
+        progress.request = self._request
+        progress.retry_at = now + CATCH_UP_RETRY_S * 2 ** min(progress.tries, CATCH_UP_BACKOFF_MAX)
+        progress.tries += 1
         request, lo = self._request, progress.position
         if pubend in self._parts.pubends:
 
             def read(result: LogRead, now: float) -> None:
                 matching = [found for b in result.batches if len(found := b.filter(subscription.filter.evaluate(b)))]
                 if subscription.number in self._parts.edge.subscriptions:
-                    self._piece(subscription, pubend, request, result.hi, matching, result.released, now)
+                    self._piece(subscription, pubend, lo, result.hi, matching, result.released, now)
 
             horizon = self._parts.pubends[pubend].horizon
             self._read_log(ReadLog(pubend, 0, lo, min(target, horizon), CATCH_UP_BYTES), read)
             return
-        self._requests[request] = (subscription.number, pubend)
+        self._requests[request] = (subscription.number, pubend, lo)
         while len(self._requests) > 4 * CATCH_UP_AT_ONCE:
             del self._requests[next(iter(self._requests))]
         broker = pubend_broker(pubend)
@@ -422,10 +455,11 @@ class Subscribing:
         self._parts.unicast(packet)
 
     def _piece(
-        self, subscription: Subscription, pubend: int, request: int, hi: int, rows: list[Batch], released: int, now: float
+        self, subscription: Subscription, pubend: int, lo: int, hi: int, rows: list[Batch], released: int, now: float
     ) -> None:
+        """Take what is told of (lo, hi]; late answers are as good as quick ones, and slow links have only late ones."""
         progress = subscription.progress.get(pubend)
-        if progress is None or progress.phase is not Phase.CATCHING_UP or progress.request != request:
+        if progress is None or progress.phase is not Phase.CATCHING_UP or lo > progress.position or hi <= progress.position:
             return
         if released > progress.position:
             self._parts.edge.gap(subscription, pubend, released)

@@ -60,7 +60,7 @@ class End:
     """One end of a connection: where one peer sends and hears."""
 
     __slots__ = ("_busy_until", "_control", "_data", "_in_flight", "_last_arrival", "_pumping", "cable", "congested", "dropped",
-                 "far", "link", "open", "paused", "peer", "queued", "told", "wired")  # fmt: skip
+                 "far", "link", "open", "paused", "peer", "queued", "queued_data", "told", "wired")  # fmt: skip
 
     def __init__(self, cable: Cable, peer: Peer, link: int) -> None:
         self.cable = cable
@@ -73,6 +73,7 @@ class End:
         self.paused = False  # the far peer does not read
         self.congested = False
         self.queued = 0
+        self.queued_data = 0
         self.dropped = 0
         self._control: deque[bytes] = deque()
         self._data: deque[bytes] = deque()
@@ -89,16 +90,25 @@ class End:
         if not self.queued and not self.paused and world.now >= self._busy_until:
             self._launch(frame)
             return True
-        droppable = cable.profile.drops_data and (data or not cable.control_is_never_dropped)
-        if droppable and self.queued + len(frame) > cable.profile.backlog_bytes_max:
+        if self._overflows(len(frame), data):
             self.dropped += 1
             cable.network.dropped += 1
             return False
         (self._data if data and cable.profile.drops_data else self._control).append(frame)
         self.queued += len(frame)
+        self.queued_data += len(frame) if data else 0
         self._mark()
         self._pump()
         return True
+
+    def _overflows(self, size: int, data: bool) -> bool:
+        """Tell whether a frame must be dropped. One that meets an empty backlog is taken, whatever its size."""
+        profile = self.cable.profile
+        if not profile.drops_data:
+            return False
+        if not self.cable.control_is_never_dropped:
+            return self.queued > 0 and self.queued + size > profile.backlog_bytes_max
+        return data and self.queued_data > 0 and self.queued_data + size > profile.backlog_bytes_max
 
     def pause(self, paused: bool) -> None:
         """Stop or go on taking bytes from the backlog: the far peer stopped reading, or reads again."""
@@ -114,8 +124,10 @@ class End:
         self._pumping = False
         if not self.wired or self.paused or not self.queued:
             return
-        frame = self._control.popleft() if self._control else self._data.popleft()
+        data = not self._control
+        frame = self._data.popleft() if data else self._control.popleft()
         self.queued -= len(frame)
+        self.queued_data -= len(frame) if data else 0
         self._launch(frame)
         self._mark()
         self._pump()
@@ -161,7 +173,7 @@ class End:
         self.wired = False
         self._control.clear()
         self._data.clear()
-        self.queued = 0
+        self.queued = self.queued_data = 0
         kept = list(self._in_flight)[:deliver]
         torn = list(self._in_flight)[deliver : deliver + 1]
         self._in_flight = deque(kept)

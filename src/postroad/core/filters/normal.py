@@ -191,6 +191,8 @@ class _Builder:
         if not all(boxes for _, boxes in pairs):
             return _NO_MESSAGE
         single = [boxes[0] for _, boxes in pairs if len(boxes) == 1]
+        if len(single) == len(pairs):
+            return self._product(_EVERY_MESSAGE, single)
         factors: list[Boxes] = []
         count, weight = 1, len(pairs) + sum(map(_weight, single))
         for operand, boxes in sorted((pair for pair in pairs if len(pair[1]) > 1), key=lambda pair: len(pair[1])):

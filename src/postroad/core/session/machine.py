@@ -141,7 +141,9 @@ class Session:
             self._end_abandoned()
         self.wake(now=now)
 
-    def receive(self, message: Packet, *, link: LinkId, now: float, batch: Batch | None = None, packet: int = 0) -> None:  # noqa: ARG002  # the machines' contract
+    def receive(
+        self, message: Packet, *, link: LinkId, now: float, batch: Batch | None = None, packet: int = 0
+    ) -> None:  # the machines' contract
         """Take a packet of the broker."""
         match message:
             case Deliver():
@@ -161,7 +163,7 @@ class Session:
             case Gap():
                 self._gap(message)
             case Unsubscribed():
-                self._unsubscribed(message)
+                self._unsubscribed(message, now)
             case _:
                 raise ProtocolViolationError(f"a broker does not send {type(message).__name__} to a client")
 
@@ -471,10 +473,18 @@ class Session:
         if missing is not None:
             self._events.append(Missed(subscription.key, pubend, *missing))
 
-    def _unsubscribed(self, message: Unsubscribed) -> None:
+    def _unsubscribed(self, message: Unsubscribed, now: float) -> None:
+        """Take note of the end; one we did not ask for means that a durable subscription has another home: ask again."""
         subscription = self._handles.get(message.handle)
-        if subscription is not None and subscription.ending:
+        if subscription is None:
+            return
+        if subscription.ending:
             self._end(subscription)
+            return
+        self._handles.pop(message.handle)
+        subscription.active = False
+        subscription.retry_at = now + self._retry_delay(subscription.refusals)
+        subscription.refusals += 1
 
     def _subscribe_refused(self, subscription: SubscriptionState, error: PostroadError, now: float) -> None:
         """Tell the application of a first refusal; a subscription that was active tries again while it may help."""

@@ -81,21 +81,31 @@ class Durables:
         return home.broker if home is not None and home.broker not in (0, self._broker) else None
 
     def take_home(self, name: str, filter_: str, cursors: Positions) -> Durable:
-        """Make this broker the home; the caller floods `home_of` and stores the record."""
+        """Begin to make this broker the home; it becomes so, for all others, with `settle`."""
         versions = [known[name].version for known in (self.homes, self.here) if name in known]
         version = 1 + max(versions, default=0)
         durable = Durable(name, filter_, version, cursors)
         self.here[name] = durable
-        self.homes[name] = DurableHome(name, version, self._broker, settled=False)
         return durable
 
     def settle(self, name: str) -> DurableHome:
+        """Become the home of a record that is stored and whose logs are held; the caller floods it."""
         self.homes[name] = DurableHome(name, self.here[name].version, self._broker, settled=True)
         return self.homes[name]
 
+    def give_up(self, name: str) -> None:
+        """Drop a record of which no client ever heard from us."""
+        if self.here.pop(name).stored:
+            self._dirty[name] = None
+
+    def reclaim(self, rival: DurableHome) -> None:
+        """Stay the home against another of the same version."""
+        self.here[rival.name].version = rival.version + 1
+        self._dirty[rival.name] = None
+
     def forget(self, name: str) -> DurableHome:
         """Delete a durable subscription for good."""
-        version = self.homes[name].version + 1
+        version = 1 + max(known[name].version for known in (self.homes, self.here) if name in known)
         self.here.pop(name, None)
         self._dirty[name] = None
         self.homes[name] = DurableHome(name, version, 0, settled=True)

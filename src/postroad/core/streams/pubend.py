@@ -160,7 +160,7 @@ class Pubend:
             known.accepted = known.durable
             if known.link is not None:
                 first, last = _first_and_last_id(entry)
-                message = PublishRefused(entry.publisher, first, last, error.code, str(error))
+                message = PublishRefused(entry.publisher, first, last, error.code, str(error)[:4096])
                 self._orders.append(Send(known.link, message))
 
     def silence(self, wall_ms: int) -> tuple[int, int] | None:
