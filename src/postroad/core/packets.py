@@ -95,7 +95,8 @@ class PublishRefused(Packet, frozen=True, array_like=True):
 class Subscribe(Packet, frozen=True, array_like=True):
     """Ask for every message that matches. `handle` is the client's own number for the subscription.
 
-    `name` makes it durable. `positions` says where the client already is; a pubend that is not named starts at the
+    `name` makes it durable. `positions` says where the client already is, and `acknowledged` what it has done with (all of
+    that, where a pubend is not named): what lies between may be needed again. A pubend that is not named starts at the
     activation of the subscription, or with `earliest` at the oldest message still held.
     """
 
@@ -104,6 +105,7 @@ class Subscribe(Packet, frozen=True, array_like=True):
     name: Name | None = None
     positions: Positions = {}
     earliest: bool = False
+    acknowledged: Positions = {}
 
 
 class Subscribed(Packet, frozen=True, array_like=True):

@@ -73,6 +73,7 @@ class Subscription:
     filter: Filter
     name: str | None
     positions: dict[int, int]  # what the client or the home said
+    done: dict[int, int]  # and what the client has acknowledged of it
     earliest: bool
     progress: dict[int, Progress] = field(default_factory=dict)
     answered: bool = False
@@ -136,10 +137,18 @@ class Edge:
         return list(self._by_link.get(link, {}).values())
 
     def add(
-        self, link: LinkId, handle: int, filter_: Filter, name: str | None, positions: dict[int, int], *, earliest: bool
+        self,
+        link: LinkId,
+        handle: int,
+        filter_: Filter,
+        name: str | None,
+        positions: dict[int, int],
+        *,
+        done: dict[int, int],
+        earliest: bool,
     ) -> Subscription:
         self._number += 1
-        subscription = Subscription(self._number, link, handle, filter_, name, positions, earliest)
+        subscription = Subscription(self._number, link, handle, filter_, name, positions, done, earliest)
         self.subscriptions[subscription.number] = subscription
         self._by_link.setdefault(link, {})[handle] = subscription
         self._index.add(subscription.number, filter_.condition)
@@ -166,7 +175,8 @@ class Edge:
         progress = subscription.progress[pubend] = Progress()
         self._waiting.setdefault(pubend, {})[subscription.number] = subscription
         if pubend in subscription.positions:
-            progress.start = progress.position = progress.told = progress.acknowledged = subscription.positions[pubend]
+            progress.start = progress.position = progress.told = subscription.positions[pubend]
+            progress.acknowledged = subscription.done.get(pubend, progress.start)
         elif not subscription.earliest:
             progress.acknowledged = self.streams[pubend].stream.cache.frontier
 
@@ -175,8 +185,8 @@ class Edge:
         progress, edge = subscription.progress[pubend], self.streams[pubend]
         frontier = max(edge.stream.cache.frontier, edge.delivered)
         progress.live_from = max(tick, frontier)
+        progress.from_earliest = subscription.earliest
         if pubend not in subscription.positions:
-            progress.from_earliest = subscription.earliest
             progress.start = 0 if subscription.earliest else max(tick, progress.acknowledged)
             progress.position = progress.told = progress.acknowledged = progress.start
         if not self._guards.subscribe_waits_for_path:
@@ -224,7 +234,7 @@ class Edge:
         return holds
 
     def cursors(self, subscription: Subscription) -> dict[int, int]:
-        known = dict(subscription.positions)
+        known = {**subscription.positions, **subscription.done}
         known.update({p: s.acknowledged for p, s in subscription.progress.items() if s.phase is not Phase.WAITING})
         return known
 
