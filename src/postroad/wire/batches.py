@@ -50,8 +50,8 @@ class BatchDecoder:
         if len(view) > limits.bytes + limits.schema_bytes:
             raise BatchLimitError(f"an encoded batch of {len(view):,} bytes", "bytes", limits.bytes)
         schema_length = message_length(view, 0)
-        layout, known = self._layout(view, schema_length)
-        header = read_batch_header(view, schema_length, layout, by_template=known)
+        layout = self._layout(view, schema_length)
+        header = read_batch_header(view, schema_length, layout)
         if header.rows > limits.rows:
             raise BatchLimitError(f"a batch of {header.rows:,} rows", "rows", limits.rows)
         try:
@@ -69,19 +69,17 @@ class BatchDecoder:
         batch.encoded = (view,)
         return batch
 
-    def _layout(self, view: memoryview, length: int) -> tuple[Layout, bool]:
-        """Return the layout of the schema at the start, and whether it was seen before."""
+    def _layout(self, view: memoryview, length: int) -> Layout:
         if length > self.limits.schema_bytes:
             raise BatchLimitError(f"a layout of {length:,} bytes", "schema_bytes", self.limits.schema_bytes)
         key = bytes(view[:length])
-        known = self._layouts.get(key)
-        if known is not None:
-            return known, True
-        layout = read_layout(key, self.limits)
-        if len(self._layouts) >= LAYOUTS_MAX:
-            del self._layouts[next(iter(self._layouts))]
-        self._layouts[key] = layout
-        return layout, False
+        layout = self._layouts.get(key)
+        if layout is None:
+            layout = read_layout(key, self.limits)
+            if len(self._layouts) >= LAYOUTS_MAX:
+                del self._layouts[next(iter(self._layouts))]
+            self._layouts[key] = layout
+        return layout
 
 
 def _check_attributes(batch: Batch, limits: BatchLimits) -> None:
