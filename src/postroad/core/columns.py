@@ -120,7 +120,7 @@ def _payload_bytes(payload: Any) -> bytes:
 def attribute_column(values: Any, name: str, limits: BatchLimits) -> tuple[Kind | None, pa.Array[Any]]:
     """Make an attribute's column and say its kind; None when every value is missing."""
     if isinstance(values, np.ndarray):
-        values = values.tolist() if values.dtype.kind in "OSU" else pa.array(np.ascontiguousarray(values))
+        values = values.tolist() if values.dtype.kind in "OSU" else _arrow_of_numpy(values, name)
     elif hasattr(values, "__arrow_c_array__") or hasattr(values, "__arrow_array__"):
         values = pa.array(values)
     if isinstance(values, pa.Array | pa.ChunkedArray):
@@ -136,6 +136,15 @@ def attribute_column(values: Any, name: str, limits: BatchLimits) -> tuple[Kind 
     column = kind_column(values, kind, name, complete=complete)
     check_attribute_sizes(column, kind, name, limits)
     return kind, column
+
+
+def _arrow_of_numpy(values: np.ndarray[Any, Any], name: str) -> pa.Array[Any]:
+    """Convert numbers; Arrow knows masked values and strides, but only the machine's byte order."""
+    try:
+        column: pa.Array[Any] = pa.array(values.astype(values.dtype.newbyteorder("="), copy=False))
+    except pa.ArrowException as error:
+        raise BatchError(f"attribute {name[:80]!r}: {error}") from error
+    return column
 
 
 def all_of_type(values: Sequence[Any], wanted: type) -> bool:
