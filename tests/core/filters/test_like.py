@@ -109,10 +109,10 @@ def test_hostile_patterns_take_time_in_proportion_to_the_text(pattern: str) -> N
     """A million characters that almost match everywhere are read in about the time of one pass, not in that of the product."""
     text = "a" * 1_000_000
     matcher = LikeMatcher(pattern)
-    start = time.perf_counter()
+    start = time.thread_time()
     assert not matcher.matches(text)
     assert not matcher.mask(pa.array([text])).any()
-    assert time.perf_counter() - start < 10
+    assert time.thread_time() - start < 10
 
 
 def test_a_column_without_strings_has_no_matches() -> None:
