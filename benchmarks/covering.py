@@ -186,10 +186,8 @@ def report_covering() -> None:
         once = best(partial(_prepare_all, filters), 5) / len(filters)
         yes = sum(covers(f, g) for f, g in pairs) / len(pairs)
         print(
-            f"  {name:34} prepared {1 / warm:9,.0f} pairs/s, cold {1 / cold:8,.0f} pairs/s, prepare {once * 1e6:5.1f} us, ",
-            end="",
+            f"  {name:34} prepared {1 / warm:9,.0f} pairs/s ({yes:.1%} yes), cold {1 / cold:7,.0f}, prepare {once * 1e6:.1f} us"
         )
-        print(f"yes {yes:.1%}")
 
 
 def _compare_all(pairs: Sequence[tuple[Any, Any]]) -> None:

@@ -61,7 +61,8 @@ class Entry(Generic[K]):
 class FilterIndex(Generic[K]):
     """Filters under keys. Adding and removing is cheap; the work is done at the next match."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, loose_max: int = LOOSE_MAX) -> None:
+        self._loose_max = loose_max
         self._by_key: dict[K, Entry[K]] = {}
         self._by_signature: dict[Hashable, Entry[K]] = {}
         self._loose: dict[Hashable, Entry[K]] = {}
@@ -119,7 +120,7 @@ class FilterIndex(Generic[K]):
     def _settle(self) -> None:
         """Compile what was added, if it is much, and restore the proportions of the segments."""
         fresh: list[Entry[K]] = []
-        if len(self._loose) > LOOSE_MAX:
+        if len(self._loose) > self._loose_max:
             fresh = list(self._loose.values())
             self._loose.clear()
         kept: list[Segment[Entry[K]]] = []
