@@ -172,7 +172,9 @@ def test_a_name_that_is_no_name_is_refused(name: Any) -> None:
     with pytest.raises(InvalidValueError):
         build_batches([Row(bytes(16), {name: 1}, b"")])
     with pytest.raises(InvalidValueError):
-        Batch.from_columns([bytes(16)], [b""], {name: [1]})
+        build_batches([Row(bytes(16), {"a": 1}, b""), Row(bytes(16), {"a": 1, name: 1}, b"")])
+    with pytest.raises(InvalidValueError):
+        Batch.from_columns([bytes(16)], [b""], {"a": [1], name: [1]})
 
 
 @pytest.mark.parametrize(
@@ -185,6 +187,15 @@ def test_an_id_or_payload_that_is_none_is_refused(message_id: Any, payload: Any)
         build_batches([Row(message_id, {}, payload)])
     with pytest.raises(InvalidValueError):
         build_batches([Row(bytes(15), {}, b""), Row(bytes(17), {}, b"")])
+
+
+def test_rows_of_different_names_take_no_slow_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Publishers of different kinds share a pubend all the time; only a clash or a strange value is looked at row by row."""
+    rows = [Row(bytes(16), {"a": 1, "b": "x"} if n % 2 else {"b": "y", "c": 0.5}, b"") for n in range(10)]
+    monkeypatch.setattr("postroad.core.rows.check_message", lambda *_: pytest.fail("walked"))
+    batch = one(rows)
+    assert content(messages([batch])) == content(rows)
+    assert batch.layout.names == ("a", "b", "c")
 
 
 # --- limits -------------------------------------------------------------------------------------------------------------

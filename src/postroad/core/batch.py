@@ -30,6 +30,7 @@ from postroad.core.layout import (
     BatchLimits,
     Kind,
     Layout,
+    check_name,
     layout_of,
     layout_of_schema,
 )
@@ -74,6 +75,8 @@ class Batch:
         id_values = id_column(ids)
         rows = len(id_values)
         columns = [tick_column(ticks, rows), id_values, payload_column(payloads, limits)]
+        for name in attributes:
+            check_name(name)
         names, kinds = [], []
         for name in sorted(attributes):
             kind, column = attribute_column(attributes[name], name, limits)

@@ -158,6 +158,12 @@ def exact_kind(values: Sequence[Any]) -> Kind | None:
     return KIND_OF.get(first) if all_of_type(values, first) else None
 
 
+def only_kind(values: Sequence[Any]) -> Kind | None:
+    """Return the kind of the values that are not None, when they are all of one plain type."""
+    types = set(map(type, values)) - _NONE
+    return KIND_OF.get(types.pop()) if len(types) == 1 else None
+
+
 def _mixed_kind(values: Sequence[Any], name: str) -> Kind | None:
     types = set(map(type, values)) - _NONE
     if len(types) > 1:
