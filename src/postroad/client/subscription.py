@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 OnGap: TypeAlias = Literal["raise", "skip"] | Callable[[GapError], None]
 
 IDLE_SAVE_S: Final = 5.0
+AUTO_ACK_S: Final = 0.5  # how far behind acknowledgements may be that nobody asked for
 
 
 class ReceivedMessage(Message):
@@ -80,6 +81,7 @@ class Subscription:
         self._last: ReceivedMessage | None = None  # what the application got last of the present batch
         self._saved: dict[int, int] = {}
         self._saver: asyncio.Task[None] | None = None
+        self._ack_timer: asyncio.TimerHandle | None = None
         self._save_lock: Final = asyncio.Lock()
 
     # --- receiving -------------------------------------------------------------------------------------------------------
@@ -140,8 +142,12 @@ class Subscription:
         self._current_arrived = self._last = None
         self._given[arrived.pubend] = int(arrived.batch.ticks()[-1])
         self._client.consumed(arrived.size)
-        if self._auto_ack:
-            self._acknowledge(self._given)
+        if self._auto_ack and self._ack_timer is None:
+            self._ack_timer = asyncio.get_running_loop().call_later(AUTO_ACK_S, self._ack_by_itself)
+
+    def _ack_by_itself(self) -> None:
+        self._ack_timer = None
+        self._acknowledge(self._given)
 
     # --- acknowledging ---------------------------------------------------------------------------------------------------
 
@@ -195,8 +201,9 @@ class Subscription:
 
     async def close(self, *, forget: bool = False) -> None:
         """End the subscription. One with a name waits for its client; `forget` deletes it."""
-        if self._saver is not None:
-            self._saver.cancel()
+        if self._ack_timer is not None:
+            self._acknowledge(self._given)
+        self.stop()
         if self._file is not None and self._failure is None and not self._ended.is_set():
             await self._save()
         await self._client.end_subscription(self._key, forget=forget, ended=self._ended)
@@ -249,10 +256,15 @@ class Subscription:
         """End what runs in the background."""
         if self._saver is not None:
             self._saver.cancel()
+        if self._ack_timer is not None:
+            self._ack_timer.cancel()
+            self._ack_timer = None
 
     def _drop(self, error: Exception) -> None:
         self._failure = self._failure or error
-        self._release_current()
+        if self._current_arrived is not None:
+            self._client.consumed(self._current_arrived.size)
+            self._current_arrived = self._last = None
         for item in self._waiting:
             if isinstance(item, _Arrived):
                 self._client.consumed(item.size)
