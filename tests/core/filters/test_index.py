@@ -14,10 +14,11 @@ import pytest
 from tests.core.filters import reference
 from tests.core.filters.trees import between, both, compare, either, eq, ge, gt, like, lt, missing, ne, negation, one_of, present
 
-from postroad.core.batch import ATTRIBUTE_PREFIX, Batch
+from postroad.core.batch import Batch
 from postroad.core.filters.ast import Arithmetic, Attribute, Condition, Literal
 from postroad.core.filters.index import LOOSE_MAX, SEGMENT_RATIO, FilterIndex
 from postroad.core.filters.segment import ROWS_MAX
+from postroad.core.layout import ATTRIBUTE_PREFIX
 from postroad.types import AttributeValue
 
 TYPES: dict[type, pa.DataType] = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string(), bytes: pa.binary()}
