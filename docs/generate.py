@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from docs.commands import cli_page
+from docs.configuration import config_page
 from docs.protocol import protocol_page
 from postroad import errors
 
@@ -31,7 +33,12 @@ def errors_page() -> str:
     return head + "| code | class | retry may help | meaning |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
 
 
-PAGES: Final[dict[str, Callable[[], str]]] = {"reference/errors.md": errors_page, "reference/protocol.md": protocol_page}
+PAGES: Final[dict[str, Callable[[], str]]] = {
+    "reference/cli.md": cli_page,
+    "reference/config.md": config_page,
+    "reference/errors.md": errors_page,
+    "reference/protocol.md": protocol_page,
+}
 
 
 def main() -> int:

@@ -160,6 +160,7 @@ class Client:
             await asyncio.wait([link.gone for link in links], timeout=1.0)
         for link in links:
             link.channel.abort()
+            self.session.disconnected(link.number, now=self._loop.time())
         if self._timer is not None:
             self._timer.cancel()
 
@@ -259,7 +260,10 @@ class Client:
     def wall_ms(self) -> int:
         return time.time_ns() // 1_000_000
 
-    def plan_pump(self) -> None:
+    def plan_pump(self, then: Callable[[], None] | None = None) -> None:
+        """Pump at the end of this turn of the event loop; call `then` before it."""
+        if then is not None:
+            self._loop.call_soon(then)
         if not self._pump_planned:
             self._pump_planned = True
             self._loop.call_soon(self._planned_pump)

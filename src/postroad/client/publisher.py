@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
@@ -23,6 +24,7 @@ Rows: TypeAlias = Iterable[tuple[Mapping[str, AttributeValue], bytes]]
 
 REFUSALS_MAX: Final = 1024
 CHUNK_ROWS: Final = 4096
+TURN_ROWS: Final = 2000  # published in one turn of the event loop; then others have theirs
 
 
 class Publisher:
@@ -43,22 +45,19 @@ class Publisher:
 
         Returns as soon as the message is in the window of those not yet acknowledged; `flush` waits until all are durable.
         """
-        client = self._client
-        session = self._session
-        session.clock(client.wall_ms())
-        message_id = session.publish(self._key, attributes, payload)
-        while message_id is None:
-            await self._wait_for_room()
-            session.clock(client.wall_ms())
-            message_id = session.publish(self._key, attributes, payload)
+        registration = self._session.registration(self._key) or await self._room()
+        message_id = registration.add(attributes, payload, time.time_ns() // 1_000_000)
         self._since_turn += 1
-        if self._since_turn >= CHUNK_ROWS // 2:
+        if self._since_turn >= TURN_ROWS:
             self._since_turn = 0
-            client.pump()
+            self._client.pump()
             await asyncio.sleep(0)
-        else:
-            client.plan_pump()
+        elif self._since_turn == 1:
+            self._client.plan_pump(self._turned)
         return message_id
+
+    def _turned(self) -> None:
+        self._since_turn = 0
 
     async def publish_many(
         self, messages: Rows | Columns | pa.RecordBatch | pa.Table, payloads: Sequence[bytes] | pa.Array[Any] | None = None

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 OnGap: TypeAlias = Literal["raise", "skip"] | Callable[[GapError], None]
 
 IDLE_SAVE_S: Final = 5.0
+AUTO_ACK_S: Final = 0.5  # how far behind acknowledgements may be that nobody asked for
 
 
 class ReceivedMessage(Message):
@@ -29,7 +30,9 @@ class ReceivedMessage(Message):
     __slots__ = ("pubend",)
 
     def __init__(self, columns: RowColumns, row: int, pubend: int) -> None:
-        super().__init__(columns, row)
+        self._columns = columns  # as the base does, without the call: there is one of these for every message
+        self._row = row
+        self._attributes = None
         self.pubend = pubend
 
 
@@ -74,9 +77,11 @@ class Subscription:
         self._failure: Exception | None = None
         self._current: Iterator[ReceivedMessage] = iter(())
         self._current_arrived: _Arrived | None = None
-        self._given: dict[int, int] = {}  # pubend -> tick of the last message the application got
+        self._given: dict[int, int] = {}  # pubend -> tick of the last message of the batches the application has finished
+        self._last: ReceivedMessage | None = None  # what the application got last of the present batch
         self._saved: dict[int, int] = {}
         self._saver: asyncio.Task[None] | None = None
+        self._ack_timer: asyncio.TimerHandle | None = None
         self._save_lock: Final = asyncio.Lock()
 
     # --- receiving -------------------------------------------------------------------------------------------------------
@@ -85,19 +90,17 @@ class Subscription:
         return self
 
     async def __anext__(self) -> ReceivedMessage:
-        for message in self._current:
-            self._given[message.pubend] = message.tick
-            return message
-        while True:
+        message = next(self._current, None)
+        while message is None:
             self._release_current()
             arrived = await self._next()
             self._current_arrived = arrived
             rows = RowColumns(arrived.batch.columns)
             pubend = arrived.pubend
             self._current = iter([ReceivedMessage(rows, row, pubend) for row in range(len(arrived.batch))])
-            for message in self._current:
-                self._given[pubend] = message.tick
-                return message
+            message = next(self._current, None)
+        self._last = message
+        return message
 
     async def batches(self) -> AsyncIterator[Batch]:
         """Yield the messages as batches: columns `tick`, `id`, `payload` and one per attribute."""
@@ -108,7 +111,7 @@ class Subscription:
             except StopAsyncIteration:
                 return
             self._current_arrived = arrived
-            self._given[arrived.pubend] = int(arrived.batch.ticks()[-1])
+            self._last = ReceivedMessage(RowColumns(arrived.batch.columns), len(arrived.batch) - 1, arrived.pubend)
             yield arrived.batch
 
     async def _next(self) -> _Arrived:
@@ -136,10 +139,15 @@ class Subscription:
         arrived = self._current_arrived
         if arrived is None:
             return
-        self._current_arrived = None
+        self._current_arrived = self._last = None
+        self._given[arrived.pubend] = int(arrived.batch.ticks()[-1])
         self._client.consumed(arrived.size)
-        if self._auto_ack:
-            self._acknowledge({arrived.pubend: int(arrived.batch.ticks()[-1])})
+        if self._auto_ack and self._ack_timer is None:
+            self._ack_timer = asyncio.get_running_loop().call_later(AUTO_ACK_S, self._ack_by_itself)
+
+    def _ack_by_itself(self) -> None:
+        self._ack_timer = None
+        self._acknowledge(self._given)
 
     # --- acknowledging ---------------------------------------------------------------------------------------------------
 
@@ -148,7 +156,11 @@ class Subscription:
 
         With a position file, the positions are safe in it when this returns.
         """
-        self._acknowledge(self._given if message is None else {message.pubend: message.tick})
+        if message is None:
+            message = self._last
+            self._acknowledge(self._given)
+        if message is not None:
+            self._acknowledge({message.pubend: message.tick})
         if self._file is not None:
             await self._save()
 
@@ -189,8 +201,9 @@ class Subscription:
 
     async def close(self, *, forget: bool = False) -> None:
         """End the subscription. One with a name waits for its client; `forget` deletes it."""
-        if self._saver is not None:
-            self._saver.cancel()
+        if self._ack_timer is not None:
+            self._acknowledge(self._given)
+        self.stop()
         if self._file is not None and self._failure is None and not self._ended.is_set():
             await self._save()
         await self._client.end_subscription(self._key, forget=forget, ended=self._ended)
@@ -243,10 +256,15 @@ class Subscription:
         """End what runs in the background."""
         if self._saver is not None:
             self._saver.cancel()
+        if self._ack_timer is not None:
+            self._ack_timer.cancel()
+            self._ack_timer = None
 
     def _drop(self, error: Exception) -> None:
         self._failure = self._failure or error
-        self._release_current()
+        if self._current_arrived is not None:
+            self._client.consumed(self._current_arrived.size)
+            self._current_arrived = self._last = None
         for item in self._waiting:
             if isinstance(item, _Arrived):
                 self._client.consumed(item.size)

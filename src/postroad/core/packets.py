@@ -86,10 +86,10 @@ class PublishRefused(Packet, frozen=True, array_like=True):
     """The messages with these ids were not taken and will not be; the rest of the stream goes on."""
 
     publisher: U32
-    first: bytes
-    last: bytes
+    first: Annotated[bytes, Meta(max_length=64)]
+    last: Annotated[bytes, Meta(max_length=64)]
     code: U32
-    reason: str
+    reason: Annotated[str, Meta(max_length=4096)]
 
 
 class Subscribe(Packet, frozen=True, array_like=True):

@@ -149,7 +149,7 @@ class Publishing:
             self._check_id(publisher, row[0])
             check_message(row[1], row[2], DEFAULT_LIMITS)
         except PostroadError as error:
-            self._parts.send(link, PublishRefused(publisher, row[0], row[0], error.code, str(error)))
+            self._parts.send(link, PublishRefused(publisher, row[0][:64], row[0][:64], error.code, str(error)[:4096]))
             return False
         return True
 

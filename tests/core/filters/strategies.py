@@ -88,8 +88,7 @@ def batch_of(messages: Sequence[Mapping[str, Any]]) -> Batch:
 
 def one_row(message: Mapping[str, Any]) -> Batch:
     """Make a batch of one message, each column of the type its value has."""
-    columns: dict[str, Any] = {ATTRIBUTE_PREFIX + name: pa.array([value]) for name, value in message.items()}
-    return Batch(pa.record_batch({"tick": pa.array([1], pa.uint64()), **columns}))
+    return Batch.from_columns(bytes(16), [b""], {name: pa.array([value]) for name, value in message.items()})
 
 
 # Trees, as the parser makes them

@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from postroad.core.filters.cells import Ints
-from postroad.core.filters.postings import Access, Checks, Flags, Layout, Longs
+from postroad.core.filters.postings import Access, Checks, Flags, Layout, Longs, expanded
 
 Bitmaps: TypeAlias = npt.NDArray[np.uint64]
 
-PAIRS_PER_CHUNK: Final = 1 << 13
-"""Pairs checked at a time: small arrays are recycled by the allocator and stay in the cache, which is worth a factor of three."""
+PAIRS_PER_CHUNK: Final = 1 << 14
+"""Pairs checked at a time, so that the arrays stay in the cache and memory does not grow with the number of pairs."""
 
 BITMAPS_PER_CHUNK: Final = 1 << 10
 """Postings matched by bitmaps at a time, likewise."""
@@ -32,8 +32,9 @@ class Slices:
     starts: Longs
     stops: Longs
 
-    def where(self, chosen: Flags | Longs) -> Slices:
-        return Slices(self.postings[chosen], self.starts[chosen], self.stops[chosen])
+    def where(self, chosen: Flags) -> Slices:
+        places = np.flatnonzero(chosen)
+        return Slices(self.postings.take(places), self.starts.take(places), self.stops.take(places))
 
     @property
     def counts(self) -> Longs:
@@ -90,7 +91,7 @@ class Join:
             reach = (ends[begin - 1] if begin else 0) + PAIRS_PER_CHUNK
             end = max(begin + 1, int(np.searchsorted(ends, reach, "right")))
             numbers, places = expanded(candidates.starts[begin:end], counts[begin:end])
-            hits, passed = self._checked(candidates.postings[begin:end], numbers, store[places])
+            hits, passed = self._checked(candidates.postings[begin:end], numbers, store.take(places))
             kept.append(hits + begin)
             rows.append(passed)
             begin = end
@@ -102,9 +103,9 @@ class Join:
 
     def _checked(self, postings: Longs, hits: Longs, rows: Ints) -> tuple[Longs, Ints]:
         """Thin out pairs (a place in `postings`, a row) by all checks of the posting."""
-        first, count = self.layout.first_check[postings], self.layout.check_count[postings]
+        first, count = self.layout.first_check.take(postings), self.layout.check_count.take(postings)
         passed = self._passed(first, hits, rows)
-        hits, rows = hits[passed], rows[passed]
+        hits, rows = hits.take(passed), rows.take(passed)
         for nth in range(1, int(count.max())):
             concerned = np.flatnonzero((count > nth)[hits])
             last = np.minimum(first + nth, first + count - 1)
@@ -117,12 +118,12 @@ class Join:
     def _passed(self, numbers: Longs, hits: Longs, rows: Ints) -> Longs:
         """Return which pairs pass; pair i is checked by the check `numbers[hits[i]]`."""
         checks = self.layout.checks
-        low = checks.low[numbers]
-        found = self._cells.ravel()[(checks.axis[numbers] * self.count)[hits] + rows]
+        low = checks.low.take(numbers)
+        found = self._cells.ravel().take((checks.axis.take(numbers) * self.count).take(hits) + rows)
         # One unsigned comparison for low <= cell < high.
-        width = (checks.high[numbers] - low).view(np.uint32)
-        passed = np.flatnonzero((found - low[hits]).view(np.uint32) < width[hits])
-        sets = checks.set_number[numbers]
+        width = (checks.high.take(numbers) - low).view(np.uint32)
+        passed = np.flatnonzero((found - low.take(hits)).view(np.uint32) < width.take(hits))
+        sets = checks.set_number.take(numbers)
         if sets.max(initial=-1) >= 0:
             passed = passed[_in_sets(checks, sets[hits[passed]], found[passed])]
         return passed
@@ -139,11 +140,11 @@ class Join:
         found: list[Bitmaps] = []
         for begin in range(0, len(count), BITMAPS_PER_CHUNK):
             chunk = slice(begin, begin + BITMAPS_PER_CHUNK)
-            maps = prefixes[candidates.stops[chunk] + access[chunk]]
-            maps ^= prefixes[candidates.starts[chunk] + access[chunk]]
+            maps = prefixes.take(candidates.stops[chunk] + access[chunk], axis=0)
+            maps ^= prefixes.take(candidates.starts[chunk] + access[chunk], axis=0)
             own = slice(*np.searchsorted(owners, (begin, begin + BITMAPS_PER_CHUNK)).tolist())
-            both = prefixes[stops[own]]
-            both ^= prefixes[starts[own]]
+            both = prefixes.take(stops[own], axis=0)
+            both ^= prefixes.take(starts[own], axis=0)
             offsets = np.searchsorted(owners[own], np.arange(begin, begin + len(maps)))
             maps &= np.bitwise_and.reduceat(both, offsets, axis=0)
             found.append(maps)
@@ -170,7 +171,7 @@ def _by_point(access: Access, cells: Ints) -> tuple[Longs, Longs, Longs]:
     present = cells[starts]
     first = access.offsets[present]
     places, postings = expanded(first, access.offsets[present + 1] - first)
-    return postings, starts[places], stops[places]
+    return postings, starts.take(places), stops.take(places)
 
 
 def _by_range(access: Access, cells: Ints) -> tuple[Longs, Longs, Longs]:
@@ -222,10 +223,3 @@ def runs(values: npt.NDArray[Any]) -> tuple[Longs, Longs]:
     if not len(values):
         return edges, edges
     return np.concatenate(([0], edges)), np.concatenate((edges, [len(values)]))
-
-
-def expanded(starts: Longs, counts: Longs) -> tuple[Longs, Longs]:
-    """Return for slices the number of the slice and the position of each of their elements."""
-    numbers = np.repeat(np.arange(len(counts)), counts)
-    ends = np.cumsum(counts)
-    return numbers, np.arange(len(numbers)) + (starts - ends + counts)[numbers]

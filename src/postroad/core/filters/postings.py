@@ -100,20 +100,22 @@ def lay_out(boxes: Sequence[Box]) -> Layout:
     is_check[access] = False
     is_check[several[~by_points]] = True
     kept = np.flatnonzero(is_check)
-    check_count = np.bincount(predicates.box[kept], minlength=len(boxes))
-    first_check = np.cumsum(check_count) - check_count
+    count = np.bincount(predicates.box[kept], minlength=len(boxes))
+    first = np.cumsum(count) - count
     points, ranges = _split(predicates, access)
     everywhere = np.setdiff1d(np.arange(len(boxes)), predicates.box[access])
     box = np.concatenate((points[2], ranges[3], everywhere))
+    # Checks stand in the order of the postings, repeated where a box has several: neighbours are read together.
+    _, places = expanded(first[box], count[box])
     return Layout(
         axes,
         _accesses(axes, points, ranges),
         range(len(box) - len(everywhere), len(box)),
         box,
-        first_check[box],
-        check_count[box],
-        np.isin(box, predicates.box[kept[np.isin(kept, several)]]),
-        _checks(predicates, kept),
+        np.cumsum(count[box]) - count[box],
+        count[box],
+        np.isin(box, predicates.box[np.intersect1d(kept, several)]),
+        _checks(predicates, kept[places]),
     )
 
 
@@ -205,12 +207,19 @@ def _accesses(axes: Sequence[Axis], points: Longs, ranges: Longs) -> list[Access
 def _checks(predicates: _Predicates, kept: Longs) -> Checks:
     low, high = predicates.low[kept].astype(np.int32), predicates.high[kept].astype(np.int32)
     stride = 1 + int(predicates.high.max(initial=0))
-    numbers = np.full(len(kept), -1, np.int32)
+    numbers = np.full(len(predicates.box), -1, np.int32)
     cuts: list[int] = []
     first: list[int] = []
-    for place in np.flatnonzero(np.isin(kept, np.array(list(predicates.several), np.int64))).tolist():
-        numbers[place] = len(first)
+    for predicate, ranges in predicates.several.items():
+        numbers[predicate] = len(first)
         base = len(first) * stride
         first.append(len(cuts))
-        cuts += [base + cell for ends in predicates.several[int(kept[place])] for cell in ends]
-    return Checks(predicates.axis[kept], low, high, numbers, np.array(cuts, np.int64), np.array(first, np.int64), stride)
+        cuts += [base + cell for ends in ranges for cell in ends]
+    return Checks(predicates.axis[kept], low, high, numbers[kept], np.array(cuts, np.int64), np.array(first, np.int64), stride)
+
+
+def expanded(starts: Longs, counts: Longs) -> tuple[Longs, Longs]:
+    """Return for slices the number of the slice and the position of each of their elements."""
+    numbers = np.repeat(np.arange(len(counts)), counts)
+    offsets = starts - np.cumsum(counts) + counts
+    return numbers, offsets.take(numbers) + np.arange(len(numbers))

@@ -28,14 +28,14 @@ import numpy as np
 
 from postroad.core.filters.cells import Ints, Rows
 from postroad.core.filters.columns import Select, select
-from postroad.core.filters.join import BITMAPS_PER_CHUNK, Bitmaps, Join, Slices, concatenated, expanded, rows_of, runs
+from postroad.core.filters.join import BITMAPS_PER_CHUNK, Bitmaps, Join, Slices, concatenated, rows_of, runs
 from postroad.core.filters.normal import Normal
-from postroad.core.filters.postings import Flags, Longs, lay_out
+from postroad.core.filters.postings import Flags, Longs, expanded, lay_out
 
 ROWS_MAX: Final = 1 << 12
 """Rows of one match: the prefixes of an order take `rows * rows / 8` bytes."""
 
-CANDIDATES_PER_WORD: Final = 0.5
+CANDIDATES_PER_WORD: Final = 2
 """Candidates for each word of a bitmap above which a posting is matched by bitmap."""
 
 
@@ -91,10 +91,25 @@ class Part:
                 yield place, rows[start:stop]
 
 
+class Loose(Generic[E]):
+    """A few entries that are evaluated one by one: cheaper than compiling a segment for them."""
+
+    __slots__ = ("entries",)
+
+    def __init__(self, entries: Sequence[E]) -> None:
+        self.entries = entries
+
+    def match(self, rows: Rows) -> Part:
+        entries, matched = _evaluated(self.entries, np.arange(len(self.entries)), rows)
+        starts, stops = runs(entries)
+        nothing = np.zeros(0, np.int64)
+        return Part(entries[starts], starts, stops, matched, nothing, np.zeros((0, 1), np.uint64), rows.count)
+
+
 class Segment(Generic[E]):
     """Compiled from its entries; only `alive` changes, when entries are removed."""
 
-    __slots__ = ("_entry", "_layout", "_opaque", "_several", "alive", "dead", "entries")
+    __slots__ = ("_entry", "_layout", "_opaque", "_several", "_special", "alive", "dead", "entries")
 
     def __init__(self, entries: Sequence[E]) -> None:
         self.entries = entries
@@ -104,7 +119,8 @@ class Segment(Generic[E]):
         boxes = np.array([len(entry.normal.boxes) for entry in entries])
         self._entry = np.repeat(np.arange(len(entries)), boxes)[self._layout.box]
         self._opaque = np.array([not (entry.normal.is_independent and entry.normal.is_plain) for entry in entries], np.bool_)
-        self._several = np.bincount(self._entry, minlength=len(entries)) > 1
+        self._several = (np.bincount(self._entry, minlength=len(entries)) > 1) & ~self._opaque
+        self._special = self._several | self._opaque
 
     def remove(self, place: int) -> None:
         self.alive[place] = False
@@ -116,20 +132,20 @@ class Segment(Generic[E]):
         join = Join(layout, np.array([axis.cells(rows) for axis in layout.axes], np.int32).reshape(-1, rows.count))
         found = join.candidates()
         if self.dead:
-            found = found.where(self.alive[self._entry[found.postings]])
-        checked = layout.check_count[found.postings] > 0
-        many = checked & (found.counts > join.words * CANDIDATES_PER_WORD) & ~layout.has_set[found.postings]
+            found = found.where(self.alive.take(self._entry.take(found.postings)))
+        checked = layout.check_count.take(found.postings) > 0
+        many = checked & (found.counts > join.words * CANDIDATES_PER_WORD) & ~layout.has_set.take(found.postings)
         store = join.store()
         few, passed = join.pairs(found.where(checked & ~many), store)
         mapped, bitmaps = join.bitmaps(found.where(many))
         few = Slices(few.postings, few.starts + len(store), few.stops + len(store))
         slices = concatenated([found.where(~checked), few])
         part = Part(
-            self._entry[slices.postings],
+            self._entry.take(slices.postings),
             slices.starts,
             slices.stops,
             np.concatenate((store, passed)),
-            self._entry[mapped],
+            self._entry.take(mapped),
             bitmaps,
             rows.count,
         )
@@ -137,44 +153,47 @@ class Segment(Generic[E]):
 
     def _completed(self, part: Part, rows: Rows) -> Part:
         """Unite the results of entries with several postings, and evaluate the opaque entries that have candidates."""
-        special = self._several | self._opaque
-        by_slice, by_map = special[part.entries], special[part.mapped_entries]
+        by_slice, by_map = self._special.take(part.entries), self._special.take(part.mapped_entries)
         if not by_slice.any() and not by_map.any():
             return part
+        simple, simple_maps = np.flatnonzero(~by_slice), np.flatnonzero(~by_map)
         opaque = self._opaque
         candidates = np.concatenate((part.entries[opaque[part.entries]], part.mapped_entries[opaque[part.mapped_entries]]))
         pairs = [
-            self._pairs(part, self._several & ~opaque, rows.count),
-            self._evaluated(np.unique(candidates), rows),
+            self._pairs(part, self._several, rows.count),
+            _evaluated(self.entries, np.unique(candidates), rows),
         ]
         entries = np.concatenate([entries for entries, _ in pairs])
         starts, stops = runs(entries)
         base = len(part.rows)
         return Part(
-            np.concatenate((part.entries[~by_slice], entries[starts])),
-            np.concatenate((part.starts[~by_slice], starts + base)),
-            np.concatenate((part.stops[~by_slice], stops + base)),
+            np.concatenate((part.entries.take(simple), entries[starts])),
+            np.concatenate((part.starts.take(simple), starts + base)),
+            np.concatenate((part.stops.take(simple), stops + base)),
             np.concatenate((part.rows, *(rows for _, rows in pairs))),
-            part.mapped_entries[~by_map],
-            part.bitmaps[~by_map],
+            part.mapped_entries.take(simple_maps),
+            part.bitmaps.take(simple_maps, axis=0),
             rows.count,
         )
 
     def _pairs(self, part: Part, chosen: Flags, count: int) -> tuple[Longs, Ints]:
         """Return the matches of the chosen entries as pairs (entry, row), sorted, each once."""
-        slices = np.flatnonzero(chosen[part.entries])
-        numbers, places = expanded(part.starts[slices], (part.stops - part.starts)[slices])
-        found = [part.entries[slices][numbers] * count + part.rows[places]]
+        slices = np.flatnonzero(chosen.take(part.entries))
+        numbers, places = expanded(part.starts[slices], part.stops[slices] - part.starts[slices])
+        found = [part.entries[slices].take(numbers) * count + part.rows.take(places)]
         mapped = np.flatnonzero(chosen[part.mapped_entries])
         for begin in range(0, len(mapped), BITMAPS_PER_CHUNK):
             chunk = mapped[begin : begin + BITMAPS_PER_CHUNK]
             lines, rows = rows_of(part.bitmaps[chunk], count)
             found.append(part.mapped_entries[chunk][lines] * count + rows)
-        entries, matched = np.divmod(np.unique(np.concatenate(found)), count)
+        pairs = np.sort(np.concatenate(found))
+        entries, matched = np.divmod(pairs[runs(pairs)[0]], count)
         return entries, matched.astype(np.int32)
 
-    def _evaluated(self, entries: Longs, rows: Rows) -> tuple[Longs, Ints]:
-        found = [np.flatnonzero(select(self.entries[entry].select(), rows.columns)) for entry in entries.tolist()]
-        if not found:
-            return entries, np.zeros(0, np.int32)
-        return np.repeat(entries, [len(each) for each in found]), np.concatenate(found).astype(np.int32)
+
+def _evaluated(entries: Sequence[Indexed], chosen: Longs, rows: Rows) -> tuple[Longs, Ints]:
+    """Evaluate the chosen entries as a whole: their matches as pairs (entry, row), sorted."""
+    found = [np.flatnonzero(select(entries[place].select(), rows.columns)) for place in chosen.tolist()]
+    if not found:
+        return chosen, np.zeros(0, np.int32)
+    return np.repeat(chosen, [len(each) for each in found]), np.concatenate(found).astype(np.int32)

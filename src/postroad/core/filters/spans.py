@@ -55,6 +55,9 @@ def union(parts: Sequence[tuple[Cut, ...]]) -> tuple[Cut, ...]:
 
 
 def intersection(parts: Sequence[tuple[Cut, ...]]) -> tuple[Cut, ...]:
+    if len(parts) == 2 and len(parts[0]) == len(parts[1]) == 2:
+        low, high = max(parts[0][0], parts[1][0]), min(parts[0][1], parts[1][1])
+        return (low, high) if low < high else ()
     return parts[0] if len(parts) == 1 else _deep_enough(parts, len(parts))
 
 

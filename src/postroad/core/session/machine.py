@@ -141,7 +141,9 @@ class Session:
             self._end_abandoned()
         self.wake(now=now)
 
-    def receive(self, message: Packet, *, link: LinkId, now: float, batch: Batch | None = None, packet: int = 0) -> None:  # noqa: ARG002  # the machines' contract
+    def receive(
+        self, message: Packet, *, link: LinkId, now: float, batch: Batch | None = None, packet: int = 0
+    ) -> None:  # the machines' contract
         """Take a packet of the broker."""
         match message:
             case Deliver():

@@ -135,20 +135,23 @@ class Registration:
 
     def add(self, attributes: Mapping[str, AttributeValue], payload: bytes, wall_ms: int) -> MessageId:
         """Take one message and give it its id; a value that no message may hold raises before anything changed."""
-        size = self._quick_size(attributes, payload)
-        if size is None:
+        size = quick_size(attributes, payload, self._names)
+        if size < 0:
             attributes = check_message(attributes, payload)
+            payload = bytes(payload)
             size = _slow_size(attributes, payload)
             if len(self._names) < NAMES_MAX:
                 self._names.update(attributes)
-        tick = self._next_tick(wall_ms)
+        tick = (wall_ms + self.skew_ms) << COUNTER_BITS
+        if tick <= self.last_tick:
+            tick = self.last_tick + 1
         self.last_tick = tick
-        self._waiting.append((_ID.pack(self.publisher, self.broker, tick), dict(attributes), bytes(payload)))
+        self._waiting.append((_ID.pack(self.publisher, self.broker, tick), dict(attributes), payload))
         self._sizes.append(size)
         self._waiting_bytes += size
         self.bytes += size
         self.messages += 1
-        return MessageId(self.publisher, self.broker, Tick(tick))
+        return MessageId(self.publisher, self.broker, tick)  # type: ignore[arg-type]  # Tick() would cost a call per message
 
     def add_batch(self, batch: Batch, size: int) -> None:
         """Take a batch whose ids were made by `ids_for`."""
@@ -170,28 +173,6 @@ class Registration:
     def _next_tick(self, wall_ms: int) -> int:
         tick = (wall_ms + self.skew_ms) << COUNTER_BITS
         return tick if tick > self.last_tick else self.last_tick + 1
-
-    def _quick_size(self, attributes: Mapping[str, AttributeValue], payload: bytes) -> int | None:
-        """Return the size of a message that is plainly within every limit, or None when a closer look is needed."""
-        if type(payload) is not bytes or len(attributes) > DEFAULT_LIMITS.attributes:
-            return None
-        size = ROW_OVERHEAD_BYTES + len(payload)
-        if size > DEFAULT_LIMITS.payload_bytes:
-            return None
-        names = self._names
-        for name, value in attributes.items():
-            if name not in names:
-                return None
-            kind = type(value)
-            if kind is str:
-                if len(value) > _QUICK_STRING_MAX or not value.isascii():  # type: ignore[arg-type, union-attr]  # it is a str
-                    return None
-                size += len(value) + 16  # type: ignore[arg-type]  # it is a str
-            elif kind is float or kind is bool or (kind is int and INT_MIN <= value <= INT_MAX):  # type: ignore[operator]  # an int
-                size += 16
-            else:
-                return None
-        return size
 
     def acknowledged(self, last: int) -> None:
         """Forget everything up to this tick: it is durable at the broker."""
@@ -287,6 +268,34 @@ class Registration:
         return given_up
 
 
+def quick_size(attributes: Mapping[str, AttributeValue], payload: bytes, names: set[str]) -> int:
+    """Return the size of a message that is plainly within every limit, or -1 when a closer look is needed.
+
+    `names` are attribute names already checked. Called for every message, hence one loop and no calls.
+    """
+    if type(payload) is not bytes:
+        return -1
+    size = ROW_OVERHEAD_BYTES + len(payload)
+    if size > DEFAULT_LIMITS.payload_bytes or len(attributes) > DEFAULT_LIMITS.attributes:
+        return -1
+    for name, value in attributes.items():
+        if name not in names:
+            return -1
+        kind = type(value)
+        if kind is float or kind is bool:
+            size += 16
+        elif kind is str:
+            length = len(value)  # type: ignore[arg-type]  # it is a str
+            if length > _QUICK_STRING_MAX or not value.isascii():  # type: ignore[union-attr]  # it is a str
+                return -1
+            size += length + 16
+        elif kind is int and INT_MIN <= value <= INT_MAX:  # type: ignore[operator]  # it is an int
+            size += 16
+        else:
+            return -1
+    return size
+
+
 def _contents(frame: Frame) -> list[tuple[dict[str, AttributeValue], bytes]]:
     if frame.batch is None:
         return [(attributes, payload) for _, attributes, payload in frame.rows]
@@ -294,7 +303,7 @@ def _contents(frame: Frame) -> list[tuple[dict[str, AttributeValue], bytes]]:
 
 
 def _slow_size(attributes: Mapping[str, AttributeValue], payload: bytes) -> int:
-    """Return the size `_quick_size` gives, for any message."""
+    """Return the size `quick_size` gives, for any message."""
     lengths = sum(len(value) for value in attributes.values() if isinstance(value, str | bytes))
     return ROW_OVERHEAD_BYTES + len(payload) + 16 * len(attributes) + lengths
 

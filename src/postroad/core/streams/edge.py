@@ -25,6 +25,7 @@ from postroad.core.guards import ALL_ON, Guards
 from postroad.core.orders import LinkId, Order, Send
 from postroad.core.packets import Advance, Deliver, Gap, Started, Unsubscribed
 from postroad.core.streams.cache import Segment, rows_within
+from postroad.core.streams.selection import Rows, select
 from postroad.core.streams.stream import Stream
 
 CATCH_UP_BYTES: Final = 1 << 20
@@ -282,14 +283,18 @@ class Edge:
         """Send the live subscriptions the rows of one stretch that match."""
         if part.rows is None:
             return
-        for number, indices in self._index.match(part.rows).items():
+        live: list[Subscription] = []
+        wanted: list[Rows] = []
+        for number, matching in self._index.match(part.rows).items():
             subscription = self.subscriptions[number]
             progress = subscription.progress.get(pubend)
-            if progress is None or progress.phase is not Phase.LIVE:
-                continue
-            rows = part.rows if len(indices) == len(part.rows) else part.rows.take(indices)
-            if progress.position > part.lo and self._guards.knowledge_is_idempotent:
-                within = rows_within(rows, progress.position, part.hi)
+            if progress is not None and progress.phase is Phase.LIVE:
+                live.append(subscription)
+                wanted.append(matching)
+        for subscription, selected in zip(live, select(part.rows, wanted), strict=True):
+            position, rows = subscription.progress[pubend].position, selected
+            if position > part.lo and self._guards.knowledge_is_idempotent:
+                within = rows_within(selected, position, part.hi)
                 if within is None:
                     continue
                 rows = within

@@ -13,15 +13,16 @@ Invariants: `horizon` never falls; every row at or below it is durable; ticks gi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Final
 
 import numpy as np
 
-from postroad.core.batch import Batch
+from postroad.core.batch import Batch, concat
 from postroad.core.guards import ALL_ON, Guards
+from postroad.core.layout import BatchLimits
 from postroad.core.orders import Append, LinkId, Order, PubendState, Send
 from postroad.core.packets import PublishAcknowledged, PublishRefused, Row
 from postroad.core.rows import build_batches
@@ -29,6 +30,7 @@ from postroad.errors import InvalidValueError, PostroadError
 
 PUBLISHERS_MAX: Final = 1 << 17
 COMMIT_ROWS_MAX: Final = 1 << 16
+JOIN_LIMITS: Final = BatchLimits(rows=8192, bytes=2 << 20)  # of batches that arrived one by one and were joined
 RESERVE_MS: Final = 15_000
 RESERVE_AGAIN_MS: Final = 5_000
 
@@ -158,7 +160,7 @@ class Pubend:
             known.accepted = known.durable
             if known.link is not None:
                 first, last = _first_and_last_id(entry)
-                message = PublishRefused(entry.publisher, first, last, error.code, str(error))
+                message = PublishRefused(entry.publisher, first, last, error.code, str(error)[:4096])
                 self._orders.append(Send(known.link, message))
 
     def silence(self, wall_ms: int) -> tuple[int, int] | None:
@@ -223,11 +225,17 @@ def _build(taken: list[_Waiting], first_tick: int) -> tuple[Batch, ...]:
         pieces.append(entry.columns)
     pieces.extend(build_batches(rows) if rows else ())
     batches = []
-    for piece in pieces:
+    for piece in _joined(pieces):
         ticks = np.arange(first_tick, first_tick + len(piece), dtype=np.uint64)
         batches.append(piece.with_ticks(ticks))
         first_tick += len(piece)
     return tuple(batches)
+
+
+def _joined(pieces: list[Batch]) -> Iterator[Batch]:
+    """Join neighbours of one layout: every later step costs by the batch, not by the row."""
+    for _, run in groupby(pieces, key=lambda piece: piece.layout):
+        yield from concat(run, JOIN_LIMITS)
 
 
 def _first_and_last_id(entry: _Waiting) -> tuple[bytes, bytes]:

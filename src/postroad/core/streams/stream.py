@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 import numpy as np
 
@@ -33,8 +33,8 @@ from postroad.core.packets import Interest, InterestActive, Knowledge, Nack, Rel
 from postroad.core.ranges import RangeSet
 from postroad.core.streams.cache import COMPLETE, Segment, StreamCache
 from postroad.core.streams.interest import ReducedSet, all_covered, covered
+from postroad.core.streams.selection import Rows
 
-Rows: TypeAlias = np.ndarray[Any, np.dtype[Any]]  # row numbers of a batch
 HISTORY_MAX: Final = 64  # interests remembered to compare labels with
 NACK_RANGES_MAX: Final = 256
 REPLY_BYTES_MAX: Final = 4 << 20
