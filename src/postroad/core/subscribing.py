@@ -359,6 +359,8 @@ class Subscribing:
         )
 
     def _store_starts(self, subscription: Subscription, pubends: list[int]) -> None:
+        for pubend in pubends:
+            self._parts.edge.begin_at_oldest(subscription, pubend, self._parts.keeper.released(pubend))
         starts = [subscription.progress[pubend] for pubend in pubends]
         changes = self._releasing.floor_changes({p: subscription.progress[p].acknowledged for p in pubends})
         if subscription.name is not None:

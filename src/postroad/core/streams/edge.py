@@ -185,8 +185,8 @@ class Edge:
         progress, edge = subscription.progress[pubend], self.streams[pubend]
         frontier = max(edge.stream.cache.frontier, edge.delivered)
         progress.live_from = max(tick, frontier)
-        progress.from_earliest = subscription.earliest
         if pubend not in subscription.positions:
+            progress.from_earliest = subscription.earliest
             progress.start = 0 if subscription.earliest else max(tick, progress.acknowledged)
             progress.position = progress.told = progress.acknowledged = progress.start
         if not self._guards.subscribe_waits_for_path:
@@ -199,6 +199,13 @@ class Edge:
         edge.engaged += 1
         del self._waiting[pubend][subscription.number]
         self._fall_behind(subscription, pubend)
+
+    def begin_at_oldest(self, subscription: Subscription, pubend: int, released: int) -> None:
+        """Let one that wants all there is start after what was gone when the log was held for it."""
+        progress = subscription.progress[pubend]
+        if progress.from_earliest:
+            progress.from_earliest = False
+            progress.start = progress.position = progress.told = progress.acknowledged = released
 
     def announce(self, subscription: Subscription, pubend: int) -> None:
         """Tell the client where it starts in a pubend, unless `Subscribed` just did; from here on it takes rows."""
@@ -359,7 +366,7 @@ class Edge:
             edge.delivered = tick
 
     def gap(self, subscription: Subscription, pubend: int, tick: int) -> None:
-        """Move a subscription over what was released, and say so unless it only asked for what there is."""
+        """Move a subscription over what was released, and say so."""
         progress = subscription.progress[pubend]
         if tick <= progress.position:
             return
@@ -417,10 +424,7 @@ class Edge:
 
     def _tell_gap(self, subscription: Subscription, pubend: int, lo: int, hi: int) -> None:
         progress = subscription.progress[pubend]
-        if progress.from_earliest and lo == 0:
-            self._orders.append(Send(subscription.link, Advance(subscription.handle, {pubend: hi})))
-        else:
-            self._orders.append(Send(subscription.link, Gap(subscription.handle, pubend, lo, hi)))
+        self._orders.append(Send(subscription.link, Gap(subscription.handle, pubend, lo, hi)))
         progress.told = max(progress.told, hi)
 
     def _join_if_level(self, subscription: Subscription, pubend: int) -> bool:
