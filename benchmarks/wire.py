@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 
 from postroad.core.batch import Batch, concat
+from postroad.core.packet_rows import Rows
 from postroad.core.rows import Row, build_batches
 from postroad.wire.batches import BatchDecoder, encode_batch
 from postroad.wire.codec import decode, encode
 from postroad.wire.framing import HEADER, FrameDecoder
 from postroad.wire.packets.telesto import PutMessage, PutMessageResponse
-from postroad.wire.rows import Rows
 
 REPEATS = 80
 RUN_SECONDS = 0.002  # short enough to fit between two interruptions of a busy machine
@@ -101,6 +101,8 @@ def batches(count: int) -> None:
     half = np.arange(0, count, 2)
     report("Arrow alone, lists ready, nothing checked", best_us(arrow_alone(rows, batch)), count)
     report("build from rows", best_us(lambda: build_batches(rows, ticks)), count)
+    mixed = [row._replace(attributes={"kind": 1, "level": 0.5}) if n % 2 else row for n, row in enumerate(rows)]
+    report("build from rows of two kinds, mixed", best_us(lambda: build_batches(mixed, ticks)), count)
     report("build from lists of columns", best_us(lambda: Batch.from_columns(ids, payloads, lists, ticks)), count)
     whole = b"".join(ids)
     report("build from Arrow columns", best_us(lambda: Batch.from_columns(whole, batch.payloads(), arrays, ticks)), count)

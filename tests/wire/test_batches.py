@@ -92,17 +92,6 @@ def test_a_batch_survives_its_bytes(made: list[Row], data: st.DataObject) -> Non
             assert found.layout is part.layout
 
 
-@given(rows)
-def test_the_template_and_the_walk_read_the_same(made: list[Row]) -> None:
-    """The quick way through the metadata is only a quick way."""
-    for batch in build_batches(made):
-        data = memoryview(encoded(batch))
-        start = len(batch.layout.encoded)
-        meta = bytes(data[start + 8 : start + arrow_ipc.message_length(data, start)])
-        walked = arrow_ipc._locate(meta, arrow_ipc._shape(batch.layout))
-        assert arrow_ipc._by_template(meta, arrow_ipc._template(batch.layout)) == walked
-
-
 def test_any_arrow_program_reads_what_we_write_and_writes_what_we_read() -> None:
     """The bytes are an Arrow stream; the end mark may not follow in a frame."""
     batch = sample(3, symbol="IBM", price=1.5)

@@ -216,6 +216,7 @@ class Broker:
                 stream = self._parts.ensure_stream(message.pubend)
                 if stream.interest_active(link, message.epoch, message.tick, now):
                     self._subscribing.check_waiting(message.pubend, now, message.tick)
+                    self._parts.edge.advance(message.pubend, now)
             case p.Released():
                 self._released(message, link)
             case p.LinkState():
@@ -257,10 +258,11 @@ class Broker:
 
     def _learned(self, pubend: int, segment: Segment, now: float) -> None:
         stream = self._parts.ensure_stream(pubend)
+        frontier = stream.cache.frontier
         news = stream.learn(segment)
         if not self._config.guards.knowledge_is_idempotent:
             self._parts.edge.deliver(pubend, segment)
-        if news:
+        if news or stream.cache.frontier > frontier:
             self._parts.edge.advance(pubend, now)
 
     def _nacked(self, link: LinkId, nack: p.Nack, now: float) -> None:

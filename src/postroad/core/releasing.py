@@ -63,7 +63,7 @@ class Releasing:
         return ((FLOOR_KEY, msgspec.msgpack.encode(self._floor)),)
 
     def confirmed(self, packet: HoldConfirmed) -> None:
-        self._parts.keeper.confirmed(packet.source, packet.incarnation, packet.version)
+        self._parts.keeper.confirmed(packet.source, packet.incarnation, packet.version, packet.released)
 
     # --- others' holds ---
 
@@ -85,7 +85,8 @@ class Releasing:
         self._confirm(hold)
 
     def _confirm(self, hold: Hold) -> None:
-        released = {p: self._parts.pubends[p].released for p in hold.ticks if p in self._parts.pubends}
+        here = [p for p in hold.ticks if p in self._parts.pubends]
+        released = {p: max(self._parts.pubends[p].released, self._ordered.get(p, 0)) for p in here}
         me, them = self._parts.broker, hold.source
         packet = HoldConfirmed(them, me, FULL_HOPS, hold.incarnation, hold.version, released)
         if them == me:

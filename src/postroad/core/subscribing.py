@@ -77,7 +77,7 @@ class Subscribing:
             parts.refuse(link, request, error)
             return
         if packet.name is None:
-            self._begin(link, request, packet, dict(packet.positions), now)
+            self._begin(link, request, packet, dict(packet.positions), dict(packet.acknowledged), now)
         else:
             self._subscribe_durable(link, request, packet, packet.name, now)
 
@@ -238,7 +238,8 @@ class Subscribing:
             if self._parts.filter(durable.filter) != self._parts.filter(packet.filter):
                 self._parts.refuse(link, request, _other_filter(name, durable.filter))
                 return
-            self._begin(link, request, packet, durables.positions(durable.cursors, packet.positions), now)
+            positions = durables.positions(durable.cursors, packet.positions)
+            self._begin(link, request, packet, positions, durables.positions(durable.cursors, packet.acknowledged), now)
             return
         home = durables.elsewhere(name)
         if home is None:
@@ -246,8 +247,8 @@ class Subscribing:
                 text = f"{name!r} is not known here, and not every broker is in reach to tell; try again later"
                 self._parts.refuse(link, request, DurableElsewhereError(text))
                 return
-            durables.take_home(name, packet.filter, dict(packet.positions))
-            self._begin(link, request, packet, dict(packet.positions), now)
+            durables.take_home(name, packet.filter, {**packet.positions, **packet.acknowledged})
+            self._begin(link, request, packet, dict(packet.positions), dict(packet.acknowledged), now)
             return
         self._move(link, request, packet, name, home, now)
 
@@ -275,7 +276,8 @@ class Subscribing:
     def _move(self, link: LinkId, request: int, packet: Subscribe, name: str, home: int, now: float) -> None:
         version = self._parts.durables.homes[name].version
         deadline = now + self._parts.config.home_query_s
-        move = Move(link, request, packet.handle, packet.filter, name, dict(packet.positions), version, deadline)
+        brought, done = dict(packet.positions), dict(packet.acknowledged)
+        move = Move(link, request, packet.handle, packet.filter, name, brought, done, version, deadline)
         query = HomeQuery(home, self._parts.broker, FULL_HOPS, name, version)
         if self._parts.unicast(query):
             self._moves[name] = move
@@ -292,14 +294,15 @@ class Subscribing:
 
     def _begin_move(self, move: Move, cursors: Positions, now: float) -> None:
         positions = self._parts.durables.positions(cursors, move.positions)
-        self._parts.durables.take_home(move.name, move.filter, positions)
+        done = self._parts.durables.positions(cursors, move.acknowledged)
+        self._parts.durables.take_home(move.name, move.filter, {**positions, **done})
         packet = Subscribe(move.handle, move.filter, move.name, move.positions)
-        self._begin(move.link, move.packet, packet, positions, now)
+        self._begin(move.link, move.packet, packet, positions, done, now)
 
-    def _begin(self, link: LinkId, request: int, packet: Subscribe, positions: Positions, now: float) -> None:
+    def _begin(self, link: LinkId, request: int, packet: Subscribe, positions: Positions, done: Positions, now: float) -> None:
         parts = self._parts
         filter_ = parts.filter(packet.filter)
-        subscription = parts.edge.add(link, packet.handle, filter_, packet.name, positions, earliest=packet.earliest)
+        subscription = parts.edge.add(link, packet.handle, filter_, packet.name, positions, done=done, earliest=packet.earliest)
         if packet.name is not None:
             parts.durables.here[packet.name].subscription = subscription.number
         self._local.add(filter_)
@@ -356,6 +359,8 @@ class Subscribing:
         )
 
     def _store_starts(self, subscription: Subscription, pubends: list[int]) -> None:
+        for pubend in pubends:
+            self._parts.edge.begin_at_oldest(subscription, pubend, self._parts.keeper.released(pubend))
         starts = [subscription.progress[pubend] for pubend in pubends]
         changes = self._releasing.floor_changes({p: subscription.progress[p].acknowledged for p in pubends})
         if subscription.name is not None:

@@ -265,7 +265,11 @@ class ClientNode:
     def _subscribe(self, following: Following) -> None:
         assert self.session is not None
         following.key = self.session.subscribe(
-            following.filter, name=following.name, positions=following.saved, earliest=following.earliest
+            following.filter,
+            name=following.name,
+            positions=following.saved,
+            earliest=following.earliest,
+            saved=self.habits.keeps_file,
         )
 
     def _flush(self) -> None:
@@ -479,6 +483,7 @@ class ClientNode:
         self.history.add(seen.Committed(self.world.now, following.subscription, pubend, tick))
         if self.habits.keeps_file:
             following.saved = dict(self.session.positions(following.key))
+            self.session.approve(following.key, following.saved)
 
     def _failed(self, key: int, text: str, retryable: bool) -> None:
         following = self._following(key)

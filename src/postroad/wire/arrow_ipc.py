@@ -10,10 +10,6 @@ every offset checked, and only what our own encoder could have written goes on t
 - a record batch must have the rows, columns and buffers its layout asks for, uncompressed, one after the other in the body.
 
 The tables and their fields are those of Arrow's `Message.fbs` and `Schema.fbs`.
-
-Walking the tables takes longer than Arrow's whole reading. But the metadata of two record batches of one layout, written by
-one encoder, differ only in four places: the numbers of rows, of body bytes, and the two vectors. So each layout has a
-template, made from a sample of our own: metadata equal to it outside the four places needs no walk.
 """
 
 from __future__ import annotations
@@ -22,13 +18,11 @@ import struct
 from collections.abc import Mapping
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, Final, NamedTuple
-
-import pyarrow as pa
+from typing import Final, NamedTuple
 
 from postroad.core.layout import ATTRIBUTE_PREFIX, LAYOUTS_MAX, SYSTEM_COLUMNS, BatchLimits, Kind, Layout, layout_of
 from postroad.errors import BatchError, BatchLimitError, InvalidValueError
-from postroad.types import MESSAGE_ID_BYTES, AttributeValue
+from postroad.types import MESSAGE_ID_BYTES
 
 PREFIX: Final = struct.Struct("<Ii")
 _CONTINUATION: Final = 0xFFFF_FFFF
@@ -48,8 +42,6 @@ _I64: Final = struct.Struct("<q")
 _BUFFERS: Final[Mapping[Kind, int]] = {"bool": 2, "int": 2, "float": 2, "string": 3, "binary": 3}
 _SYSTEM_BUFFERS: Final = (2, 2, 3)  # tick, id, payload
 _PAYLOAD_DATA: Final = 6  # the buffer of the payloads' bytes
-_SYSTEM_VALUES: Final[tuple[Any, ...]] = (0, bytes(MESSAGE_ID_BYTES), b"")
-_SAMPLE_VALUES: Final[Mapping[Kind, AttributeValue]] = {"bool": False, "int": 0, "float": 0.0, "string": "", "binary": b""}
 
 
 class BatchHeader(NamedTuple):
@@ -79,15 +71,6 @@ class _Shape(NamedTuple):
     buffer_numbers: struct.Struct
 
 
-class _Template(NamedTuple):
-    """Metadata of this length, equal to `fixed` in the bits of `mask`, has its places here."""
-
-    length: int
-    mask: int
-    fixed: int
-    places: _Places
-
-
 def message_length(data: memoryview, start: int) -> int:
     """Return the length of the prefix and metadata of the message at `start`."""
     if len(data) - start < PREFIX.size:
@@ -108,17 +91,13 @@ def read_layout(message: bytes, limits: BatchLimits) -> Layout:
     return layout
 
 
-def read_batch_header(data: memoryview, start: int, layout: Layout, *, by_template: bool) -> BatchHeader:
-    """Read and check the record batch message at `start`, whose body must be the rest of `data`.
-
-    Ask for the template when the layout has been seen before: making one costs more than a walk.
-    """
+def read_batch_header(data: memoryview, start: int, layout: Layout) -> BatchHeader:
+    """Read and check the record batch message at `start`, whose body must be the rest of `data`."""
     body_start = start + message_length(data, start)
     meta = bytes(data[start + PREFIX.size : body_start])
     shape = _shape(layout)
     try:
-        places = _by_template(meta, _template(layout)) if by_template else None
-        return _read_batch(meta, shape, places or _locate(meta, shape), len(data) - body_start)
+        return _read_batch(meta, shape, _locate(meta, shape), len(data) - body_start)
     except struct.error as error:
         raise BatchError(f"malformed record batch: {error}") from error
 
@@ -131,34 +110,12 @@ def _shape(layout: Layout) -> _Shape:
     return _Shape(len(counts), ends[-1], data[1:], struct.Struct(f"<{2 * len(counts)}q"), struct.Struct(f"<{2 * ends[-1]}q"))
 
 
-@lru_cache(maxsize=LAYOUTS_MAX)
-def _template(layout: Layout) -> _Template:
-    """Make the template of a layout from a sample of one row."""
-    values = [*_SYSTEM_VALUES, *(_SAMPLE_VALUES[kind] for kind in layout.kinds)]
-    arrays = [pa.array([value], field.type) for value, field in zip(values, layout.schema, strict=True)]
-    message = pa.RecordBatch.from_arrays(arrays, schema=layout.schema).serialize().to_pybytes()
-    meta = message[PREFIX.size : message_length(memoryview(message), 0)]
-    shape = _shape(layout)
-    places = _locate(meta, shape)
-    assert all(places), "a sample of one row leaves no number out"
-    mask = bytearray(b"\xff" * len(meta))
-    for place, size in zip(places, (8, 8, shape.node_numbers.size, shape.buffer_numbers.size), strict=True):
-        mask[place : place + size] = bytes(size)
-    bits = int.from_bytes(mask, "little")
-    return _Template(len(meta), bits, int.from_bytes(meta, "little") & bits, places)
-
-
-def _by_template(meta: bytes, template: _Template) -> _Places | None:
-    fits = len(meta) == template.length and int.from_bytes(meta, "little") & template.mask == template.fixed
-    return template.places if fits else None
-
-
 def _fields(meta: bytes, position: int, count: int) -> list[int]:
     """Return the absolute positions of a table's first `count` fields, 0 for absent ones; later fields must be absent."""
     vtable = position - _I32.unpack_from(meta, position)[0]
-    if vtable < 0:
+    size = _U16.unpack_from(meta, vtable)[0] if vtable >= 0 else 0
+    if vtable < 0 or vtable + size > len(meta):
         raise BatchError("a table points outside its message")
-    size = _U16.unpack_from(meta, vtable)[0]
     return [position + offset if offset else 0 for offset in _offsets(meta[vtable : vtable + size], count)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
 from tests.core.filters.trees import (
@@ -25,6 +26,8 @@ from tests.core.filters.trees import (
 
 from postroad.core.filters.ast import And, Arithmetic, Attribute, Condition, Literal, Not, Or, Sign
 from postroad.core.filters.covering import covers, overlaps
+from postroad.core.filters.filter import Filter
+from postroad.core.filters.limits import DEPTH_CEILING, FilterLimits
 from postroad.core.filters.normal import BOXES_MAX, Normal, condition_text, prepare
 
 TRUE, FALSE = Literal(True), Literal(False)
@@ -103,6 +106,8 @@ NO: list[tuple[Condition, Condition]] = [
     (gt(SUM, 3), gt(Arithmetic("-", A, B), 3)),
     (gt(Arithmetic("/", A, Literal(2)), 1), gt(Arithmetic("/", A, Literal(2.0)), 1)),
     (compare(A, "<=", B), negation(compare(A, ">", B))),
+    (either(le("a", 5), negation(le("a", 5))), compare(A, "=", B)),  # two strings can be equal
+    (either(le("a", 5), negation(le("a", 5))), compare(A, "<>", B)),
     (eq("x", 1), TRUE),
     (FALSE, eq("x", 1)),
 ]
@@ -162,6 +167,15 @@ def test_overlaps(f: Condition, g: Condition, expected: bool | None) -> None:
     assert overlaps(g, f) is expected
 
 
+def test_filters_offer_both_relations() -> None:
+    """Also that nothing is known: None must not be read as disjoint."""
+    assert Filter("x > 1").covers(Filter("x > 2 AND s = 'a'"))
+    assert not Filter("x > 2").covers(Filter("x > 1"))
+    assert Filter("x > 2").overlaps(Filter("x < 3")) is True
+    assert Filter("x > 2").overlaps(Filter("x < 2")) is False
+    assert Filter("x + y > 2").overlaps(Filter("x < 2")) is None
+
+
 def test_literals_of_equal_value_and_different_type_are_told_apart() -> None:
     """Python finds the trees equal; their meaning differs, and no cache may mix them up."""
     number, boolean = eq("x", 1), eq("x", True)
@@ -189,6 +203,28 @@ def test_deep_trees_are_no_problem() -> None:
         assert covers(tree, tree)
         overlaps(tree, tree)
         assert time.process_time() - started < 2
+
+
+def from_frames_down(frames: int, work: Callable[[], None]) -> None:
+    if frames:
+        from_frames_down(frames - 1, work)
+    else:
+        work()
+
+
+@pytest.mark.parametrize("leaf", ["x > {0}", "s LIKE '%{0}_'", "y{0} > {0}", "a + b > {0}"])
+def test_the_deepest_filters_that_parse_are_compared_from_deep_in_the_stack(leaf: str) -> None:
+    """AND and OR alternate twice for each parenthesis, up to the ceiling of the parser's limits."""
+    text = "TRUE"
+    for level in range(DEPTH_CEILING):
+        text = f"{leaf.format(level)} OR {leaf.format(level + 1)} AND ({text})"
+    deepest = Filter(text, limits=FilterLimits(depth_max=DEPTH_CEILING))
+
+    def compare_deepest() -> None:
+        assert deepest.covers(deepest)
+        assert deepest.overlaps(deepest) is not False
+
+    from_frames_down(300, compare_deepest)
 
 
 def exploding(width: int) -> Condition:

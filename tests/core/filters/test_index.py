@@ -14,10 +14,11 @@ import pytest
 from tests.core.filters import reference
 from tests.core.filters.trees import between, both, compare, either, eq, ge, gt, like, lt, missing, ne, negation, one_of, present
 
-from postroad.core.batch import ATTRIBUTE_PREFIX, Batch
+from postroad.core.batch import Batch
 from postroad.core.filters.ast import Arithmetic, Attribute, Condition, Literal
-from postroad.core.filters.index import SEGMENT_RATIO, FilterIndex
+from postroad.core.filters.index import LOOSE_MAX, SEGMENT_RATIO, FilterIndex
 from postroad.core.filters.segment import ROWS_MAX
+from postroad.core.layout import ATTRIBUTE_PREFIX
 from postroad.types import AttributeValue
 
 TYPES: dict[type, pa.DataType] = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string(), bytes: pa.binary()}
@@ -35,8 +36,9 @@ def batch_of(columns: Mapping[str, Sequence[AttributeValue | None]], rows: int |
     return Batch(pa.RecordBatch.from_arrays(arrays, names=names))
 
 
-def index_of(*filters: Condition) -> FilterIndex[int]:
-    index: FilterIndex[int] = FilterIndex()
+def index_of(*filters: Condition, loose_max: int = 0) -> FilterIndex[int]:
+    """Make an index that compiles even a single filter, so that few filters test the same code as many."""
+    index: FilterIndex[int] = FilterIndex(loose_max=loose_max)
     for key, condition in enumerate(filters):
         index.add(key, condition)
     return index
@@ -125,7 +127,22 @@ def test_numbers_are_compared_exactly_in_columns_of_either_type() -> None:
     ]
     for values in (integers, doubles, integers):
         batch = batch_of({"x": values})
-        assert found(index, batch) == expected(dict(enumerate(filters)), batch)
+        matches = expected(dict(enumerate(filters)), batch)
+        assert found(index, batch) == matches
+        for key, condition in enumerate(filters):  # alone, so that no other threshold stands near
+            assert found(index_of(condition), batch).get(0) == matches.get(key), condition
+
+
+def test_few_filters_are_evaluated_one_by_one_with_the_same_result() -> None:
+    """Nothing is compiled for a handful of filters."""
+    filters: list[Condition] = [gt("x", 1), both(gt("x", 0), lt("x", 3)), eq("y", "a")]
+    batch = batch_of({"x": [0, 1, 2, 3]})
+    loose, compiled = index_of(*filters, loose_max=LOOSE_MAX), index_of(*filters)
+    assert found(loose, batch) == found(compiled, batch) == expected(dict(enumerate(filters)), batch)
+    assert (len(loose._segments), len(compiled._segments)) == (0, 1)
+    assert loose.match(batch).rows_of(0).tolist() == [2, 3]
+    assert loose.remove(0)
+    assert found(loose, batch) == {1: [1, 2]}
 
 
 def test_a_column_may_change_its_type_from_batch_to_batch() -> None:
@@ -157,7 +174,7 @@ def test_a_column_may_change_its_type_from_batch_to_batch() -> None:
 
 def test_equal_filters_share_an_entry_and_all_their_keys_are_reported() -> None:
     """Also when they are written differently; removing one key leaves the others."""
-    index: FilterIndex[str] = FilterIndex()
+    index: FilterIndex[str] = FilterIndex(loose_max=0)
     index.add("a", between("x", 1, 5))
     index.add("b", both(ge("x", 1), negation(gt("x", 5)), lt("x", 100)))
     index.add("c", between("x", 1.0, 5.0))
@@ -259,7 +276,8 @@ def test_adds_keep_the_number_of_segments_small() -> None:
         index.add(key, gt("x", key))
         assert len(index.match(batch).keys()) == min(key + 1, 701)
     sizes = [len(segment.entries) for segment in index._segments]
-    assert sum(sizes) == 600
+    assert sum(sizes) + len(index._loose) == 600
+    assert len(index._loose) <= LOOSE_MAX
     assert len(sizes) <= 1 + math.log(600, SEGMENT_RATIO)
     for key in range(590):
         index.remove(key)

@@ -84,6 +84,13 @@ def test_order_and_patterns_meet() -> None:
     assert languages.within(between, spans.complement(spans.words(["ab"]), STRING_ENDS))
 
 
+def test_a_character_below_all_named_ones_is_tried() -> None:
+    """The only members may start with a character that is less than any in the patterns and cuts."""
+    below_a: Strings = ((0, ""), (0, "a"))
+    assert languages.is_empty(languages.intersection([below_a, languages.like("_")])) is False
+    assert languages.is_empty(languages.intersection([below_a, languages.like("a_")])) is True
+
+
 def test_an_exponential_automaton_is_given_up() -> None:
     """Too much work is answered by None and read as no subset."""
     heavy = languages.like("%a" + "_" * 40)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import pyarrow as pa
@@ -20,13 +21,30 @@ escapes = st.sampled_from([None, "\\", "!", "%", "_", "a", CARROT])
 
 
 @given(patterns, escapes, st.lists(texts, min_size=1, max_size=6))
-@settings(max_examples=1500)
+@settings(max_examples=600)
 def test_a_pattern_matches_what_the_reference_matches(pattern: str, escape: str | None, strings: list[str]) -> None:
     """The segments find a match exactly when the table of all prefixes does."""
     matcher = LikeMatcher(pattern, escape)
     expected = [reference.like(text, pattern, escape) for text in strings]
     assert [matcher.matches(text) for text in strings] == expected
     assert list(matcher.mask(pa.array(strings, pa.string()))) == expected
+
+
+SEGMENTS = ["a", "ab_", "a_b", "a_bb", "b_aa_", "ba__"]
+SHORT_TEXTS = ["".join(letters) for length in range(8) for letters in itertools.product("ab", repeat=length)]
+
+
+@pytest.mark.parametrize("ends", ["%", "", "a%", "%_"])
+def test_segments_neither_overlap_nor_run_past_the_end(ends: str) -> None:
+    """Every row of up to three segments, with wildcards inside or at the end, against every short text of two letters."""
+    column = pa.array(SHORT_TEXTS)
+    for count in (1, 2, 3) if ends == "%" else (1, 2):
+        for segments in itertools.product(SEGMENTS, repeat=count):
+            pattern = ends + "%".join(segments) + ends[::-1]
+            matcher = LikeMatcher(pattern)
+            expected = [reference.like(text, pattern, None) for text in SHORT_TEXTS]
+            assert [matcher.matches(text) for text in SHORT_TEXTS] == expected
+            assert list(matcher.mask(column)) == expected
 
 
 @given(patterns, escapes, texts)
@@ -91,10 +109,10 @@ def test_hostile_patterns_take_time_in_proportion_to_the_text(pattern: str) -> N
     """A million characters that almost match everywhere are read in about the time of one pass, not in that of the product."""
     text = "a" * 1_000_000
     matcher = LikeMatcher(pattern)
-    start = time.perf_counter()
+    start = time.thread_time()
     assert not matcher.matches(text)
     assert not matcher.mask(pa.array([text])).any()
-    assert time.perf_counter() - start < 10
+    assert time.thread_time() - start < 10
 
 
 def test_a_column_without_strings_has_no_matches() -> None:

@@ -100,9 +100,9 @@ def test_a_filter_at_a_default_limit_is_accepted(text: str) -> None:
 )
 def test_a_megabyte_of_anything_is_read_in_linear_time(text: str) -> None:
     """With the length limit out of the way, the parser still answers at once, with a tree or a FilterSyntaxError."""
-    start = time.perf_counter()
+    start = time.thread_time()
     assert len(outcome(text)) < 1_100_000
-    assert time.perf_counter() - start < 5
+    assert time.thread_time() - start < 8
 
 
 def outcome(text: str) -> str:

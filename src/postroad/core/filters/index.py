@@ -2,8 +2,9 @@
 
 The index is a short list of immutable segments (see `segment`), each at least `SEGMENT_RATIO` times as large as the next, so
 there are about log(n) of them and a filter is compiled anew a bounded number of times, however adds and matches interleave.
-New filters wait until the next match and then become the last segment, which is merged upwards while it has grown too large for
-its place. Removal marks a filter dead; a segment that is mostly dead is compiled anew.
+New filters stand loose and are evaluated one by one until there are more than `LOOSE_MAX`; then they become the last segment,
+which is merged upwards while it has grown too large for its place. Removal marks a filter dead; a segment that is mostly dead is
+compiled anew.
 
 Filters with the same normal form are one entry with several keys, so equal filters cost nothing extra.
 
@@ -13,7 +14,7 @@ The answer is exactly that of evaluating every filter alone. Order of results is
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 
@@ -23,12 +24,16 @@ from postroad.core.filters.cells import Ints, Rows
 from postroad.core.filters.columns import Columns, Select, compile_select
 from postroad.core.filters.normal import Normal, prepare
 from postroad.core.filters.postings import Longs
-from postroad.core.filters.segment import ROWS_MAX, Part, Segment
+from postroad.core.filters.segment import ROWS_MAX, Loose, Part, Segment
 
 SEGMENT_RATIO: Final = 4
 """How many times larger each segment is than the next, at least."""
 
+LOOSE_MAX: Final = 16
+"""Filters evaluated one by one, which costs about as much as matching a small segment and nothing to prepare."""
+
 K = TypeVar("K", bound=Hashable)
+S = TypeVar("S", Segment[Any], Loose[Any])
 
 _NO_ROWS: Final[Ints] = np.zeros(0, np.int32)
 
@@ -43,7 +48,7 @@ class Entry(Generic[K]):
         self.normal = normal
         self.signature = signature
         self.keys: dict[K, None] = {}
-        self.segment: Segment[Entry[K]] | None = None
+        self.segment: Segment[Entry[K]] | Loose[Entry[K]] | None = None
         self.place = -1
         self._select: Select | None = None
 
@@ -56,10 +61,11 @@ class Entry(Generic[K]):
 class FilterIndex(Generic[K]):
     """Filters under keys. Adding and removing is cheap; the work is done at the next match."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, loose_max: int = LOOSE_MAX) -> None:
+        self._loose_max = loose_max
         self._by_key: dict[K, Entry[K]] = {}
         self._by_signature: dict[Hashable, Entry[K]] = {}
-        self._waiting: dict[Hashable, Entry[K]] = {}
+        self._loose: dict[Hashable, Entry[K]] = {}
         self._segments: list[Segment[Entry[K]]] = []
         self.version = 0
         """Changes with every change of the filters."""
@@ -78,7 +84,7 @@ class FilterIndex(Generic[K]):
         signature = frozenset(frozenset(box.items()) for box in normal.boxes)
         entry = self._by_signature.get(signature)
         if entry is None:
-            entry = self._by_signature[signature] = self._waiting[signature] = Entry(condition, normal, signature)
+            entry = self._by_signature[signature] = self._loose[signature] = Entry(condition, normal, signature)
         entry.keys[key] = None
         self._by_key[key] = entry
 
@@ -91,9 +97,10 @@ class FilterIndex(Generic[K]):
         del entry.keys[key]
         if not entry.keys:
             del self._by_signature[entry.signature]
-            self._waiting.pop(entry.signature, None)
-            if entry.segment is not None:
+            if isinstance(entry.segment, Segment):
                 entry.segment.remove(entry.place)
+            else:
+                del self._loose[entry.signature]
         return True
 
     def match(self, batch: Batch) -> Matches[K]:
@@ -102,16 +109,20 @@ class FilterIndex(Generic[K]):
         blocks = [
             (offset, Rows(Columns(Batch(batch.columns.slice(offset, ROWS_MAX))))) for offset in range(0, len(batch), ROWS_MAX)
         ]
-        parts = [_Parts(segment, [(offset, segment.match(rows)) for offset, rows in blocks]) for segment in self._segments]
+        loose: Loose[Entry[K]] = self._placed(Loose(list(self._loose.values())))
+        sources: list[Segment[Entry[K]] | Loose[Entry[K]]] = [*self._segments, loose]
+        parts = [_Parts(source, [(offset, source.match(rows)) for offset, rows in blocks]) for source in sources]
         return Matches(len(batch), parts, self)
 
     def entry(self, key: K) -> Entry[K]:
         return self._by_key[key]
 
     def _settle(self) -> None:
-        """Compile what was added, and restore the proportions of the segments."""
-        fresh: list[Entry[K]] = list(self._waiting.values())
-        self._waiting.clear()
+        """Compile what was added, if it is much, and restore the proportions of the segments."""
+        fresh: list[Entry[K]] = []
+        if len(self._loose) > self._loose_max:
+            fresh = list(self._loose.values())
+            self._loose.clear()
         kept: list[Segment[Entry[K]]] = []
         for segment in self._segments:
             if segment.dead * 2 > len(segment.entries):
@@ -122,11 +133,14 @@ class FilterIndex(Generic[K]):
         while kept and fresh and _alive(kept[-1]) < SEGMENT_RATIO * len(fresh):
             fresh = _living(kept.pop()) + fresh
         if fresh:
-            segment = Segment(fresh)
-            for place, entry in enumerate(fresh):
-                entry.segment, entry.place = segment, place
-            kept.append(segment)
+            kept.append(self._placed(Segment(fresh)))
         self._segments = kept
+
+    def _placed(self, source: S) -> S:
+        """Tell the entries of a segment where they stand."""
+        for place, entry in enumerate(source.entries):
+            entry.segment, entry.place = source, place
+        return source
 
 
 def _alive(segment: Segment[Entry[K]]) -> int:
@@ -200,7 +214,7 @@ class _Parts(Generic[K]):
 
     __slots__ = ("_blocks", "_places", "segment")
 
-    def __init__(self, segment: Segment[Entry[K]], blocks: Sequence[tuple[int, Part]]) -> None:
+    def __init__(self, segment: Segment[Entry[K]] | Loose[Entry[K]], blocks: Sequence[tuple[int, Part]]) -> None:
         self.segment = segment
         self._blocks = blocks
         self._places: list[dict[int, int]] | None = None

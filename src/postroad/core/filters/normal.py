@@ -117,7 +117,7 @@ class _Builder:
             case Or(operands) if not wanted:
                 return self._all_of(operands, wanted=False)
             case And(operands) | Or(operands):
-                return self._any_of(condition, [self.boxes(operand, wanted=wanted) for operand in operands], wanted=wanted)
+                return self._any_of(condition, operands, wanted=wanted)
             case Not(operand):
                 return self.boxes(operand, wanted=not wanted)
             case Between(operand, low, high, negated):
@@ -164,8 +164,11 @@ class _Builder:
         implied = {} if constraint.flags & NULL else dict(_implied(operand, ANY_NUMBER))
         return ({value_text(operand): constraint, **implied},)
 
-    def _any_of(self, condition: Condition, alternatives: Sequence[Boxes], *, wanted: bool) -> Boxes:
+    def _any_of(self, condition: Condition, operands: Sequence[Condition], *, wanted: bool) -> Boxes:
         """Unite; alternatives on one key alone become one constraint."""
+        alternatives: list[Boxes] = []
+        for operand in operands:  # no comprehension, here and below: it would take a frame of the stack for each level
+            alternatives.append(self.boxes(operand, wanted=wanted))  # noqa: PERF401
         single: dict[str, list[Constraint]] = {}
         rest: list[Box] = []
         for box in (box for boxes in alternatives for box in boxes):
@@ -187,7 +190,9 @@ class _Builder:
 
     def _all_of(self, operands: Iterable[Condition], *, wanted: bool) -> Boxes:
         """Intersect: the operands of one box each and those that would explode, all at once; then multiply by the others."""
-        pairs = [(operand, self.boxes(operand, wanted=wanted)) for operand in operands]
+        pairs: list[tuple[Condition, Boxes]] = []
+        for operand in operands:
+            pairs.append((operand, self.boxes(operand, wanted=wanted)))  # noqa: PERF401
         if not all(boxes for _, boxes in pairs):
             return _NO_MESSAGE
         single = [boxes[0] for _, boxes in pairs if len(boxes) == 1]

@@ -35,7 +35,7 @@ from postroad.core.filters.postings import Flags, Longs, expanded, lay_out
 ROWS_MAX: Final = 1 << 12
 """Rows of one match: the prefixes of an order take `rows * rows / 8` bytes."""
 
-CANDIDATES_PER_WORD: Final = 0.5
+CANDIDATES_PER_WORD: Final = 2
 """Candidates for each word of a bitmap above which a posting is matched by bitmap."""
 
 
@@ -89,6 +89,21 @@ class Part:
             places = self.mapped_entries[begin : begin + BITMAPS_PER_CHUNK].tolist()
             for place, start, stop in zip(places, *(ends.tolist() for ends in runs(lines)), strict=True):
                 yield place, rows[start:stop]
+
+
+class Loose(Generic[E]):
+    """A few entries that are evaluated one by one: cheaper than compiling a segment for them."""
+
+    __slots__ = ("entries",)
+
+    def __init__(self, entries: Sequence[E]) -> None:
+        self.entries = entries
+
+    def match(self, rows: Rows) -> Part:
+        entries, matched = _evaluated(self.entries, np.arange(len(self.entries)), rows)
+        starts, stops = runs(entries)
+        nothing = np.zeros(0, np.int64)
+        return Part(entries[starts], starts, stops, matched, nothing, np.zeros((0, 1), np.uint64), rows.count)
 
 
 class Segment(Generic[E]):
@@ -146,7 +161,7 @@ class Segment(Generic[E]):
         candidates = np.concatenate((part.entries[opaque[part.entries]], part.mapped_entries[opaque[part.mapped_entries]]))
         pairs = [
             self._pairs(part, self._several, rows.count),
-            self._evaluated(np.unique(candidates), rows),
+            _evaluated(self.entries, np.unique(candidates), rows),
         ]
         entries = np.concatenate([entries for entries, _ in pairs])
         starts, stops = runs(entries)
@@ -175,8 +190,10 @@ class Segment(Generic[E]):
         entries, matched = np.divmod(pairs[runs(pairs)[0]], count)
         return entries, matched.astype(np.int32)
 
-    def _evaluated(self, entries: Longs, rows: Rows) -> tuple[Longs, Ints]:
-        found = [np.flatnonzero(select(self.entries[entry].select(), rows.columns)) for entry in entries.tolist()]
-        if not found:
-            return entries, np.zeros(0, np.int32)
-        return np.repeat(entries, [len(each) for each in found]), np.concatenate(found).astype(np.int32)
+
+def _evaluated(entries: Sequence[Indexed], chosen: Longs, rows: Rows) -> tuple[Longs, Ints]:
+    """Evaluate the chosen entries as a whole: their matches as pairs (entry, row), sorted."""
+    found = [np.flatnonzero(select(entries[place].select(), rows.columns)) for place in chosen.tolist()]
+    if not found:
+        return chosen, np.zeros(0, np.int32)
+    return np.repeat(chosen, [len(each) for each in found]), np.concatenate(found).astype(np.int32)

@@ -53,11 +53,16 @@ class SubscriptionState:
 
     def request(self) -> Subscribe:
         positions = {pubend: state.position for pubend, state in self.pubends.items()}
-        return Subscribe(self.handle, self.filter, self.name, positions, self.earliest)
+        done = self.acknowledged()
+        if self.saved:  # what is not in the file yet begins where the pubend began
+            done = {pubend: self.approved.get(pubend, self.starts.get(pubend, tick)) for pubend, tick in positions.items()}
+        return Subscribe(self.handle, self.filter, self.name, positions, self.earliest, done)
 
     def begin(self, positions: Mapping[int, int]) -> None:
         """Take the positions a former life of the client saved."""
         self.pubends = {pubend: PubendPosition(tick, tick) for pubend, tick in positions.items()}
+        if self.saved:
+            self.approved.update(positions)
 
     def join(self, pubend: int, tick: int) -> tuple[int, int] | None:
         """Start a pubend at this tick. Return the range that is missing when we were not yet there.

@@ -1,12 +1,12 @@
 """Durable subscriptions: names, cursors, and the broker each is at home.
 
 At its home a durable subscription has a stored record: filter, cursors, version. Everywhere else a flooded `DurableHome`
-says where it is; the highest version counts. A move raises the version: the new home floods it at once, and again as
-*settled* when its holds are confirmed. The former home keeps its record, and with it the hold on the logs, until then.
+says where it is; the highest version counts. A move raises the version: the new home floods it when its record is stored and
+its holds are confirmed. The former home keeps its record, and with it the hold on the logs, until then.
 
-Every broker stores what it was told, so that after a restart it does not take a known name for a new one. What remains: a name
-that was created while this broker was cut off from its home, and is asked for here without positions before the two meet,
-begins anew here; the answer's start ticks say so.
+Every broker stores what it was told, so that after a restart it does not take a known name for a new one. A name it was never
+told of may have been created while it was cut off: it takes that for new only when every broker it ever heard of is in
+reach, or when the client brings a position for every pubend.
 
 Invariant: at every moment at least one broker holds the logs for a durable subscription that was ever reported active.
 """
@@ -193,5 +193,6 @@ class Move:
     filter: str
     name: str
     positions: Positions
+    acknowledged: Positions
     version: int
     deadline: float

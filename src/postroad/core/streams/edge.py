@@ -73,6 +73,7 @@ class Subscription:
     filter: Filter
     name: str | None
     positions: dict[int, int]  # what the client or the home said
+    done: dict[int, int]  # and what the client has acknowledged of it
     earliest: bool
     progress: dict[int, Progress] = field(default_factory=dict)
     answered: bool = False
@@ -136,10 +137,18 @@ class Edge:
         return list(self._by_link.get(link, {}).values())
 
     def add(
-        self, link: LinkId, handle: int, filter_: Filter, name: str | None, positions: dict[int, int], *, earliest: bool
+        self,
+        link: LinkId,
+        handle: int,
+        filter_: Filter,
+        name: str | None,
+        positions: dict[int, int],
+        *,
+        done: dict[int, int],
+        earliest: bool,
     ) -> Subscription:
         self._number += 1
-        subscription = Subscription(self._number, link, handle, filter_, name, positions, earliest)
+        subscription = Subscription(self._number, link, handle, filter_, name, positions, done, earliest)
         self.subscriptions[subscription.number] = subscription
         self._by_link.setdefault(link, {})[handle] = subscription
         self._index.add(subscription.number, filter_.condition)
@@ -166,7 +175,8 @@ class Edge:
         progress = subscription.progress[pubend] = Progress()
         self._waiting.setdefault(pubend, {})[subscription.number] = subscription
         if pubend in subscription.positions:
-            progress.start = progress.position = progress.told = progress.acknowledged = subscription.positions[pubend]
+            progress.start = progress.position = progress.told = subscription.positions[pubend]
+            progress.acknowledged = subscription.done.get(pubend, progress.start)
         elif not subscription.earliest:
             progress.acknowledged = self.streams[pubend].stream.cache.frontier
 
@@ -189,6 +199,13 @@ class Edge:
         edge.engaged += 1
         del self._waiting[pubend][subscription.number]
         self._fall_behind(subscription, pubend)
+
+    def begin_at_oldest(self, subscription: Subscription, pubend: int, released: int) -> None:
+        """Let one that wants all there is start after what was gone when the log was held for it."""
+        progress = subscription.progress[pubend]
+        if progress.from_earliest:
+            progress.from_earliest = False
+            progress.start = progress.position = progress.told = progress.acknowledged = released
 
     def announce(self, subscription: Subscription, pubend: int) -> None:
         """Tell the client where it starts in a pubend, unless `Subscribed` just did; from here on it takes rows."""
@@ -224,7 +241,7 @@ class Edge:
         return holds
 
     def cursors(self, subscription: Subscription) -> dict[int, int]:
-        known = dict(subscription.positions)
+        known = {**subscription.positions, **subscription.done}
         known.update({p: s.acknowledged for p, s in subscription.progress.items() if s.phase is not Phase.WAITING})
         return known
 
@@ -349,7 +366,7 @@ class Edge:
             edge.delivered = tick
 
     def gap(self, subscription: Subscription, pubend: int, tick: int) -> None:
-        """Move a subscription over what was released, and say so unless it only asked for what there is."""
+        """Move a subscription over what was released, and say so."""
         progress = subscription.progress[pubend]
         if tick <= progress.position:
             return
@@ -407,10 +424,7 @@ class Edge:
 
     def _tell_gap(self, subscription: Subscription, pubend: int, lo: int, hi: int) -> None:
         progress = subscription.progress[pubend]
-        if progress.from_earliest and lo == 0:
-            self._orders.append(Send(subscription.link, Advance(subscription.handle, {pubend: hi})))
-        else:
-            self._orders.append(Send(subscription.link, Gap(subscription.handle, pubend, lo, hi)))
+        self._orders.append(Send(subscription.link, Gap(subscription.handle, pubend, lo, hi)))
         progress.told = max(progress.told, hi)
 
     def _join_if_level(self, subscription: Subscription, pubend: int) -> bool:

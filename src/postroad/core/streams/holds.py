@@ -100,6 +100,7 @@ class HoldKeeper:
         self._sent: dict[int, Positions] = {}  # broker -> ticks
         self._sent_version: dict[int, int] = {}
         self._confirmed: dict[int, int] = {}  # broker -> version
+        self._released: Positions = {}
         self._away: list[tuple[float, Positions]] = []
         if floor:
             self._away.append((grace_until, dict(floor)))
@@ -141,9 +142,14 @@ class HoldKeeper:
     def sent_version(self, broker: int) -> int:
         return self._sent_version.get(broker, 0)
 
-    def confirmed(self, broker: int, incarnation: int, version: int) -> None:
+    def confirmed(self, broker: int, incarnation: int, version: int, released: Positions) -> None:
         if incarnation == self.incarnation:
+            self._released.update(released)
             self._confirmed[broker] = max(version, self._confirmed.get(broker, 0))
+
+    def released(self, pubend: int) -> int:
+        """Return what was gone of a pubend when its broker last confirmed a hold."""
+        return self._released.get(pubend, 0)
 
     def is_confirmed(self, broker: int, version: int) -> bool:
         return self._confirmed.get(broker, 0) >= version

@@ -157,6 +157,7 @@ class Stream:
         if link != self.parent or not self.epoch_active < epoch <= self.epoch_sent:
             return False
         self.epoch_active, self.active_tick = epoch, tick
+        self.cache.frontier = max(self.cache.frontier, tick)
         if epoch == self.epoch_sent:
             self._resend_at = float("inf")
         self._activate(now, tick)
@@ -202,6 +203,9 @@ class Stream:
         """Take knowledge in, pass what is new on to the children, and return it."""
         if segment.label > self.epoch_active:
             return []  # its activation has not come: the stretch will be asked for again
+        if segment.lo == segment.hi:  # no knowledge, but word of how far there is any: what was lost last is missed now
+            self.cache.frontier = max(self.cache.frontier, segment.hi)
+            return []
         news = self.cache.add(segment)
         for part in news:
             self._forward(part)
@@ -280,6 +284,8 @@ class Stream:
     def flush(self, now: float) -> None:
         """Send the children the silence that no data carried, and the parent an interest it has not answered."""
         for child in self._children.values():
+            if child.epoch and child.quiet == child.told:  # nothing to tell: tell how far there is anything
+                self._send(child, max(child.told, self.cache.frontier), max(child.told, self.cache.frontier), None)
             self._flush_child(child)
         if now >= self._resend_at:
             self.refresh(now, anew=True)

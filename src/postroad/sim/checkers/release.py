@@ -54,7 +54,8 @@ class ReleaseSafety:
 class GapsAreEarned:
     """A gap is only told where the log let go; to a durable subscription only where retention was over its bound.
 
-    A live subscription holds no log while it is disconnected, so after that a gap may be told to it as well.
+    A live subscription holds no log while it is disconnected, so after that a gap may be told to it as well. One that wants
+    all there is may get early messages from a cache before it meets what the log let go before it began.
     """
 
     def check(self, history: History, matches: Matches) -> Iterator[Violation]:  # noqa: ARG002
@@ -69,7 +70,8 @@ class GapsAreEarned:
             follower = followers.take(event)
             if isinstance(event, Gapped) and follower is not None:
                 earned = forced if follower.durable or not follower.was_disconnected else freed
-                if event.hi > earned.get(event.pubend, 0):
+                stream = follower.streams.get(event.pubend)
+                if event.hi > max(earned.get(event.pubend, 0), stream.floor if stream is not None else 0):
                     text = f"{follower.name} was told that {event.lo}..{event.hi} of {event.pubend} is gone without need"
                     yield Violation("released", event.at, text)
 
