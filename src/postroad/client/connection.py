@@ -469,12 +469,14 @@ class Client:
             if self._loop.time() - due > self._config.heartbeat_s:
                 continue  # we were late ourselves, which proves nothing about the broker
             for link in (self._main, *self._homes.values()):
-                if link is not None and link.channel.reading:
+                if link is not None:
                     self._probe(link)
 
     def _probe(self, link: Link) -> None:
         quiet = self._loop.time() - link.channel.received_at
-        if quiet > self._config.timeout_s:
+        if not link.channel.reading:
+            link.channel.ping()  # we do not hear the broker's probes, so we tell it by ourselves that we are there
+        elif quiet > self._config.timeout_s:
             log.warning("broker %d said nothing for %.1f s", link.broker, quiet)
             link.channel.abort()
         elif quiet >= self._config.heartbeat_s * 0.9:
