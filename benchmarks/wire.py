@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 
 from postroad.core.batch import Batch, concat
+from postroad.core.packet_rows import Rows
 from postroad.core.rows import Row, build_batches
 from postroad.wire.batches import BatchDecoder, encode_batch
 from postroad.wire.codec import decode, encode
 from postroad.wire.framing import HEADER, FrameDecoder
 from postroad.wire.packets.telesto import PutMessage, PutMessageResponse
-from postroad.wire.rows import Rows
 
 REPEATS = 80
 RUN_SECONDS = 0.002  # short enough to fit between two interruptions of a busy machine

@@ -73,6 +73,25 @@ def test_two_brokers_that_dial_each_other_keep_one_link(tmp_path: Path) -> None:
     run(scenario)
 
 
+def test_a_link_outlives_the_time_for_its_handshake(tmp_path: Path) -> None:
+    """A welcome that comes before the clock for it is set does not leave the clock running."""
+
+    async def scenario() -> None:
+        (port,) = free_ports(1)
+        node, other = Node(config(tmp_path, 1, port)), Node(config(tmp_path, 2, 0, port))
+        for each in (node, other):
+            await each.start()
+        await until(lambda: links(node) == 1)
+        (peer,) = node.peers.values()
+        peer.limit_handshake(0.05)
+        await asyncio.sleep(0.3)
+        assert list(node.peers.values()) == [peer]
+        for each in (node, other):
+            await each.stop()
+
+    run(scenario)
+
+
 def test_a_link_that_is_cut_comes_back_and_nothing_is_lost(tmp_path: Path) -> None:
     """Messages published while the link is down arrive when it is up again."""
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import inspect as types
 
+from postroad.core.packet_rows import Binary, Rows, join_rows, split_rows
 from postroad.errors import (
     BatchError,
     FilterSyntaxError,
@@ -25,7 +26,6 @@ from postroad.wire.framing import FrameDecoder
 from postroad.wire.packets.session import Hello, Role
 from postroad.wire.packets.telesto import CreateQueue, Error, GetQueueName, PutMessage, QueueMessage, ReadMessageResponse
 from postroad.wire.registry import REGISTRY, Direction, Exchange, Packet, PacketSpec
-from postroad.wire.rows import Binary, Rows, join_rows, split_rows
 
 settings.register_profile("shared machine", deadline=None)
 settings.load_profile("shared machine")

@@ -10,10 +10,12 @@ hop (`target`, `source` and `hops` come first in each of those).
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
+
+from postroad.core.packet_rows import Binary, Rows
 
 U32 = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
 U64 = Annotated[int, Meta(ge=0)]  # MessagePack itself ends at 64 bits, and msgspec takes no larger bound than int64
@@ -57,16 +59,12 @@ class PublisherOpened(Packet, frozen=True, array_like=True):
     last: U64
 
 
-# One message of a `Publish`: id, attributes, payload. Values are `AttributeValue`s; msgspec cannot tell str from bytes in a
-# union, so a driver checks the rows it decoded.
-Row: TypeAlias = tuple[bytes, dict[str, Any], bytes]
-
-
 class Publish(Packet, frozen=True, array_like=True):
     """Messages as rows, ids ascending. The broker turns them into columns at its group commit."""
 
     publisher: U32
-    rows: Annotated[list[Row], Meta(max_length=65536)]
+    rows: Rows
+    binary: Binary = msgspec.field(default_factory=dict)
 
 
 class PublishColumns(Packet, frozen=True, array_like=True):

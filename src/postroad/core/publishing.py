@@ -7,7 +7,8 @@ from typing import Final
 from postroad.core.batch import Batch
 from postroad.core.layout import DEFAULT_LIMITS, check_message
 from postroad.core.orders import LinkId
-from postroad.core.packets import OpenPublisher, Publish, PublishColumns, PublisherOpened, PublishRefused, Row
+from postroad.core.packet_rows import Row, join_rows
+from postroad.core.packets import OpenPublisher, Publish, PublishColumns, PublisherOpened, PublishRefused
 from postroad.core.parts import Parts
 from postroad.core.streams.cache import COMPLETE, Segment
 from postroad.core.streams.pubend import Pubend
@@ -50,7 +51,8 @@ class Publishing:
     def publish(self, link: LinkId, packet: Publish) -> None:
         """Take rows; those that break a rule are refused one by one, the rest goes on."""
         pubend = self._pubend_of(link, packet.publisher)
-        good = [row for row in packet.rows if self._acceptable(link, packet.publisher, row)]
+        rows = join_rows(packet.rows, packet.binary)
+        good = [row for row in rows if self._acceptable(link, packet.publisher, row)]
         if good:
             pubend.publish(packet.publisher, good)
 

@@ -98,7 +98,9 @@ class Peer:
         return f"{kind} {self.name} ({self.channel.address()}, link {self.link})"
 
     def limit_handshake(self, seconds: float) -> None:
-        """Give the peer this long to say who it is."""
+        """Give the peer this long to say who it is, unless it has said so already."""
+        if self.role is not None or self.channel.closing:
+            return
         late = HandshakeError(f"no hello within {seconds:g} s")
         self._handshake = self._loop.call_later(seconds, self.refuse, late)
 

@@ -7,7 +7,8 @@ import pytest
 from postroad.core.batch import Batch
 from postroad.core.guards import Guards
 from postroad.core.orders import Append, Order, PubendState, Send
-from postroad.core.packets import PublishAcknowledged, PublishRefused, Row, pubend_id
+from postroad.core.packet_rows import Row
+from postroad.core.packets import PublishAcknowledged, PublishRefused, pubend_id
 from postroad.core.rows import build_batches
 from postroad.core.streams.pubend import RESERVE_MS, Pubend
 from postroad.errors import InvalidValueError, PostroadError

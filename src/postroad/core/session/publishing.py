@@ -22,7 +22,8 @@ import numpy as np
 from postroad.core.batch import Batch
 from postroad.core.layout import DEFAULT_LIMITS, INT_MAX, INT_MIN, check_message
 from postroad.core.orders import LinkId
-from postroad.core.packets import Packet, Publish, PublishColumns, Row
+from postroad.core.packet_rows import Row, split_rows
+from postroad.core.packets import Packet, Publish, PublishColumns
 from postroad.core.rows import build_batches
 from postroad.types import COUNTER_BITS, AttributeValue, MessageId, Tick
 
@@ -228,7 +229,7 @@ class Registration:
     def _packet(self, frame: Frame) -> tuple[Packet, Batch | None]:
         if frame.batch is not None:
             return PublishColumns(self.publisher), frame.batch
-        return Publish(self.publisher, list(frame.rows)), None
+        return Publish(self.publisher, *split_rows(frame.rows)), None
 
     def _seal(self) -> None:
         """Turn the waiting rows into frames."""
@@ -259,7 +260,7 @@ class Registration:
             MessageId(self.publisher, self.broker, Tick(last)),
         )
 
-    def abandon(self) -> list[tuple[dict[str, AttributeValue], bytes]]:
+    def abandon(self) -> list[tuple[Mapping[str, AttributeValue], bytes]]:
         """Give up every message and return what they held: to show what goes wrong when they do not stay."""
         self._seal()
         given_up = [content for frame in self._frames for content in _contents(frame)]
@@ -296,7 +297,7 @@ def quick_size(attributes: Mapping[str, AttributeValue], payload: bytes, names: 
     return size
 
 
-def _contents(frame: Frame) -> list[tuple[dict[str, AttributeValue], bytes]]:
+def _contents(frame: Frame) -> list[tuple[Mapping[str, AttributeValue], bytes]]:
     if frame.batch is None:
         return [(attributes, payload) for _, attributes, payload in frame.rows]
     return [(dict(message.attributes), message.payload) for message in frame.batch]

@@ -24,7 +24,8 @@ from postroad.core.batch import Batch, concat
 from postroad.core.guards import ALL_ON, Guards
 from postroad.core.layout import BatchLimits
 from postroad.core.orders import Append, LinkId, Order, PubendState, Send
-from postroad.core.packets import PublishAcknowledged, PublishRefused, Row
+from postroad.core.packet_rows import Row
+from postroad.core.packets import PublishAcknowledged, PublishRefused
 from postroad.core.rows import build_batches
 from postroad.errors import InvalidValueError, PostroadError
 

@@ -15,8 +15,9 @@ from msgspec import Meta
 
 from postroad.core.layout import DEFAULT_LIMITS, INT_MAX, INT_MIN
 from postroad.errors import BatchError
-from postroad.types import AttributeValue
-from postroad.wire.registry import IdBytes
+from postroad.types import MESSAGE_ID_BYTES, AttributeValue
+
+IdBytes: TypeAlias = Annotated[bytes, Meta(min_length=MESSAGE_ID_BYTES, max_length=MESSAGE_ID_BYTES)]
 
 ROWS_MAX: Final = 65_536
 """Rows of one packet."""
@@ -31,6 +32,9 @@ _Bytes: TypeAlias = Annotated[bytes, Meta(max_length=DEFAULT_LIMITS.value_bytes)
 _Payload: TypeAlias = Annotated[bytes, Meta(max_length=DEFAULT_LIMITS.payload_bytes)]
 _RowNumber: TypeAlias = Annotated[int, Meta(ge=0, lt=ROWS_MAX)]
 
+Row: TypeAlias = tuple[bytes, Mapping[str, AttributeValue], bytes]
+"""A message as a row: id, attributes, payload."""
+
 WireRow: TypeAlias = tuple[IdBytes, _Scalars, _Payload]
 Rows: TypeAlias = Annotated[list[WireRow], Meta(max_length=ROWS_MAX)]
 Binary: TypeAlias = Annotated[
@@ -40,7 +44,7 @@ Binary: TypeAlias = Annotated[
 
 
 def split_rows(
-    rows: Iterable[tuple[bytes, Mapping[str, AttributeValue], bytes]],
+    rows: Iterable[Row],
 ) -> tuple[list[WireRow], dict[int, dict[str, bytes]]]:
     """Return rows of plain values (see `check_message`) as the two fields of a packet."""
     plain: list[WireRow] = []
@@ -54,11 +58,9 @@ def split_rows(
     return plain, binary
 
 
-def join_rows(
-    rows: list[WireRow], binary: Mapping[int, Mapping[str, bytes]]
-) -> list[tuple[bytes, Mapping[str, AttributeValue], bytes]]:
+def join_rows(rows: list[WireRow], binary: Mapping[int, Mapping[str, bytes]]) -> list[Row]:
     """Return the rows of a packet with their binary attributes back in place, or raise `BatchError`."""
-    joined: list[tuple[bytes, Mapping[str, AttributeValue], bytes]] = list(rows)
+    joined: list[Row] = list(rows)
     for number, values in binary.items():
         if number >= len(rows):
             raise BatchError(f"binary attributes for row {number} of {len(rows)}")
