@@ -39,6 +39,7 @@ class Listener:
         self.end = None
 
     def held_back(self, end: End, congested: bool) -> None:
+        assert end is self.end
         self.marks.append(congested)
 
 

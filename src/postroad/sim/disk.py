@@ -107,8 +107,8 @@ class _Writes:
 class Disk:
     """What one broker finds again when it starts.
 
-    `logged` is called with (pubend, batch) when rows become durable, `freed` with (pubend, tick, released, retention) when the log
-    was told to give back up to a tick, or had to, and has given back up to `released`.
+    `logged` is called with (pubend, batch) when rows become durable, `freed` with (pubend, tick, released, retention) when a
+    log was told to give back up to a tick, or had to, and has given back up to `released`.
     """
 
     def __init__(self, world: World, name: str, profile: DiskProfile, pubends: tuple[int, ...]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from postroad.core.parts import BrokerConfig
 from postroad.sim.clients import ClientNode, Habits
 from postroad.sim.disk import DiskProfile
 from postroad.sim.network import CableProfile
@@ -48,8 +49,15 @@ class Workload:
             segment_batches=chance.choice((1, 2, 8)),
             retention_rows_max=chance.choice((1 << 30, 1 << 30, 1 << 30, 60)),
         )
+        config = BrokerConfig(
+            cache_bytes=chance.choice((1_500, 20_000, 64 << 20)),
+            silence_s=chance.choice((0.2, 1.0)),
+            subscriber_grace_s=chance.choice((0.5, 5.0, 30.0)),
+            keep_s=chance.choice((0.0, 0.0, 3.0)),
+            home_query_s=chance.choice((0.5, 3.0)),
+        )
         for number in range(1, count + 1):
-            overlay.broker(number, disk=disk)
+            overlay.broker(number, disk=disk, config=config)
         edges = {(chance.randint(1, number - 1), number) for number in range(2, count + 1)}
         for _ in range(chance.randint(0, count)):
             a, b = sorted(chance.sample(range(1, count + 1), 2))

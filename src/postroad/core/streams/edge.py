@@ -32,6 +32,7 @@ CATCH_UP_BYTES: Final = 1 << 20
 CATCH_UP_RETRY_S: Final = 1.0
 NACK_DELAY_S: Final = 0.05
 NACK_BACKOFF_MAX_S: Final = 2.0
+NACK_TRIES_MAX: Final = 6  # about three seconds
 NACK_RANGES: Final = 64
 TOLD_AT_ONCE: Final = 2000
 FOREVER: Final = (1 << 64) - 1
@@ -89,6 +90,7 @@ class EdgeStream:
     engaged: int = 0  # subscriptions that are live or catching up
     nack_at: float = float("inf")
     nack_backoff: float = NACK_DELAY_S
+    nack_tries: int = 0  # without progress
 
     def need_at(self, tick: int) -> tuple[int, int]:
         """Return the label needed just after a tick, and up to where."""
@@ -266,7 +268,7 @@ class Edge:
             edge.delivered = part.hi
         edge.forget_required()
         if edge.delivered > before:
-            edge.nack_backoff, edge.nack_at = NACK_DELAY_S, float("inf")
+            edge.nack_backoff, edge.nack_at, edge.nack_tries = NACK_DELAY_S, float("inf"), 0
         if edge.stream.cache.frontier > edge.delivered and edge.nack_at == float("inf"):
             edge.nack_at = now + edge.nack_backoff
 
@@ -309,9 +311,25 @@ class Edge:
         if not gaps:
             edge.nack_at = float("inf")
             return
+        if edge.nack_tries >= NACK_TRIES_MAX:
+            self._go_on_at_frontier(pubend)
+            return
+        edge.nack_tries += edge.stream.parent is not None or edge.stream.hosted_here
         edge.stream.ask(gaps, edge.need_at(edge.delivered)[0], now)
         edge.nack_backoff = min(edge.nack_backoff * 2, NACK_BACKOFF_MAX_S)
         edge.nack_at = now + edge.nack_backoff
+
+    def _go_on_at_frontier(self, pubend: int) -> None:
+        """Give up to fill a gap for all: it may be larger than the cache. Each subscription gets its own past instead."""
+        edge = self.streams[pubend]
+        for subscription in self.subscriptions.values():
+            progress = subscription.progress.get(pubend)
+            if progress is not None and progress.phase is Phase.LIVE:
+                progress.position = self.reached(progress, pubend)
+                self._fall_behind(subscription, pubend)
+        edge.delivered = edge.stream.cache.frontier
+        edge.forget_required()
+        edge.nack_backoff, edge.nack_at, edge.nack_tries = NACK_DELAY_S, float("inf"), 0
 
     def _gaps(self, edge: EdgeStream) -> list[tuple[int, int]]:
         gaps: list[tuple[int, int]] = []
