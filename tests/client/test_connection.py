@@ -261,20 +261,26 @@ def test_a_reader_that_is_slow_makes_the_broker_wait_not_the_memory_grow(tmp_pat
         url = await brokers.start()
         config = ClientConfig(receive_bytes=200_000)
         async with postroad.connect(url, config) as slow, postroad.connect(url) as fast:
-            subscription = await slow.subscribe()
+            subscription = await slow.subscribe("n >= 0")
             publisher = fast.publisher()
             for number in range(5_000):
                 await publisher.publish({"n": number}, b"x" * 1000)
             await publisher.flush()
             await asyncio.sleep(0.5)
-            assert slow._buffered < 2_000_000
+            assert subscription._buffered < 3_000_000
+            other = slow.publisher()  # the connection is read all the while
+            await other.publish({"x": 1})
+            await other.flush(5)
+            second = await slow.subscribe("x = 2")
+            await other.publish({"x": 2})
+            assert (await anext(second))["x"] == 2
             assert await take(subscription, 5_000) == list(range(5_000))
 
     run(tmp_path, scenario)
 
 
 def test_a_reader_that_does_not_read_for_long_stays_connected(tmp_path: Path) -> None:
-    """Neither side takes the other for dead because one of them has stopped reading."""
+    """An application that takes nothing for longer than any timeout keeps its connection and its place."""
 
     async def scenario(brokers: Brokers) -> None:
         url = await brokers.start(links=Links(client_heartbeat_s=0.1, client_timeout_s=0.6))
