@@ -13,6 +13,9 @@ from postroad.errors import PostroadError
 # name -> (module, attribute, one line for --help)
 COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
     "demo": ("postroad.cli.demo", "demo", "A short tour of what Postroad does, on embedded defaults."),
+    "topics": ("postroad.cli.topics", "topics", "Run and show the topics service: servers, proxies, status."),
+    "topic": ("postroad.cli.topics", "topic", "Use topics: subscribe, unsubscribe, get, put."),
+    "sim": ("postroad.cli.sim", "sim", "Soak a part of Postroad in its simulator."),
 }
 
 

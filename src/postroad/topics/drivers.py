@@ -19,7 +19,7 @@ import xxhash
 from postroad.errors import TopicsStoreError
 from postroad.topics import messages as m
 from postroad.topics.options import ProxyOptions, ServerOptions
-from postroad.topics.orders import Ask, Asked, Order, Parcel, Persist, Reply
+from postroad.topics.orders import Ask, Asked, BodyRef, Order, Parcel, Persist, Reply, Route
 from postroad.topics.proxy import ProxyMachine
 from postroad.topics.rows import Row
 from postroad.topics.server import ServerMachine
@@ -62,6 +62,7 @@ class Process:
     address: bytes = b""
     _stop: threading.Event = field(default_factory=threading.Event)
     ready: threading.Event = field(default_factory=threading.Event)
+    on_ready: Callable[[], None] | None = None
 
     def stop(self) -> None:
         """Safe from a signal handler or another thread; the loop ends within a fifth of a second."""
@@ -73,6 +74,8 @@ class Process:
         try:
             with _Loop(self, context) as loop:
                 self.ready.set()
+                if self.on_ready is not None:
+                    self.on_ready()
                 while not self._stop.is_set():
                     loop.turn()
         finally:
@@ -148,19 +151,25 @@ class _Loop:
             self._note_delay(time.monotonic() - started)
             self._process.counters.commits += 1
             self._process.counters.rows += len(rows)
+        answered: dict[Route, BodyRef] = {}
         for order in orders:
             match order:
                 case Ask():
                     self._ask(order)
                 case Reply(route, payload, None):
                     self._listener.send(route, payload)
-                case Reply(route, payload, ref):
-                    assert ref is not None
-                    body = self._process.store.body(ref.topic, ref.sequence)
-                    if body is not None:
-                        self._listener.send(route, payload + body)
-                case Persist():
+                case Reply(route, payload, BodyRef() as ref):
+                    # Repeats of one request pile up while a large body is read; they need one answer.
+                    if answered.get(route) != ref:
+                        answered[route] = ref
+                        self._send_body(route, payload, ref)
+                case _:
                     pass
+
+    def _send_body(self, route: Route, payload: bytes, ref: BodyRef) -> None:
+        body = self._process.store.body(ref.topic, ref.sequence)
+        if body is not None:
+            self._listener.send(route, payload + body)
 
     def _note_delay(self, seconds: float) -> None:
         if seconds > DELAY_S:

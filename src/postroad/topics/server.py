@@ -398,7 +398,17 @@ class ServerMachine:
             move = Move(copy.topic, target, message.address, 0, [])
             self.moves[copy.topic] = move
             self._restart_move(move, now)
+        elif copy is not None and self.moves[copy.topic].target == target:
+            self._readdress(copy, self.moves[copy.topic], message.address)
         self._reply(route, m.OK, asked)
+
+    def _readdress(self, copy: TopicCopy, move: Move, address: bytes) -> None:
+        """Learn that the target came back at another address; the next try goes there."""
+        if move.address != address:
+            move.address = address
+            if move.committed:
+                copy.target_address = address
+                self._rows.append(copy.topic_row())
 
     def _resume_move(self, copy: TopicCopy, now: float) -> None:
         copy.frozen = True

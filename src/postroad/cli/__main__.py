@@ -1,0 +1,5 @@
+"""`python -m postroad.cli` is the `postroad` command."""
+
+from postroad.cli import main
+
+main()
