@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import sys
 from collections.abc import Callable
@@ -10,8 +11,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from postroad.errors import PostroadError, TopicsNotSubscribedError, TopicsUnavailableError
 from postroad.topics import messages as m
@@ -155,6 +154,9 @@ def _inquire(address: str, timeout: float) -> Any:
 
 
 def _show(seen: list[tuple[str, Any]], servers: dict[str, tuple[str, Any]]) -> None:
+    from rich.console import Console  # noqa: PLC0415 - rich costs a tenth of a second, which a put should not pay
+    from rich.table import Table  # noqa: PLC0415
+
     console = Console()
     table = Table("proxy", "address", "state", "servers", "topics", "requests under way")
     for address, report in seen:
@@ -201,6 +203,10 @@ def _open(client_id: str, proxies: tuple[str, ...], data: Path, patience: float,
     return TopicClient(client_id, proxies, data=data, patience_s=patience, options=options)
 
 
+def _quoted(*words: str) -> str:
+    return shlex.join(words)
+
+
 @topic.command()
 @click.argument("client_id")
 @click.argument("topic_name", metavar="TOPIC")
@@ -245,7 +251,7 @@ def get(
         try:
             message = client.last(topic_name) if again else client.get(topic_name, wait_s=wait)
         except TopicsNotSubscribedError as error:
-            hint = f"{error}; subscribe first: postroad topic subscribe {client_id} {topic_name}"
+            hint = f"{error}; subscribe first: postroad topic subscribe {_quoted(client_id, topic_name)}"
             raise TopicsNotSubscribedError(hint) from error
         if message is None:
             click.echo("no message", err=True)
@@ -285,7 +291,7 @@ def put(
             client.put(topic_name, body)
         except TopicsUnavailableError as error:
             raise TopicsUnavailableError(
-                f"{error}; repeat it safely with: postroad topic put {client_id} {topic_name} --finish"
+                f"{error}; repeat it safely with: postroad topic put {_quoted(client_id, topic_name)} --finish"
             ) from error
 
 
