@@ -46,7 +46,8 @@ class ServerOptions:
 
 @dataclass(frozen=True, slots=True)
 class ProxyOptions:
-    calls: CallOptions = CallOptions()
+    # A little less than the client's: when a server is away, the proxy's word reaches the client before it gives up.
+    calls: CallOptions = CallOptions(timeout_ms=90)
     silent_s: float = 15.0  # a server not heard for so long gets no new topics
     hops_max: int = 3
     patience_max: float = 64.0  # a client that waits longer than 100 ms may stretch the proxy's time-outs this far
