@@ -128,8 +128,9 @@ class ClientMachine:
         """Start an operation; `factor` stretches the time-outs when the caller repeats one."""
         assert self._operation is None, "one operation at a time"
         m.check_name(operation.topic, "topic")
+        self._reserve(operation)
         self._operation, self._asked, self._error, self._factor = operation, 0, None, factor
-        self._payload = self._prepare(operation)
+        self._payload = self._format(operation)
         self._ask(now)
 
     def forget_home(self, topic: bytes) -> None:
@@ -180,38 +181,43 @@ class ClientMachine:
     def _persist(self, *rows: ClientRow) -> None:
         self._orders.append(Persist((*rows, SetMark("stamp", self._stamp))))
 
-    def _prepare(self, operation: Operation) -> bytes:
-        memory = self._memory(operation.topic)
-        home = memory.home or None
-        patience = int(self.options.calls.timeout_ms * self._factor) if self._factor > 1 else None
+    def _reserve(self, operation: Operation) -> None:
+        """Make durable what must be so before the first request leaves; refuse what cannot be asked."""
+        topic = operation.topic
+        memory = self._memory(topic)
         match operation:
-            case SubscribeTo(topic) | UnsubscribeFrom(topic):
+            case SubscribeTo() | UnsubscribeFrom():
                 memory.operation += 1
                 self._persist(self._memory_row(topic))
-                kind = m.Subscribe if isinstance(operation, SubscribeTo) else m.Unsubscribe
-                extensions = m.extend(t=self._stamp, h=home, n=memory.operation, w=patience)
-                return m.format_message(kind(self.client, topic, extensions=extensions))
-            case GetFrom(topic):
-                extensions = m.extend(t=self._stamp, h=home, w=patience)
-                return m.format_message(m.Get(self.client, topic, memory.last_message_id, extensions=extensions))
-            case PutTo(topic, body):
+            case PutTo(_, body):
                 if len(body) > self.options.body_bytes_max:
-                    self._operation = None
                     raise InvalidValueError(f"a body of {len(body)} bytes; at most {self.options.body_bytes_max} are allowed")
                 memory.counter += 1
                 memory.unfinished = SaveUnfinished(topic, memory.counter, body)
                 memory.unfinished_stored = True
                 self._persist(self._memory_row(topic), memory.unfinished)
-                return self._put(memory.unfinished, home, patience)
-            case FinishPut(topic):
-                if memory.unfinished is None:
-                    self._operation = None
-                    raise InvalidValueError("this client has no unfinished put on the topic")
-                return self._put(memory.unfinished, home, patience)
+            case FinishPut() if memory.unfinished is None:
+                raise InvalidValueError("this client has no unfinished put on the topic")
+            case _:
+                pass
 
-    def _put(self, put: SaveUnfinished, home: bytes | None, patience: int | None) -> bytes:
-        extensions = m.extend(t=self._stamp, h=home, w=patience)
-        return m.format_message(m.Put(self.client, put.topic, put.counter, put.body, extensions=extensions))
+    def _format(self, operation: Operation) -> bytes:
+        topic = operation.topic
+        memory = self._memory(topic)
+        patience = int(self.options.calls.timeout_ms * self._factor) if self._factor > 1 else None
+        extensions = m.extend(t=self._stamp, h=memory.home or None, w=patience)
+        message: m.ClientRequest
+        match operation:
+            case SubscribeTo():
+                message = m.Subscribe(self.client, topic, extensions={**extensions, **m.extend(n=memory.operation)})
+            case UnsubscribeFrom():
+                message = m.Unsubscribe(self.client, topic, extensions={**extensions, **m.extend(n=memory.operation)})
+            case GetFrom():
+                message = m.Get(self.client, topic, memory.last_message_id, extensions=extensions)
+            case PutTo() | FinishPut():
+                assert memory.unfinished is not None
+                message = m.Put(self.client, topic, memory.unfinished.counter, memory.unfinished.body, extensions=extensions)
+        return m.format_message(message)
 
     def _ask(self, now: float) -> None:
         proxy = self.proxies[(self._first + self._asked) % len(self.proxies)]
@@ -243,6 +249,8 @@ class ClientMachine:
         elif status.status == m.NO_MESSAGE and isinstance(self._operation, GetFrom):
             self._answered_by()
             self._finish()
+        elif status.status == m.HOME:
+            self._settle_in(status, now)
         elif status.status == m.OTHER_COPY:
             self._next_proxy(TopicsConflictError(text), now)
         elif status.status in m.RETRIABLE:
@@ -251,6 +259,18 @@ class ClientMachine:
             self._finish(error=TopicsNotSubscribedError(text))
         else:
             self._finish(error=TopicsRefusedError(f"{text} ({status.status.decode('ascii', 'replace')})"))
+
+    def _settle_in(self, status: m.Status, now: float) -> None:
+        """Take the copy that answered first as home, durably, and ask it again: it has done nothing yet."""
+        assert self._operation is not None
+        memory, home = self._memory(self._operation.topic), m.name(status.extensions, "h")
+        if memory.home or home is None:
+            self._next_proxy(TopicsUnavailableError("the answer names no home"), now)
+            return
+        memory.home = home
+        self._persist(self._memory_row(self._operation.topic))
+        self._payload = self._format(self._operation)
+        self._ask(now)
 
     def _answered_by(self) -> None:
         self._first = (self._first + self._asked) % len(self.proxies)

@@ -147,13 +147,14 @@ REFUSED: Final = b"REFUSED"
 BAD_REQUEST: Final = b"BAD_REQUEST"
 NOT_OWNER: Final = b"NOT_OWNER"
 OTHER_COPY: Final = b"OTHER_COPY"
+HOME: Final = b"HOME"
 MOVING: Final = b"MOVING"
 RESTART: Final = b"RESTART"
 UNAVAILABLE: Final = b"UNAVAILABLE"
 STORAGE: Final = b"STORAGE"
 BUSY: Final = b"BUSY"
 CLOCK: Final = b"CLOCK"
-RETRIABLE: Final = frozenset({NOT_OWNER, OTHER_COPY, MOVING, RESTART, UNAVAILABLE, STORAGE, BUSY, CLOCK})
+RETRIABLE: Final = frozenset({HOME, NOT_OWNER, OTHER_COPY, MOVING, RESTART, UNAVAILABLE, STORAGE, BUSY, CLOCK})
 
 # name -> (how many fields follow it, how many of them may be missing)
 _ARITY: Final[dict[bytes, tuple[int, int]]] = {

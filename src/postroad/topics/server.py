@@ -233,6 +233,10 @@ class ServerMachine:
         if copy.frozen:
             self._reply(route, m.MOVING, asked, body=b"the topic is moving to another server; try again")
             return
+        if asked and home is None and self.options.homes and not isinstance(message, m.Get):
+            # Nothing is done for a client without a home: a late duplicate of its first request must not be done elsewhere.
+            self._reply(route, m.HOME, asked, copy=copy, body=b"send it again, with this copy as your home")
+            return
         match message:
             case m.Subscribe() | m.Unsubscribe():
                 self._subscription(message, copy, route, now)
