@@ -110,6 +110,8 @@ def test_arbitrary_bytes_raise_nothing_but_the_typed_error(payload: bytes) -> No
         b"SUBSCRIBE a " + b"x" * (m.NAME_BYTES_MAX + 1) + b"\r\n\r\n",
         b"SUBSCRIBE a b" + b" @k=1" * (m.EXTENSIONS_MAX + 1) + b"\r\n\r\n",
         b"x" * (m.HEADER_BYTES_MAX + 10) + b"\r\n\r\n",
+        b"PERIODIC a\r\n\r\n" + b"x " * (m.ANNOUNCEMENT_BYTES_MAX // 2 + 1),
+        b"STATUS a OK\r\n\r\n" + bytes(m.BODY_BYTES_MAX + 1),
     ],
 )
 def test_a_broken_message_is_refused(payload: bytes) -> None:
@@ -176,6 +178,13 @@ def test_an_old_peers_transfer_parses() -> None:
     parsed = t.parse_transfer(b"alice m1 m2\r\nbob\r\n*m1\r\nfirst*m2\r\nse/scond")
     assert [(s.client, s.unread, s.stamp) for s in parsed.subscribers] == [(b"alice", (b"m1", b"m2"), None), (b"bob", (), None)]
     assert [(x.id, x.body, x.stamp) for x in parsed.messages] == [(b"m1", b"first", None), (b"m2", b"se*cond", None)]
+
+
+@pytest.mark.parametrize("data", [b"a " * (t.WORDS_MAX + 1) + b"\r\n", b"\r\n" * (t.LINES_MAX + 1), b"*" * (t.MESSAGES_MAX + 1)])
+def test_a_transfer_beyond_its_bounds_is_refused(data: bytes) -> None:
+    """Before millions of objects are made of it."""
+    with pytest.raises(TopicsProtocolError, match="more than"):
+        t.parse_transfer(data)
 
 
 @given(st.binary(max_size=200))

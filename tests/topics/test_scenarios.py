@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 from tests.topics.fake_wire import Wire
 
@@ -270,6 +272,40 @@ def test_a_target_that_returns_at_another_address_is_found_again() -> None:
     assert T in server(wire, b"elsewhere").copies
 
 
+def test_a_server_that_returns_with_an_old_copy_doubles_nothing() -> None:
+    """Its disk was restored from before the move: the new owner knows that copy already."""
+    wire = split()
+    wire.client(b"alice", b"p0")
+    wire.do(b"alice", SubscribeTo(T))
+    wire.client(b"bob", b"p1")
+    put(wire, b"bob", b"one", b"two")
+    backup = copy.deepcopy(wire.stores[b"s1"])
+    heal(wire)
+    assert read(wire, b"alice") == [b"one", b"two"]
+    wire.stores[b"s1"] = backup
+    assert T in backup.topics
+    wire.server(b"s1")
+    wire.advance(11)
+    assert T not in server(wire, b"s1").copies
+    assert read(wire, b"alice") == []
+    put(wire, b"bob", b"three")
+    assert read(wire, b"alice") == [b"three"]
+
+
+def test_two_proxies_may_order_one_merge() -> None:
+    """The second order finds the move under way."""
+    wire = split()
+    wire.client(b"alice", b"p0")
+    wire.do(b"alice", SubscribeTo(T))
+    wire.client(b"bob", b"p1")
+    put(wire, b"bob", b"one")
+    wire.lose.add((b"s0", b"s1"))
+    for proxy in (b"p0", b"p1"):
+        assert wire.ask(b"s1", m.format_message(m.Merge(proxy, T, b"s0", extensions=m.extend(i=b"s0")))).ok
+    heal(wire)
+    assert read(wire, b"alice") == [b"one"]
+
+
 def test_a_copy_never_moves_to_a_higher_id() -> None:
     """Moves cannot run in a circle, whatever a proxy orders."""
     wire = split()
@@ -298,8 +334,8 @@ def test_stamps_far_in_the_future_do_not_move_the_clock() -> None:
     future = int((wire.now + 3600) * 1000) << 16
     wire.ask(b"s0", m.format_message(m.Put(b"evil", T, 1, b"x", extensions=m.extend(t=future))))
     assert server(wire, b"s0").clock.last < future
-    copy = b"@copy evil!1\r\nalice @s=%d @o=1 @r=0\r\n" % future
-    part = m.Transfer(b"evil", T, copy, extensions=m.extend(c=b"evil!1", x=1, p=0))
+    data = b"@copy evil!1\r\nalice @s=%d @o=1 @r=0\r\n" % future
+    part = m.Transfer(b"evil", T, data, extensions=m.extend(c=b"evil!1", x=1, p=0))
     final = m.Transfer(b"evil", T, b"", extensions=m.extend(c=b"evil!1", x=1, e=1))
     assert wire.ask(b"s0", m.format_message(part)).ok
     assert wire.ask(b"s0", m.format_message(final)).status == m.CLOCK

@@ -25,6 +25,7 @@ EXTENSIONS_MAX: Final = 16
 INTEGER_DIGITS_MAX: Final = 20
 # A TRANSFER of one largest message, all of whose bytes need escaping, and its lines.
 PAYLOAD_BYTES_MAX: Final = 2 * BODY_BYTES_MAX + (16 << 20)
+ANNOUNCEMENT_BYTES_MAX: Final = 16 << 20  # the names in one PERIODIC, or in the answer to it
 NO_MESSAGE_ID: Final = b"-1"
 
 _SPECIAL: Final = re.compile(rb"[\x00-\x20\x7f%]")
@@ -228,7 +229,7 @@ def parse(payload: bytes) -> Message:
         case b"PUT":
             return Put(sender, decode_name(fields[1]), integer(fields[2]), _body(payload, header), extensions=extensions)
         case b"PERIODIC":
-            return Periodic(sender, parse_names(payload[header.body_start :]), extensions=extensions)
+            return Periodic(sender, parse_announcement(payload[header.body_start :]), extensions=extensions)
         case b"MERGE":
             return Merge(sender, decode_name(fields[1]), decode_name(fields[2]), extensions=extensions)
         case b"TRANSFER":
@@ -250,6 +251,12 @@ def _body(payload: bytes, header: Header) -> bytes:
     if len(payload) - header.body_start > BODY_BYTES_MAX:
         raise TopicsProtocolError(f"a body of {len(payload) - header.body_start} bytes; at most {BODY_BYTES_MAX} are allowed")
     return payload[header.body_start :]
+
+
+def parse_announcement(data: bytes) -> tuple[bytes, ...]:
+    if len(data) > ANNOUNCEMENT_BYTES_MAX:
+        raise TopicsProtocolError(f"topics in {len(data)} bytes; at most {ANNOUNCEMENT_BYTES_MAX} are allowed")
+    return parse_names(data)
 
 
 def parse_names(data: bytes) -> tuple[bytes, ...]:

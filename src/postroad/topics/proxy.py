@@ -263,8 +263,8 @@ class ProxyMachine:
     def _announced(self, message: m.Periodic, route: Route, now: float) -> None:
         extensions = message.extensions
         address = m.name(extensions, "a") or message.sender
-        if not self._learn(message.sender, address):
-            self._reply(route, m.REFUSED, body=b"this proxy knows its maximum of servers")
+        if len(self._claims) + len(message.topics) > self.options.topics_max or not self._learn(message.sender, address):
+            self._reply(route, m.REFUSED, body=b"this proxy knows its maximum of servers or topics")
             return
         server = self.servers[message.sender]
         stamp = m.number(extensions, "t")

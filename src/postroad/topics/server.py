@@ -31,7 +31,6 @@ from postroad.topics.rows import DropMoved, DropTopic, SaveMoved, ServerRow, Ser
 from postroad.topics.transfer import parse_transfer
 from postroad.types import COUNTER_BITS
 
-ANNOUNCEMENT_BYTES_MAX: Final = 16 << 20
 REPORT: Final = b"REPORT"
 REPORT_TOPICS_MAX: Final = 10_000
 
@@ -248,8 +247,8 @@ class ServerMachine:
     def _room(self, topic: bytes) -> bytes:
         if len(self.copies) >= self.options.topics_max:
             return b"this server has its maximum of %d topics" % self.options.topics_max
-        if self._announcement_bytes + len(topic) * 3 > ANNOUNCEMENT_BYTES_MAX:
-            return b"the names of this server's topics have reached %d bytes" % ANNOUNCEMENT_BYTES_MAX
+        if self._announcement_bytes + len(topic) * 3 > m.ANNOUNCEMENT_BYTES_MAX:
+            return b"the names of this server's topics have reached %d bytes" % m.ANNOUNCEMENT_BYTES_MAX
         return b""
 
     def _create(self, topic: bytes, now: float) -> TopicCopy:
@@ -346,7 +345,7 @@ class ServerMachine:
         low, moved = m.number(status.extensions, "l"), m.number(status.extensions, "m")
         if tag.number != self._round.number or low is None or moved is None or not status.ok:
             return
-        self._round.answers[tag.proxy] = (low, moved, m.parse_names(status.body))
+        self._round.answers[tag.proxy] = (low, moved, m.parse_announcement(status.body))
         if len(self._round.answers) < len(self._proxies):
             return
         answers = self._round.answers.values()

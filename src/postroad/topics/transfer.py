@@ -18,6 +18,8 @@ from postroad.topics.messages import BODY_BYTES_MAX, decode_name, encode_name, i
 
 LINE_END: Final = b"\r\n"
 LINES_MAX: Final = 1_000_000
+WORDS_MAX: Final = 4_000_000
+MESSAGES_MAX: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +113,15 @@ def message_text(message: TransferredMessage) -> bytes:
 
 
 def parse_transfer(data: bytes) -> TransferData:
+    if data.count(b"*") > MESSAGES_MAX:
+        raise TopicsProtocolError(f"more than {MESSAGES_MAX} messages in one part of a transfer")
     lines, *messages = data.split(b"*")
     parsed = TransferData()
     if lines and not lines.endswith(LINE_END):
         raise TopicsProtocolError("the subscriber lines of a transfer do not end with CR LF")
     texts = lines.split(LINE_END)[:-1]
-    if len(texts) > LINES_MAX:
-        raise TopicsProtocolError(f"more than {LINES_MAX} lines in one transfer")
+    if len(texts) > LINES_MAX or lines.count(b" ") > WORDS_MAX:
+        raise TopicsProtocolError(f"more than {LINES_MAX} lines or {WORDS_MAX} words in one part of a transfer")
     for text in texts:
         _parse_line(text, parsed)
     parsed.messages = [_parse_message(text) for text in messages]
