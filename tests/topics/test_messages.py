@@ -11,7 +11,7 @@ from postroad.topics import messages as m
 from postroad.topics import transfer as t
 
 names = st.binary(min_size=1, max_size=60)
-numbers = st.integers(0, 10**19)
+numbers = st.integers(0, 2**63 - 1)
 extensions = st.dictionaries(
     st.text("abcdefghij", min_size=1, max_size=3), st.binary(min_size=1, max_size=20).map(m.encode_name), max_size=4
 )
@@ -104,6 +104,7 @@ def test_arbitrary_bytes_raise_nothing_but_the_typed_error(payload: bytes) -> No
         b"get alice news -1\r\n\r\n",
         b"PUT alice news x\r\n\r\n",
         b"PUT alice news -3\r\n\r\n",
+        b"PUT alice news 9223372036854775808\r\n\r\n",
         b"PUT alice news 123456789012345678901\r\n\r\n",
         b"SUBSCRIBE a b c\r\n\r\n",
         b"SUBSCRIBE a b @=1\r\n\r\n",

@@ -235,6 +235,8 @@ def test_hostile_frames_do_not_stop_a_process(running: Running) -> None:
     """No delimiter, too many frames, empty messages, binary noise."""
     context = zmq.Context()
     sockets: list[zmq.Socket[bytes]] = []
+    with running.client("alice") as client:
+        client.subscribe("t")
     try:
         for address in (running.proxy.address, running.server.address):
             socket = context.socket(zmq.DEALER)
@@ -242,8 +244,18 @@ def test_hostile_frames_do_not_stop_a_process(running: Running) -> None:
             sockets.append(socket)
             for frames in ([b"x"], [b""] * 50, [b"", b""], [b"1", b"", b"\xff" * 100_000], [b"", b"PUT a b 1\r\n\r\n"]):
                 socket.send_multipart(frames)
+            for text in (
+                b"MERGE evil b nonsense @i=a\r\n\r\n",
+                b"MERGE evil b nonsense:0:0 @i=a\r\n\r\n",
+                b"PERIODIC evil @a=nonsense @t=1\r\n\r\nstolen",
+                b"PUT evil stolen 9223372036854775807 @t=9223372036854775807 @w=9223372036854775807\r\n\r\nx",
+                b"PUT evil stolen 1 @h=nobody!1\r\n\r\nx",
+                b"TRANSFER evil stolen @c=x @x=1 @p=0\r\n\r\nalice 9:nobody 9:nobody\r\n*-1\r\nx",
+                b"TRANSFER evil stolen @c=x @x=1 @p=0\r\n\r\nalice 9:nobody\r\n*9:nobody\r\nx*9:nobody\r\ny",
+                b"TRANSFER evil stolen @c=x @x=1 @e=1\r\n\r\n",
+            ):
+                socket.send_multipart([b"", text])
         with running.client("alice") as client:
-            client.subscribe("t")
             client.put("t", b"still here")
             message = client.get("t")
             assert message is not None

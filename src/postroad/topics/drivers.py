@@ -16,7 +16,7 @@ from typing import Final, Self
 
 import xxhash
 
-from postroad.errors import TopicsStoreError
+from postroad.errors import InvalidValueError, TopicsStoreError
 from postroad.topics import messages as m
 from postroad.topics.options import ProxyOptions, ServerOptions
 from postroad.topics.orders import Ask, Asked, BodyRef, Order, Parcel, Persist, Reply, Route
@@ -30,6 +30,7 @@ from postroad.topics.transfer import TransferredMessage, message_text
 BATCH_MESSAGES_MAX: Final = 1000
 BATCH_BYTES_MAX: Final = 64 << 20
 POLL_MS_MAX: Final = 200
+DEALERS_MAX: Final = 512
 REOPEN_S: Final = 0.5
 DELAY_S: Final = 0.02  # a shorter write does not move time-outs
 
@@ -104,11 +105,14 @@ class _Loop:
         self._close_dealers()
 
     def _close_dealers(self) -> None:
-        for dealer in self._dealers.values():
-            if dealer.socket in self._poller:
-                self._poller.unregister(dealer.socket)
-            dealer.socket.close()
-        self._dealers.clear()
+        for address in list(self._dealers):
+            self._close_dealer(address)
+
+    def _close_dealer(self, address: bytes) -> None:
+        dealer = self._dealers.pop(address)
+        if dealer.socket in self._poller:
+            self._poller.unregister(dealer.socket)
+        dealer.socket.close()
 
     def turn(self) -> None:
         """Do one round: wait, take in, decide, write, send."""
@@ -167,9 +171,16 @@ class _Loop:
                     pass
 
     def _send_body(self, route: Route, payload: bytes, ref: BodyRef) -> None:
-        body = self._process.store.body(ref.topic, ref.sequence)
+        try:
+            body = self._process.store.body(ref.topic, ref.sequence)
+        except TopicsStoreError as error:
+            self._listener.send(route, self._storage_status(error))
+            return
         if body is not None:
             self._listener.send(route, payload + body)
+
+    def _storage_status(self, error: TopicsStoreError) -> bytes:
+        return m.format_message(m.Status(self._process.name, m.STORAGE, None, str(error).encode()))
 
     def _note_delay(self, seconds: float) -> None:
         if seconds > DELAY_S:
@@ -178,7 +189,7 @@ class _Loop:
     def _revert(self, orders: Sequence[Order], error: TopicsStoreError) -> None:
         """Section 4 of the seed: "revert the changes to the state in memory" and reply with an error."""
         self._process.counters.failed_commits += 1
-        status = m.format_message(m.Status(self._process.name, m.STORAGE, None, str(error).encode()))
+        status = self._storage_status(error)
         for order in orders:
             if isinstance(order, Reply):
                 self._listener.send(order.route, status)
@@ -187,16 +198,25 @@ class _Loop:
         self._machine = self._process.make(self._process.address, self._clock.now())
 
     def _ask(self, ask: Ask) -> None:
-        dealer = self._dealers.get(ask.address)
+        try:
+            dealer = self._dealer(ask.address)
+            payload = ask.payload if ask.parcel is None else ask.payload + self._fill(ask.parcel)
+        except (InvalidValueError, TopicsStoreError, self._zmq.ZMQError):
+            return  # an address nobody can use, or a disk that cannot be read: the same as a lost message
+        dealer.send(ask.request, payload)
+
+    def _dealer(self, address: bytes) -> Dealer:
+        dealer = self._dealers.get(address)
         if dealer is None:
-            dealer = self._dealers[ask.address] = Dealer(self._context, ask.address)
+            if len(self._dealers) >= DEALERS_MAX:
+                self._close_dealer(next(iter(self._dealers)))
+            dealer = self._dealers[address] = Dealer(self._context, address)
             self._poller.register(dealer.socket, self._zmq.POLLIN)
         elif dealer.clogged:
             self._poller.unregister(dealer.socket)
             dealer.reopen()
             self._poller.register(dealer.socket, self._zmq.POLLIN)
-        payload = ask.payload if ask.parcel is None else ask.payload + self._fill(ask.parcel)
-        dealer.send(ask.request, payload)
+        return dealer
 
     def _fill(self, parcel: Parcel) -> bytes:
         texts = [parcel.lines]

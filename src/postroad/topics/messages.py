@@ -22,7 +22,8 @@ NAME_BYTES_MAX: Final = 16_384
 BODY_BYTES_MAX: Final = 64 << 20
 HEADER_BYTES_MAX: Final = 6 * NAME_BYTES_MAX + 65_536
 EXTENSIONS_MAX: Final = 16
-INTEGER_DIGITS_MAX: Final = 20
+INTEGER_DIGITS_MAX: Final = 19
+INTEGER_MAX: Final = (1 << 63) - 1  # what a database column holds
 # A TRANSFER of one largest message, all of whose bytes need escaping, and its lines.
 PAYLOAD_BYTES_MAX: Final = 2 * BODY_BYTES_MAX + (16 << 20)
 ANNOUNCEMENT_BYTES_MAX: Final = 16 << 20  # the names in one PERIODIC, or in the answer to it
@@ -62,7 +63,7 @@ def message_id(publisher: bytes, counter: int) -> bytes:
 def parse_message_id(text: bytes) -> tuple[bytes, int] | None:
     """Give publisher and counter of one of our ids; None for an id some other server made."""
     digits, colon, publisher = text.partition(b":")
-    if not colon or not publisher or not _DIGITS.match(digits):
+    if not colon or not publisher or not _DIGITS.match(digits) or int(digits) > INTEGER_MAX:
         return None
     return publisher, int(digits)
 
@@ -268,9 +269,9 @@ def format_names(names: tuple[bytes, ...]) -> bytes:
 
 
 def integer(text: bytes) -> int:
-    if not _DIGITS.match(text):
-        raise TopicsProtocolError(f"{text[:30]!r} is not a whole number of at most {INTEGER_DIGITS_MAX} digits")
-    return int(text)
+    if not _DIGITS.match(text) or (number := int(text)) > INTEGER_MAX:
+        raise TopicsProtocolError(f"{text[:30]!r} is not a whole number of at most {INTEGER_MAX}")
+    return number
 
 
 def number(extensions: Extensions, key: str) -> int | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from postroad.errors import TopicsProtocolError
-from postroad.topics.messages import BODY_BYTES_MAX, decode_name, encode_name, integer
+from postroad.topics.messages import BODY_BYTES_MAX, NO_MESSAGE_ID, decode_name, encode_name, integer
 
 LINE_END: Final = b"\r\n"
 LINES_MAX: Final = 1_000_000
@@ -168,6 +168,8 @@ def _parse_message(text: bytes) -> TransferredMessage:
     if not found:
         raise TopicsProtocolError("a transferred message has no CR LF after its id")
     word, _, stamp = head.partition(b" @s=")
+    if word == NO_MESSAGE_ID:
+        raise TopicsProtocolError("no message has the id -1")
     body = unescape(content)
     if len(body) > BODY_BYTES_MAX:
         raise TopicsProtocolError(f"a transferred message of {len(body)} bytes; at most {BODY_BYTES_MAX} are allowed")
