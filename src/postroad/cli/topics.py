@@ -65,7 +65,7 @@ def topics() -> None:
     "--period", type=click.FloatRange(0.05, 3600), default=5.0, show_default=True, help="Seconds between announcements."
 )
 @click.option(
-    "--skew", type=click.IntRange(0, 1000), default=20, show_default=True, help="Most milliseconds two servers' clocks differ."
+    "--skew", type=click.IntRange(0, 200), default=20, show_default=True, help="Most milliseconds two servers' clocks differ."
 )
 @click.option(
     "--retention", type=click.FloatRange(0), default=7 * 86_400.0, show_default=True, help="Most seconds to keep what is read."

@@ -258,8 +258,11 @@ class TopicCopy:
             entry = self.log.pop(sequence)
             self.bytes -= entry.size
             del self.ids[entry.id]
-            del self.order[bisect_left(self.order, sequence)]
             self.read.pop(sequence, None)
+        if len(sequences) == 1:
+            del self.order[bisect_left(self.order, sequences[0])]
+        else:  # one pass, however many: a settled backlog may be a million
+            self.order = [sequence for sequence in self.order if sequence in self.log]
         return DropMessages(self.topic, tuple(sequences))
 
     def settle(self, horizon: int, *, retained_after: int = 0, tombstones_before: int = EVERYTHING) -> list[ServerRow]:

@@ -19,6 +19,7 @@ CREATE TABLE IF NOT EXISTS late (
     topic BLOB, client BLOB, rank INTEGER, sequence INTEGER NOT NULL,
     PRIMARY KEY (topic, client, rank)
 ) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS late_sequence ON late (topic, client, sequence);
 CREATE TABLE IF NOT EXISTS messages (
     topic BLOB, sequence INTEGER, id BLOB NOT NULL, stamp INTEGER NOT NULL, body BLOB NOT NULL,
     UNIQUE (topic, sequence)
