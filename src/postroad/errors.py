@@ -414,6 +414,55 @@ class _Described:
 _DESCRIBED: Final[dict[type[PostroadError], type[PostroadError]]] = {}  # at most one per class of this file
 
 
+class TopicsError(PostroadError):
+    """A topic operation failed. The seed's guarantees for an error hold: nothing was received or lost by a `get`."""
+
+    code = 700
+
+
+class TopicsUnavailableError(TopicsError):
+    """No proxy answered, or the topic's server is away, busy or moving the topic. Whether the operation was done is not known."""
+
+    code = 701
+    retryable = True
+
+
+class TopicsNotSubscribedError(TopicsError):
+    """A `get` by a client that is not subscribed to the topic."""
+
+    code = 702
+
+
+class TopicsRefusedError(TopicsError):
+    """The service refuses the operation: a limit is reached, or the request is older than what it already knows."""
+
+    code = 703
+
+
+class TopicsConflictError(TopicsUnavailableError):
+    """The client's own copy of the topic is on another server, and the two are not merged yet."""
+
+    code = 704
+
+
+class TopicsStoreError(TopicsError):
+    """The data directory cannot be read or written, belongs to someone else, or is in use by another process."""
+
+    code = 705
+
+
+class TopicsProtocolError(TopicsError, WireError):
+    """Bytes from a peer are not one of the eight messages, or break a bound."""
+
+    code = 706
+
+
+class TopicsDependencyError(TopicsError):
+    """The topics service needs pyzmq, which is not installed."""
+
+    code = 707
+
+
 def _pointer(text: str, position: int, width: int = 72) -> str:
     """Two lines: the part of the text around the position, made printable, and a caret below the place."""
     start = max(0, position - width // 2)
