@@ -413,14 +413,15 @@ def main() -> None:
     }
     results = []
     for shape in options.shapes:
+        columns: list[str] = []
         for result in shapes[shape]():
             results.append(result)
-            shown = "  ".join(
-                f"{key}={value:,}" if isinstance(value, int) else f"{key}={value}"
-                for key, value in result.items()
-                if key != "samples"
-            )
-            print(shown, flush=True)
+            row = {key: value for key, value in result.items() if key != "samples"}
+            if list(row) != columns:
+                columns = list(row)
+                print(f"\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}", flush=True)
+            cells = [f"{value:,}" if isinstance(value, int) else str(value) for value in row.values()]
+            print(f"| {' | '.join(cells)} |", flush=True)
     options.json.parent.mkdir(exist_ok=True)
     machine = {"python": platform.python_version(), "cores": os.cpu_count(), "system": platform.platform(terse=True)}
     options.json.write_text(json.dumps({"machine": machine, "results": results}, indent=2) + "\n", encoding="utf-8")

@@ -401,7 +401,10 @@ class Node:
 
     def _probe(self, peer: Peer) -> None:
         links = self.config.links
-        if peer.role is None or not peer.channel.reading:
+        if peer.role is None:
+            return
+        if not peer.channel.reading:
+            peer.channel.ping()  # we do not hear its probes, so we tell it by ourselves that we are there
             return
         broker = peer.role is Role.BROKER
         quiet = self._loop.time() - peer.channel.received_at
