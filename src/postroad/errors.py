@@ -31,6 +31,17 @@ class BatchError(PostroadError):
     code = 102
 
 
+class BatchLimitError(BatchError):
+    """A batch, message or attribute is larger than the limits allow. `limit` names the bound, `maximum` is its value."""
+
+    code = 103
+
+    def __init__(self, reason: str, limit: str, maximum: int) -> None:
+        self.limit = limit
+        self.maximum = maximum
+        super().__init__(f"{reason}; the limit {limit} is {maximum:,}")
+
+
 class FilterError(PostroadError, ValueError):
     """A filter cannot be used."""
 
@@ -162,6 +173,80 @@ class UnknownBindingError(QueueError):
     """No binding has this id."""
 
     code = 611
+
+
+class MalformedFrameError(WireError):
+    """A frame's header makes no sense. `frames` are the sound frames of the same chunk that stood before it."""
+
+    code = 301
+
+    def __init__(self, reason: str, frames: tuple[tuple[int, int, bytes | memoryview], ...] = ()) -> None:
+        self.frames = frames
+        super().__init__(reason)
+
+
+class FrameTooLargeError(MalformedFrameError):
+    """A frame is longer than the connection's maximum. Nothing of it was kept."""
+
+    code = 302
+
+    def __init__(self, length: int, maximum: int, frames: tuple[tuple[int, int, bytes | memoryview], ...] = ()) -> None:
+        self.length = length
+        self.maximum = maximum
+        super().__init__(f"a frame of {length:,} bytes, where at most {maximum:,} are allowed", frames)
+
+
+class UnknownMethodError(WireError):
+    """A packet's method id is in no table of this version of the protocol."""
+
+    code = 303
+
+    def __init__(self, method: int) -> None:
+        self.method = method
+        super().__init__(f"unknown method 0x{method:04x}")
+
+
+class MalformedPacketError(WireError):
+    """A packet's payload does not decode as the packet its method id promises. `packet` is its name."""
+
+    code = 304
+
+    def __init__(self, packet: str, reason: str) -> None:
+        self.packet = packet
+        self.reason = reason
+        super().__init__(f"malformed {packet}: {reason}")
+
+
+class WrongDirectionError(WireError):
+    """A peer sent a packet that only the other side may send."""
+
+    code = 305
+
+    def __init__(self, packet: str, direction: str) -> None:
+        self.packet = packet
+        self.direction = direction
+        super().__init__(f"{packet} may not travel {direction}")
+
+
+class NotIdentifiedError(WireError):
+    """A peer sent a packet that needs identification before it identified itself."""
+
+    code = 306
+
+    def __init__(self, packet: str) -> None:
+        self.packet = packet
+        super().__init__(f"{packet} needs identification: send Hello, RegisterClient or IdentifyClient first")
+
+
+class ProtocolVersionError(WireError):
+    """Two peers have no version of the protocol in common."""
+
+    code = 307
+
+    def __init__(self, ours: tuple[int, int], theirs: tuple[int, int]) -> None:
+        self.ours = ours
+        self.theirs = theirs
+        super().__init__(f"no common protocol version: we speak {ours[0]} to {ours[1]}, the peer {theirs[0]} to {theirs[1]}")
 
 
 def _pointer(text: str, position: int, width: int = 72) -> str:

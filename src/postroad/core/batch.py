@@ -4,28 +4,259 @@ Columns, in this order: `tick` (uint64), `id` (16 bytes), `payload` (binary), th
 by the attribute's name, sorted by name. The prefix keeps an attribute called `tick` apart from the system column. A missing
 attribute is a null; a column has one type (bool, int64, float64, string, binary), and messages whose types clash stand in
 different batches.
+
+Invariants of every `Batch`: the schema is that of its layout; the system columns hold no nulls; names are sorted and unique.
+`Batch(columns)` trusts its caller in this; bytes from a peer become batches only through `postroad.wire.batches`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
-ATTRIBUTE_PREFIX: Final = "@"
+from postroad.core.columns import attribute_column, id_column, payload_column, tick_column
+from postroad.core.layout import (
+    ATTRIBUTE_PREFIX,
+    DEFAULT_LIMITS,
+    ID,
+    KIND_TYPES,
+    PAYLOAD,
+    SYSTEM_COLUMNS,
+    TICK,
+    TICK_TYPE,
+    BatchLimits,
+    Kind,
+    Layout,
+    layout_of,
+    layout_of_schema,
+)
+from postroad.core.messages import Message, RowColumns, id_array
+from postroad.errors import BatchError, BatchLimitError
+
+Ticks: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint64]]
+Ids: TypeAlias = np.ndarray[tuple[int], np.dtype[np.void]]
+
+_TICK_FIELD: Final = pa.field("tick", TICK_TYPE)
+# Missing from the stubs, or wrong in them.
+_concat: Final[Callable[[list[pa.RecordBatch]], pa.RecordBatch]] = pa.concat_batches  # type: ignore[attr-defined]
+_take: Final[Callable[[pa.RecordBatch, pa.Array[Any]], pa.RecordBatch]] = pa.RecordBatch.take
 
 
-@dataclass(frozen=True, slots=True)
 class Batch:
-    """Immutable. Slices and takes share the columns of the batch they come from."""
+    """Immutable. Slices share the columns of the batch they come from and keep them alive; `compact` ends that."""
 
-    columns: pa.RecordBatch
+    __slots__ = ("_layout", "_rows", "columns", "encoded")
+
+    def __init__(self, columns: pa.RecordBatch, layout: Layout | None = None) -> None:
+        self.columns: Final = columns
+        # The bytes this batch was decoded from or has been encoded to, so that a relay forwards them untouched.
+        self.encoded: bytes | memoryview | None = None
+        self._layout = layout
+        self._rows: RowColumns | None = None
+
+    @classmethod
+    def from_columns(
+        cls,
+        ids: Any,
+        payloads: Any,
+        attributes: Mapping[str, Any],
+        ticks: np.ndarray[Any, Any] | Sequence[int] | None = None,
+        limits: BatchLimits = DEFAULT_LIMITS,
+    ) -> Batch:
+        """Build a batch from columns: lists, numpy arrays or Arrow arrays, one value per message.
+
+        Ids may also be one bytes object of 16 bytes per message. In a list None stands for a missing attribute, as a null
+        does in an Arrow array. Everything is checked; the first fault raises `InvalidValueError` or `BatchError`.
+        """
+        id_values = id_column(ids)
+        rows = len(id_values)
+        columns = [tick_column(ticks, rows), id_values, payload_column(payloads, limits)]
+        names, kinds = [], []
+        for name in sorted(attributes):
+            kind, column = attribute_column(attributes[name], name, limits)
+            if kind is not None:
+                names.append(name)
+                kinds.append(kind)
+                columns.append(column)
+        layout = layout_of(tuple(names), tuple(kinds))
+        return assemble(columns, layout, limits)
 
     def __len__(self) -> int:
         return self.columns.num_rows
+
+    @property
+    def layout(self) -> Layout:
+        if self._layout is None:
+            self._layout = layout_of_schema(self.columns.schema)
+        return self._layout
+
+    @property
+    def size(self) -> int:
+        """The bytes of the columns when encoded, without the layout."""
+        return pa.ipc.get_record_batch_size(self.columns)
 
     def attribute(self, name: str) -> pa.Array[Any] | None:
         """Return the column of an attribute, or None when no message of the batch has it."""
         index = self.columns.schema.get_field_index(ATTRIBUTE_PREFIX + name)
         return None if index < 0 else self.columns.column(index)
+
+    def ticks(self) -> Ticks:
+        return self.columns.column(TICK).to_numpy()
+
+    def ids(self) -> Ids:
+        """Return the ids as 16-byte items without a copy; `.view(">u8").reshape(-1, 2)` gives them as numbers."""
+        return id_array(self.columns.column(ID))
+
+    def payloads(self) -> pa.Array[Any]:
+        return self.columns.column(PAYLOAD)
+
+    def message(self, row: int) -> Message:
+        if not 0 <= row < len(self):
+            raise IndexError(row)
+        return Message(self._row_columns(), row)
+
+    def __iter__(self) -> Iterator[Message]:
+        rows = self._row_columns()
+        return (Message(rows, row) for row in range(len(self)))
+
+    def _row_columns(self) -> RowColumns:
+        if self._rows is None:
+            self._rows = RowColumns(self.columns)
+        return self._rows
+
+    def slice(self, start: int, stop: int) -> Batch:
+        """Return the rows [start, stop) without copying them."""
+        if start <= 0 and stop >= len(self):
+            return self
+        start = max(start, 0)
+        return Batch(self.columns.slice(start, max(stop - start, 0)), self._layout)
+
+    def within(self, lo: int, hi: int) -> Batch:
+        """Return the rows of the tick range (lo, hi]; ticks must ascend."""
+        start, stop = np.searchsorted(self.ticks(), np.array([lo, hi], np.uint64), side="right").tolist()
+        return self.slice(start, stop)
+
+    def take(self, rows: np.ndarray[Any, Any] | Sequence[int]) -> Batch:
+        """Return the rows at these positions, in the order given. Neighbouring rows are shared, not copied."""
+        indices = np.asarray(rows, np.int64)
+        count = len(indices)
+        if count == 0:
+            return self.slice(0, 0)
+        first, last = int(indices[0]), int(indices[-1])
+        if last - first == count - 1 and first >= 0 and last < len(self) and (count == 1 or bool((np.diff(indices) == 1).all())):
+            return self.slice(first, last + 1)
+        return Batch(_take(self.columns, pa.array(indices)), self._layout)
+
+    def filter(self, mask: np.ndarray[Any, np.dtype[np.bool_]] | pa.BooleanArray) -> Batch:
+        """Return the rows whose mask is true; a null in the mask is false."""
+        if isinstance(mask, pa.Array):
+            mask = mask.fill_null(False).to_numpy(zero_copy_only=False)
+        if len(mask) != len(self):
+            raise ValueError(f"a mask of {len(mask)} for a batch of {len(self)} rows")
+        return self.take(np.flatnonzero(mask))
+
+    def with_ticks(self, ticks: np.ndarray[Any, Any] | Sequence[int]) -> Batch:
+        """Return the same messages at these ticks."""
+        column = tick_column(ticks, len(self))
+        return Batch(self.columns.set_column(TICK, _TICK_FIELD, column), self._layout)
+
+    def compact(self) -> Batch:
+        """Return a batch that owns just its rows: for slices that outlive the batch they come from."""
+        return Batch(_concat([self.columns, self.columns.slice(0, 0)]), self._layout)
+
+    def equals(self, other: Batch) -> bool:
+        """Whether both hold the same messages in the same columns; NaN equals NaN of the same bits."""
+        if self.columns.schema.names != other.columns.schema.names or len(self) != len(other):
+            return False
+        return all(_same(ours, theirs) for ours, theirs in zip(self.columns.columns, other.columns.columns, strict=True))
+
+    def __repr__(self) -> str:
+        kinds = ", ".join(f"{name}: {kind}" for name, kind in zip(self.layout.names, self.layout.kinds, strict=True))
+        return f"Batch({len(self)} rows; {kinds})"
+
+
+def assemble(columns: list[pa.Array[Any]], layout: Layout, limits: BatchLimits) -> Batch:
+    """Put checked columns together; refuse unequal lengths and what breaks the limits of a whole batch."""
+    rows = len(columns[0])
+    for column in columns:
+        if len(column) != rows:
+            raise BatchError(f"columns of {rows} and {len(column)} rows cannot stand in one batch")
+    layout.check(limits)
+    if rows > limits.rows:
+        raise BatchLimitError(f"a batch of {rows:,} rows", "rows", limits.rows)
+    batch = Batch(pa.RecordBatch.from_arrays(columns, schema=layout.schema), layout)
+    if batch.size > limits.bytes:
+        raise BatchLimitError(f"a batch of {batch.size:,} bytes", "bytes", limits.bytes)
+    return batch
+
+
+def _same(ours: pa.Array[Any], theirs: pa.Array[Any]) -> bool:
+    if ours.type != theirs.type:
+        return False
+    if pa.types.is_floating(ours.type):
+        return ours.view(pa.int64()).equals(theirs.view(pa.int64()))
+    return ours.equals(theirs)
+
+
+def concat(batches: Iterable[Batch], limits: BatchLimits = DEFAULT_LIMITS) -> list[Batch]:
+    """Join neighbouring batches as far as their types and the limits allow; the order of messages stays.
+
+    An attribute that only some of the batches have is null in the others' rows. Empty batches vanish.
+    """
+    return [_join(run) for run in _runs((batch for batch in batches if len(batch)), limits)]
+
+
+def _runs(batches: Iterable[Batch], limits: BatchLimits) -> Iterator[list[Batch]]:
+    run: list[Batch] = []
+    kinds: dict[str, Kind] = {}
+    layout: Layout | None = None
+    rows = size = 0
+    for batch in batches:
+        same = batch.layout is layout
+        fits = rows + len(batch) <= limits.rows and size + batch.size <= limits.bytes
+        merged = kinds if same else _merge(kinds, batch.layout, limits)
+        if run and (merged is None or not fits):
+            yield run
+            run, rows, size = [], 0, 0
+            merged = _merge({}, batch.layout, limits)
+        if merged is None:
+            raise BatchLimitError(f"a batch with {len(batch.layout.names)} attribute columns", "columns", limits.columns)
+        run.append(batch)
+        kinds, layout, rows, size = merged, batch.layout, rows + len(batch), size + batch.size
+    if run:
+        yield run
+
+
+def _merge(kinds: dict[str, Kind], layout: Layout, limits: BatchLimits) -> dict[str, Kind] | None:
+    """Return the union of the attributes, or None when a type clashes or there would be too many columns."""
+    merged = dict(kinds)
+    for name, kind in zip(layout.names, layout.kinds, strict=True):
+        if merged.setdefault(name, kind) != kind:
+            return None
+    return merged if len(merged) <= limits.columns else None
+
+
+def _join(run: list[Batch]) -> Batch:
+    if len(run) == 1:
+        return run[0]
+    layout = run[0].layout
+    if any(batch.layout is not layout for batch in run):
+        kinds = {name: kind for batch in run for name, kind in zip(batch.layout.names, batch.layout.kinds, strict=True)}
+        names = tuple(sorted(kinds))
+        layout = layout_of(names, tuple(kinds[name] for name in names))
+    parts = [widen(batch, layout).columns for batch in run]
+    return Batch(_concat(parts), layout)
+
+
+def widen(batch: Batch, layout: Layout) -> Batch:
+    """Return the batch with the columns of a larger layout; added ones are null."""
+    if batch.layout is layout and batch.columns.schema.equals(layout.schema):
+        return batch
+    columns = [batch.columns.column(index) for index in range(SYSTEM_COLUMNS)]
+    for name, kind in zip(layout.names, layout.kinds, strict=True):
+        column = batch.attribute(name)
+        columns.append(pa.nulls(len(batch), KIND_TYPES[kind]) if column is None else column)
+    return Batch(pa.RecordBatch.from_arrays(columns, schema=layout.schema), layout)

@@ -1,0 +1,128 @@
+"""Batches from rows: what a pubend does once per group commit.
+
+Rows arrive one by one, with any mixture of attributes. The common case, all rows with the same names and types, is
+recognised with C-speed passes over whole columns. Otherwise a walk over the rows cuts them into consecutive runs without a
+type clash; within a run a missing attribute is a null. Order is kept, always: a tick assigned to row i stays with row i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from postroad.core.batch import Batch
+from postroad.core.columns import check_sizes, exact_kind, id_array_of, id_bytes, kind_column, payload_array, tick_column
+from postroad.core.layout import DEFAULT_LIMITS, KIND_OF, BatchLimits, Kind, check_message, layout_of
+from postroad.errors import BatchLimitError
+from postroad.types import AttributeValue
+
+
+class Row(NamedTuple):
+    """A message on its way to a pubend. Any tuple of this shape will do."""
+
+    id: bytes
+    attributes: Mapping[str, AttributeValue]
+    payload: bytes
+
+
+class _Run(NamedTuple):
+    """Rows [start, stop) with the union of their attributes."""
+
+    start: int
+    stop: int
+    kinds: dict[str, Kind]
+
+
+def build_batches(
+    rows: Sequence[tuple[bytes, Mapping[str, AttributeValue], bytes]],
+    ticks: np.ndarray[Any, Any] | None = None,
+    limits: BatchLimits = DEFAULT_LIMITS,
+) -> list[Batch]:
+    """Build batches that hold the rows in order; one batch unless types clash or limits force a cut.
+
+    Without `ticks` the tick column is 0 and `Batch.with_ticks` sets it later. Values are checked as publishers' values are:
+    the first fault raises `InvalidValueError` or `BatchLimitError` and nothing is built.
+    """
+    if not rows:
+        return []
+    ids, attributes, payloads = zip(*rows, strict=True)
+    tick_values = tick_column(ticks, len(rows))
+    if len(rows) <= limits.rows and (uniform := _uniform(attributes, limits)) is not None:
+        return _assemble(ids, payloads, tick_values, *uniform, limits)
+    plain = [check_message(each, payload, limits) for each, payload in zip(attributes, payloads, strict=True)]
+    batches: list[Batch] = []
+    for start, stop, union in _cut(plain, limits):
+        names = tuple(sorted(union))
+        kinds = tuple(union[name] for name in names)
+        values = [[each.get(name) for each in plain[start:stop]] for name in names]
+        part = tick_values.slice(start, stop - start)
+        batches += _assemble(ids[start:stop], payloads[start:stop], part, names, kinds, values, limits)
+    return batches
+
+
+def _uniform(
+    attributes: Sequence[Mapping[str, AttributeValue]], limits: BatchLimits
+) -> tuple[tuple[str, ...], tuple[Kind, ...], list[list[AttributeValue]]] | None:
+    """Transpose rows that all have the same names and plain types; None when they do not."""
+    names = tuple(sorted(attributes[0]))
+    if len(names) > limits.attributes or set(map(len, attributes)) != {len(names)}:
+        return None
+    try:
+        columns = [[each[name] for each in attributes] for name in names]
+    except KeyError:
+        return None
+    kinds = []
+    for column in columns:
+        kind = exact_kind(column)
+        if kind is None:
+            return None
+        kinds.append(kind)
+    return names, tuple(kinds), columns
+
+
+def _cut(rows: Sequence[Mapping[str, AttributeValue]], limits: BatchLimits) -> Iterator[_Run]:
+    """Cut rows of plain values where a type clashes, the union grows too wide or a batch too long."""
+    start = 0
+    union: dict[str, Kind] = {}
+    for index, row in enumerate(rows):
+        kinds = {name: KIND_OF[type(value)] for name, value in row.items()}
+        clash = any(union.get(name, kind) != kind for name, kind in kinds.items())
+        if clash or index - start == limits.rows or len(union.keys() | kinds.keys()) > limits.columns:
+            if index > start:
+                yield _Run(start, index, union)
+            start, union = index, {}
+        union.update(kinds)
+    yield _Run(start, len(rows), union)
+
+
+def _assemble(
+    ids: Sequence[bytes],
+    payloads: Sequence[bytes],
+    ticks: pa.Array[Any],
+    names: tuple[str, ...],
+    kinds: tuple[Kind, ...],
+    values: Sequence[Sequence[AttributeValue | None]],
+    limits: BatchLimits,
+) -> list[Batch]:
+    layout = layout_of(names, kinds)
+    layout.check(limits)
+    payload_values = payload_array(payloads)
+    check_sizes(payload_values, limits.payload_bytes, "a payload", "payload_bytes")
+    columns = [ticks, id_array_of(id_bytes(ids)), payload_values]
+    columns += [kind_column(column, kind, name, limits) for name, kind, column in zip(names, kinds, values, strict=True)]
+    return list(_within_bytes(Batch(pa.RecordBatch.from_arrays(columns, schema=layout.schema), layout), limits))
+
+
+def _within_bytes(batch: Batch, limits: BatchLimits) -> Iterator[Batch]:
+    """Halve a batch until each part fits."""
+    if batch.size <= limits.bytes:
+        yield batch
+    elif len(batch) == 1:
+        raise BatchLimitError(f"a message of {batch.size:,} bytes", "bytes", limits.bytes)
+    else:
+        half = len(batch) // 2
+        yield from _within_bytes(batch.slice(0, half), limits)
+        yield from _within_bytes(batch.slice(half, len(batch)), limits)

@@ -1,0 +1,99 @@
+"""Batches as bytes: an Arrow IPC stream of one schema and one record batch, without the end mark.
+
+So any Arrow implementation reads what we send. The schema is the layout's, encoded once; the record batch is one copy of the
+columns. Decoding copies nothing: the columns are views of the received bytes, which must therefore never change.
+
+Bytes from a peer are hostile until checked, in this order: their size, the layout (cached by its bytes, per decoder, so that a
+peer pays with its own cache only), the record batch's metadata (`postroad.wire.arrow_ipc`), then Arrow reads the columns and
+validates every offset and every string. What passes is a `Batch` with all its invariants; all else is a `BatchError`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from postroad.core.batch import Batch
+from postroad.core.columns import check_sizes
+from postroad.core.layout import DEFAULT_LIMITS, PAYLOAD, SYSTEM_COLUMNS, BatchLimits, Layout
+from postroad.errors import BatchError, BatchLimitError
+from postroad.wire.arrow_ipc import message_length, read_batch_header, read_layout
+
+LAYOUTS_MAX: Final = 64
+"""Layouts a decoder remembers; the oldest is forgotten first."""
+
+
+def encode_batch(batch: Batch) -> list[bytes | memoryview]:
+    """Return the batch's bytes as buffers to write one after the other. A batch that was received gives those bytes again."""
+    if batch.encoded is not None:
+        return [batch.encoded]
+    return [batch.layout.encoded, memoryview(batch.columns.serialize())]
+
+
+class BatchDecoder:
+    """Decodes what one peer sends."""
+
+    __slots__ = ("_layouts", "limits")
+
+    def __init__(self, limits: BatchLimits = DEFAULT_LIMITS) -> None:
+        self.limits: Final = limits
+        self._layouts: dict[bytes, Layout] = {}
+
+    def decode(self, data: bytes | memoryview, *, ascending: bool = False) -> Batch:
+        """Return the batch in these bytes, or raise `BatchError`. With `ascending` its ticks must strictly ascend."""
+        view = memoryview(data)
+        limits = self.limits
+        if len(view) > limits.bytes + limits.schema_bytes:
+            raise BatchLimitError(f"an encoded batch of {len(view):,} bytes", "bytes", limits.bytes)
+        schema_length = message_length(view, 0)
+        layout = self._layout(view, schema_length)
+        header = read_batch_header(view, schema_length, layout)
+        if header.rows > limits.rows:
+            raise BatchLimitError(f"a batch of {header.rows:,} rows", "rows", limits.rows)
+        try:
+            columns = pa.ipc.read_record_batch(pa.py_buffer(view[schema_length:]), layout.schema)
+            columns.validate(full=True)
+        except (pa.ArrowException, OSError) as error:
+            raise BatchError(f"malformed columns: {error}") from error
+        batch = Batch(columns, layout)
+        if max(header.buffer_lengths) > limits.value_bytes or len(layout.names) > limits.attributes:
+            _check_values(batch, limits)
+        if ascending:
+            _check_ascending(batch)
+        batch.encoded = view
+        return batch
+
+    def _layout(self, view: memoryview, length: int) -> Layout:
+        if length > self.limits.schema_bytes:
+            raise BatchLimitError(f"a layout of {length:,} bytes", "schema_bytes", self.limits.schema_bytes)
+        key = bytes(view[:length])
+        layout = self._layouts.get(key)
+        if layout is None:
+            layout = read_layout(key)
+            layout.check(self.limits)
+            if len(self._layouts) >= LAYOUTS_MAX:
+                del self._layouts[next(iter(self._layouts))]
+            self._layouts[key] = layout
+        return layout
+
+
+def _check_values(batch: Batch, limits: BatchLimits) -> None:
+    """Look at single values, which is slow, when some column is large enough to hold one beyond its limit."""
+    check_sizes(batch.columns.column(PAYLOAD), limits.payload_bytes, "a payload", "payload_bytes")
+    present = np.zeros(len(batch), np.int64)
+    for index, (name, kind) in enumerate(zip(batch.layout.names, batch.layout.kinds, strict=True), SYSTEM_COLUMNS):
+        column = batch.columns.column(index)
+        if kind in {"string", "binary"}:
+            check_sizes(column, limits.value_bytes, f"attribute {name[:80]!r}", "value_bytes")
+        present += column.is_valid().to_numpy(zero_copy_only=False)
+    most = int(present.max(initial=0))
+    if most > limits.attributes:
+        raise BatchLimitError(f"a message with {most} attributes", "attributes", limits.attributes)
+
+
+def _check_ascending(batch: Batch) -> None:
+    ticks = batch.ticks()
+    if not bool((ticks[1:] > ticks[:-1]).all()):
+        raise BatchError("ticks must strictly ascend")

@@ -1,0 +1,72 @@
+"""The session: who is there and which protocol both speak (0x0100-0x010f).
+
+Version rule: Hello states the oldest and the newest version its sender speaks; the receiver answers Welcome with the newest
+version both speak, or Error 307 and closes. Within a version, abilities that one side may lack are `features`: plain names;
+each side uses only what both named. Until it has got Welcome a peer sends no frame above 64 KiB.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated, Final, TypeAlias
+
+from msgspec import Meta
+
+from postroad.errors import ProtocolVersionError
+from postroad.wire.registry import U16, U32, Direction, Name, Packet, Text, one_way, request, response
+
+PROTOCOL_VERSION: Final = 1
+"""The newest version this code speaks."""
+PROTOCOL_VERSION_OLDEST: Final = 1
+"""The oldest version this code speaks."""
+
+Features: TypeAlias = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=64)], ...], Meta(max_length=64)]
+
+
+class Role(enum.IntEnum):
+    """What a peer is."""
+
+    CLIENT = 1
+    BROKER = 2
+
+
+@request(0x0101, Direction.CLIENT_TO_BROKER | Direction.BROKER_TO_BROKER, needs_identification=False)
+class Hello(Packet, frozen=True):
+    """Open a session: say who you are and what you speak."""
+
+    version_oldest: U16
+    version_newest: U16
+    role: Role
+    peer_id: U32
+    name: Name
+    software: Text = ""
+    features: Features = ()
+
+
+@response(0x0102, Direction.BROKER_TO_CLIENT | Direction.BROKER_TO_BROKER, needs_identification=False)
+class Welcome(Packet, frozen=True):
+    """The session is open, in this version."""
+
+    version: U16
+    role: Role
+    peer_id: U32
+    name: Name
+    software: Text = ""
+    features: Features = ()
+    frame_bytes_max: U32 = 0
+
+
+@one_way(0x0103, Direction.ANY, needs_identification=False)
+class Goodbye(Packet, frozen=True):
+    """The sender closes the session in good order; nothing follows."""
+
+    reason: Text = ""
+
+
+def agree_version(hello: Hello) -> int:
+    """Return the newest version both sides speak, or raise `ProtocolVersionError`."""
+    version = min(hello.version_newest, PROTOCOL_VERSION)
+    if version < max(hello.version_oldest, PROTOCOL_VERSION_OLDEST):
+        ours, theirs = (PROTOCOL_VERSION_OLDEST, PROTOCOL_VERSION), (hello.version_oldest, hello.version_newest)
+        raise ProtocolVersionError(ours, theirs)
+    return version
