@@ -19,10 +19,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Final, Protocol
 
+import msgspec
+
+from postroad.wire.packets.queues import LeaseStatus
 from postroad.wire.packets.telesto import ClientMode, ReadMode
+from postroad.wire.packets.telesto import MessageState as State
+from postroad.wire.packets.telesto import QueueMessage as Message
+
+__all__ = [
+    "Binding",
+    "Client",
+    "ClientMode",
+    "FeedRow",
+    "Lease",
+    "LeaseStatus",
+    "Message",
+    "NewMessage",
+    "Promotion",
+    "PutResult",
+    "Queue",
+    "QueueDepth",
+    "QueueSettings",
+    "QueueStorage",
+    "ReadMode",
+    "State",
+    "TakeRequest",
+    "VisibleCallback",
+    "in_reading_order",
+]
 
 ANYBODY: Final = 0
 """The receiver index key of a message for nobody in particular. Ids start at 1."""
@@ -32,20 +58,6 @@ OVERLAY_SENDER: Final = 0
 
 LEASE_MS_DEFAULT: Final = 30_000
 PROMOTE_ROWS_MAX: Final = 1_000
-
-
-class State(IntEnum):
-    WAITING = 0
-    SCHEDULED = 1
-    LEASED = 2
-
-
-class LeaseStatus(IntEnum):
-    """What became of a lease a client named."""
-
-    HELD = 1  # it was this client's, and the change was made
-    ABSENT = 2  # the message no longer exists: it was done before
-    LOST = 3  # the message waits again or is with somebody else
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,27 +85,9 @@ class Queue:
     settings: QueueSettings = QueueSettings()
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """Table 3.3, with the fields this project adds below the payload."""
+class NewMessage(msgspec.Struct, frozen=True, gc=False):
+    """A message to put. Times count from the storage's now."""
 
-    message_id: int
-    queue_id: int
-    sender_id: int
-    receiver_id: int | None
-    context: int | None
-    priority: int
-    time_of_arrival_ms: int
-    payload: bytes
-    state: State = State.WAITING
-    delivery: int = 0  # how often it was taken, this time included
-    key: bytes | None = None
-    attributes: bytes | None = None
-    origin_queue_id: int | None = None  # where a dead letter came from
-
-
-@dataclass(frozen=True, slots=True)
-class NewMessage:
     queue_id: int
     sender_id: int
     payload: bytes
@@ -106,14 +100,12 @@ class NewMessage:
     attributes: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PutResult:
+class PutResult(msgspec.Struct, frozen=True, gc=False):
     message_id: int | None  # None: the queue does not exist
     duplicate: bool = False  # the key was known; message_id is the earlier message
 
 
-@dataclass(frozen=True, slots=True)
-class TakeRequest:
+class TakeRequest(msgspec.Struct, frozen=True, gc=False):
     queue_id: int
     client_id: int
     mode: ReadMode = ReadMode.PRIORITY
@@ -124,8 +116,7 @@ class TakeRequest:
     bytes_max: int = 8 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(msgspec.Struct, frozen=True, gc=False):
     queue_id: int
     message_id: int
     delivery: int
@@ -182,10 +173,10 @@ class QueueStorage(Protocol):
     def on_visible(self, callback: VisibleCallback) -> None:
         """Ask to be told of messages that became visible through another process (or might have)."""
 
-    async def watch(self, queue_id: int) -> None:
+    async def watch(self, queue_id: int, /) -> None:
         """From the return of this call on, `on_visible` reports this queue, until `unwatch`."""
 
-    async def unwatch(self, queue_id: int) -> None: ...
+    async def unwatch(self, queue_id: int, /) -> None: ...
 
     # clients
     async def request_id(self, name: str, mode: ClientMode) -> Client: ...

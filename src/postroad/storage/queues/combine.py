@@ -82,7 +82,8 @@ class Combiner(Generic[ItemT, ResultT]):
                 start += len(items)
 
     def _next_calls(self) -> list[tuple[Sequence[ItemT], asyncio.Future[list[ResultT]]]]:
-        calls, rows, size = [], 0, 0
+        calls: list[tuple[Sequence[ItemT], asyncio.Future[list[ResultT]]]] = []
+        rows = size = 0
         while self._waiting:
             items = self._waiting[0][0]
             rows += len(items)

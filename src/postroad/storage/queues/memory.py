@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
+from msgspec.structs import replace as replace_fields
+
 from postroad.errors import NameTakenError, UnknownBindingError, UnknownClientError, UnknownQueueError
 from postroad.storage.queues.base import (
     OVERLAY_SENDER,
@@ -73,10 +75,10 @@ class MemoryQueueStorage:
     def on_visible(self, callback: VisibleCallback) -> None:
         """Nothing to report: there is no other process."""
 
-    async def watch(self, queue_id: int) -> None:
+    async def watch(self, _queue_id: int) -> None:
         return
 
-    async def unwatch(self, queue_id: int) -> None:
+    async def unwatch(self, _queue_id: int) -> None:
         return
 
     # clients
@@ -128,7 +130,9 @@ class MemoryQueueStorage:
 
     async def get_active_queues(self, client_id: int, *, after: int = 0, limit: int) -> list[Queue]:
         now = self._clock_ms()
-        active = {r.message.queue_id for r in self._rows.values() if _waits(r, now) and r.message.receiver_id in (None, client_id)}
+        active = {
+            r.message.queue_id for r in self._rows.values() if _waits(r, now) and r.message.receiver_id in (None, client_id)
+        }
         return [q for i, q in sorted(self._queues.items()) if i > after and i in active][:limit]
 
     async def configure_queue(self, queue_id: int, settings: QueueSettings) -> Queue:
@@ -189,7 +193,7 @@ class MemoryQueueStorage:
 
     def _hand_over(self, message_id: int, client_id: int, lease_ms: int, now: int) -> Message:
         row = self._rows[message_id]
-        row.message = replace(row.message, state=State.LEASED, delivery=row.message.delivery + 1)
+        row.message = replace_fields(row.message, state=State.LEASED, delivery=row.message.delivery + 1)
         row.due_ms, row.leased_by = now + lease_ms, client_id
         if lease_ms == 0:
             del self._rows[message_id]
@@ -230,10 +234,12 @@ class MemoryQueueStorage:
         row.leased_by = None
         if dead:
             assert settings.dead_letter_id is not None
-            row.message = replace(message, queue_id=settings.dead_letter_id, origin_queue_id=message.queue_id, state=State.WAITING)
+            row.message = replace_fields(
+                message, queue_id=settings.dead_letter_id, origin_queue_id=message.queue_id, state=State.WAITING
+            )
             row.due_ms = row.expires_ms = None
         else:
-            row.message = replace(message, state=State.SCHEDULED if delay_ms else State.WAITING)
+            row.message = replace_fields(message, state=State.SCHEDULED if delay_ms else State.WAITING)
             row.due_ms = now + delay_ms if delay_ms else None
         return dead
 
@@ -340,7 +346,7 @@ def _within(messages: Iterable[Message], bytes_max: int) -> list[Message]:
     kept: list[Message] = []
     total = 0
     for message in messages:
-        total += len(message.payload)
+        total += len(message.message)
         if kept and total > bytes_max:
             break
         kept.append(message)

@@ -55,7 +55,10 @@ async def migrate(connection: asyncpg.Connection[Any], schema: str) -> int:
         for migration in fresh:
             await connection.execute(migration.sql)
             await connection.execute(
-                "INSERT INTO migrations (version, name, digest) VALUES ($1, $2, $3)", migration.version, migration.name, migration.digest
+                "INSERT INTO migrations (version, name, digest) VALUES ($1, $2, $3)",
+                migration.version,
+                migration.name,
+                migration.digest,
             )
     return len(fresh)
 
@@ -64,6 +67,8 @@ def _check(wanted: list[Migration], applied: dict[int, Any], schema: str) -> Non
     known = {m.version: m for m in wanted}
     for version, row in applied.items():
         if version not in known:
-            raise StorageSchemaError(f"schema {schema!r} has migration {row['name']!r}, which this version of Postroad does not know")
+            raise StorageSchemaError(
+                f"schema {schema!r} has migration {row['name']!r}, which this version of Postroad does not know"
+            )
         if known[version].digest != row["digest"]:
             raise StorageSchemaError(f"migration {row['name']!r} was changed after it was applied to schema {schema!r}")

@@ -1,8 +1,8 @@
 """PostgreSQL: one database, many brokers.
 
-All work is done by the stored procedures in `sql/`, named after Table 3.5; this module carries values to and from them. Single calls of
-many clients are merged (`combine`), connections come from a bounded pool, and one more connection listens for other brokers'
-puts. Foreign exceptions are mapped here and nowhere else. See docs/internals/queues.md for locks, indexes and waiting.
+All work is done by the stored procedures in `sql/`, named after Table 3.5; this module carries values to and from them. Single
+calls of many clients are merged (`combine`), connections come from a bounded pool, and one more connection listens for other
+brokers' puts. Foreign exceptions are mapped here and nowhere else. See docs/internals/queues.md for locks, indexes and waiting.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextlib
 import re
 import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
 import asyncpg
@@ -98,7 +98,9 @@ class PostgresQueueStorage:
         self._callback: VisibleCallback | None = None
         self._listener: asyncio.Task[None] | None = None
         self._puts: Combiner[NewMessage, PutResult] = Combiner(self._put_batch, parallel=2, item_bytes=lambda r: len(r.payload))
-        self._takes: Combiner[TakeRequest, list[Message] | UnknownQueueError] = Combiner(self._take_batch, parallel=2, rows_max=64)
+        self._takes: Combiner[TakeRequest, list[Message] | UnknownQueueError] = Combiner(
+            self._take_batch, parallel=2, rows_max=64
+        )
         self._dones: Combiner[Lease, LeaseStatus] = Combiner(self._done_batch, parallel=2)
 
     async def open(self) -> None:
@@ -406,7 +408,7 @@ class PostgresQueueStorage:
         async with self._connection() as connection:
             return await connection.fetchrow(statement, *arguments)
 
-    async def _rows(self, statement: str, *arguments: object) -> Iterable[Any]:
+    async def _rows(self, statement: str, *arguments: object) -> list[Any]:
         async with self._connection() as connection:
             return await connection.fetch(statement, *arguments)  # type: ignore[no-any-return]
 
@@ -437,5 +439,34 @@ def _binding(row: Any) -> Binding:
 
 def _message(row: Any) -> Message:
     """Read a `message_row`; its first column says which take it answers."""
-    fields = tuple(row)
-    return Message(*fields[1:9], State(fields[9]), *fields[10:])
+    (
+        _,
+        message_id,
+        queue_id,
+        sender_id,
+        receiver_id,
+        context,
+        priority,
+        arrival,
+        message,
+        state,
+        delivery,
+        key,
+        attributes,
+        origin,
+    ) = row
+    return Message(
+        message_id,
+        queue_id,
+        sender_id,
+        receiver_id,
+        context,
+        priority,
+        arrival,
+        message,
+        State(state),
+        delivery,
+        key,
+        attributes,
+        origin,
+    )

@@ -62,8 +62,8 @@ _TAKE_RESPONSE: Final = (
     "ORDER BY time_of_arrival, message_id LIMIT :limit"
 )
 _PUT: Final = (
-    "INSERT INTO messages (queue_id, sender_id, receiver_id, context, priority, time_of_arrival, message, state, key, attributes, "
-    "due, expires) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    "INSERT INTO messages (queue_id, sender_id, receiver_id, context, priority, time_of_arrival, message, state, key, "
+    "attributes, due, expires) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 
 
@@ -83,10 +83,10 @@ class SqliteQueueStorage:
     def on_visible(self, callback: VisibleCallback) -> None:
         """Nothing to report: the database belongs to this process."""
 
-    async def watch(self, queue_id: int) -> None:
+    async def watch(self, _queue_id: int) -> None:
         return
 
-    async def unwatch(self, queue_id: int) -> None:
+    async def unwatch(self, _queue_id: int) -> None:
         return
 
     # clients
@@ -103,7 +103,9 @@ class SqliteQueueStorage:
 
     async def identify(self, client_id: int) -> Client:
         def work(db: sqlite3.Connection) -> Client:
-            row = db.execute("SELECT client_id, client_name, client_mode FROM clients WHERE client_id = ?", (client_id,)).fetchone()
+            row = db.execute(
+                "SELECT client_id, client_name, client_mode FROM clients WHERE client_id = ?", (client_id,)
+            ).fetchone()
             if row is None:
                 raise UnknownClientError(f"no client has the id {client_id}")
             return Client(row[0], row[1], ClientMode(row[2]))
@@ -135,7 +137,9 @@ class SqliteQueueStorage:
             db.execute("DELETE FROM queues WHERE queue_id = ?", (queue_id,))
             db.execute("DELETE FROM messages WHERE queue_id = ?", (queue_id,))
             db.execute("DELETE FROM keys WHERE queue_id = ?", (queue_id,))
-            db.execute("DELETE FROM cursors WHERE binding_id IN (SELECT binding_id FROM bindings WHERE queue_id = ?)", (queue_id,))
+            db.execute(
+                "DELETE FROM cursors WHERE binding_id IN (SELECT binding_id FROM bindings WHERE queue_id = ?)", (queue_id,)
+            )
             db.execute("DELETE FROM bindings WHERE queue_id = ?", (queue_id,))
 
         await self._writer.run(work)
@@ -157,7 +161,10 @@ class SqliteQueueStorage:
         return await self._writer.run(lambda db: [_queue(r) for r in db.execute(statement, (after, limit))])
 
     async def get_active_queues(self, client_id: int, *, after: int = 0, limit: int) -> list[Queue]:
-        waiting = "EXISTS (SELECT 1 FROM messages m WHERE m.queue_id = queues.queue_id AND coalesce(m.receiver_id, 0) = {} AND m.state = 0 AND {})"  # noqa: S608 - constants only
+        waiting = (
+            "EXISTS (SELECT 1 FROM messages m WHERE m.queue_id = queues.queue_id "
+            "AND coalesce(m.receiver_id, 0) = {} AND m.state = 0 AND {})"
+        )
         mine, anybody = waiting.format(":client_id", _UNEXPIRED), waiting.format("0", _UNEXPIRED)
         statement = f"{_QUEUE} WHERE queue_id > :after AND ({mine} OR {anybody}) ORDER BY queue_id LIMIT :limit"
         values = {"client_id": client_id, "after": after, "limit": limit, "now": self._clock_ms()}
@@ -252,7 +259,9 @@ class SqliteQueueStorage:
         values = (self._clock_ms() - older_than_ms, rows_max)
 
         def work(db: sqlite3.Connection) -> int:
-            old = db.execute("SELECT queue_id, sender_id, key FROM keys WHERE put_at < ? ORDER BY put_at LIMIT ?", values).fetchall()
+            old = db.execute(
+                "SELECT queue_id, sender_id, key FROM keys WHERE put_at < ? ORDER BY put_at LIMIT ?", values
+            ).fetchall()
             db.executemany("DELETE FROM keys WHERE queue_id = ? AND sender_id = ? AND key = ?", old)
             return len(old)
 
@@ -263,11 +272,13 @@ class SqliteQueueStorage:
 
         def work(db: sqlite3.Connection) -> QueueDepth:
             _get_queue(db, queue_id)
-            rows = db.execute("SELECT state, count(*), min(time_of_arrival) FROM messages WHERE queue_id = ? GROUP BY state", (queue_id,))
+            rows = db.execute(
+                "SELECT state, count(*), min(time_of_arrival) FROM messages WHERE queue_id = ? GROUP BY state", (queue_id,)
+            )
             found = {State(state): (count, oldest) for state, count, oldest in rows}
-            counts = [found.get(s, (0, None))[0] for s in (State.WAITING, State.SCHEDULED, State.LEASED)]
+            waiting, scheduled, leased = (found.get(s, (0, None))[0] for s in (State.WAITING, State.SCHEDULED, State.LEASED))
             oldest = found.get(State.WAITING, (0, None))[1]
-            return QueueDepth(*counts, None if oldest is None else max(0, now - oldest))
+            return QueueDepth(waiting, scheduled, leased, None if oldest is None else max(0, now - oldest))
 
         return await self._writer.run(work)
 
@@ -297,7 +308,9 @@ class SqliteQueueStorage:
     async def cursors(self, binding_id: int) -> dict[int, int]:
         def work(db: sqlite3.Connection) -> dict[int, int]:
             _get_binding(db, binding_id)
-            return dict(db.execute("SELECT pubend, tick FROM cursors WHERE binding_id = ? ORDER BY pubend", (binding_id,)).fetchall())
+            return dict(
+                db.execute("SELECT pubend, tick FROM cursors WHERE binding_id = ? ORDER BY pubend", (binding_id,)).fetchall()
+            )
 
         return await self._writer.run(work)
 
@@ -309,7 +322,10 @@ class SqliteQueueStorage:
             row = db.execute("SELECT tick FROM cursors WHERE binding_id = ? AND pubend = ?", (binding_id, pubend)).fetchone()
             cursor = -1 if row is None else row[0]
             results = _put_all(db, [new_message(binding, r) for r in rows if cursor < r.tick <= upto], now)
-            db.execute("INSERT OR REPLACE INTO cursors (binding_id, pubend, tick) VALUES (?, ?, ?)", (binding_id, pubend, max(cursor, upto)))
+            db.execute(
+                "INSERT OR REPLACE INTO cursors (binding_id, pubend, tick) VALUES (?, ?, ?)",
+                (binding_id, pubend, max(cursor, upto)),
+            )
             return sum(not r.duplicate for r in results)
 
         return await self._writer.run(work)
@@ -319,7 +335,9 @@ class SqliteQueueStorage:
 
 
 def _put_all(db: sqlite3.Connection, rows: Sequence[NewMessage], now: int) -> list[PutResult]:
-    exists = {q: db.execute("SELECT 1 FROM queues WHERE queue_id = ?", (q,)).fetchone() for q in sorted({r.queue_id for r in rows})}
+    exists = {
+        q: db.execute("SELECT 1 FROM queues WHERE queue_id = ?", (q,)).fetchone() for q in sorted({r.queue_id for r in rows})
+    }
     return [_put(db, row, now) if exists[row.queue_id] else PutResult(None) for row in rows]
 
 
@@ -395,7 +413,8 @@ def _not_held(db: sqlite3.Connection, lease: Lease) -> LeaseStatus:
 def _give_back(db: sqlite3.Connection, message_id: int, now: int, *, delay_ms: int, spend: bool) -> tuple[int, bool]:
     """Return the queue the message is in now, and whether it went to the dead letters."""
     queue_id, state, delivery, limit, target = db.execute(
-        "SELECT m.queue_id, m.state, m.delivery, q.max_deliveries, d.queue_id FROM messages m JOIN queues q ON q.queue_id = m.queue_id "
+        "SELECT m.queue_id, m.state, m.delivery, q.max_deliveries, d.queue_id "
+        "FROM messages m JOIN queues q ON q.queue_id = m.queue_id "
         "LEFT JOIN queues d ON d.queue_id = q.dead_letter_id WHERE m.message_id = ?",
         (message_id,),
     ).fetchone()
@@ -451,7 +470,36 @@ def _queue(row: Any) -> Queue:
 
 
 def _message(row: Any) -> Message:
-    return Message(*row[:8], State(row[8]), *row[9:])
+    (
+        message_id,
+        queue_id,
+        sender_id,
+        receiver_id,
+        context,
+        priority,
+        arrival,
+        message,
+        state,
+        delivery,
+        key,
+        attributes,
+        origin,
+    ) = row
+    return Message(
+        message_id,
+        queue_id,
+        sender_id,
+        receiver_id,
+        context,
+        priority,
+        arrival,
+        message,
+        State(state),
+        delivery,
+        key,
+        attributes,
+        origin,
+    )
 
 
 def _last_id(cursor: sqlite3.Cursor) -> int:

@@ -1,8 +1,8 @@
 """One thread that owns the SQLite connection and commits in groups.
 
-Callers hand in functions of the connection. The thread takes whatever has gathered, runs each function in its own savepoint, commits
-once (WAL, synchronous=FULL) and then resolves all futures with one call into each event loop. A function that raises undoes
-its own changes only.
+Callers hand in functions of the connection. The thread takes whatever has gathered, runs each function in its own savepoint,
+commits once (WAL, synchronous=FULL) and then resolves all futures with one call into each event loop. A function that raises
+undoes its own changes only.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ Where we differ, and why:
 - GetQueueId has no `mode`: neither the report's procedure (Table 3.5) nor its client (Table 4.1) knows what it would mean.
 - Error carries a stable code and whether a retry may help, not just a type.
 - A message is bytes, bounded by the frame, instead of 2000 characters.
+- Lists come in pages, so that reading all messages never fails for their size (the report's 16-bit length made it fail).
 """
 
 from __future__ import annotations
@@ -49,6 +50,14 @@ class ReadMode(enum.IntEnum):
     ARRIVAL = 2
 
 
+class MessageState(enum.IntEnum):
+    """Where a message stands."""
+
+    WAITING = 0
+    SCHEDULED = 1
+    LEASED = 2
+
+
 class Queue(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A queue (Table 3.2)."""
 
@@ -57,7 +66,12 @@ class Queue(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class QueueMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A message in a queue (Table 3.3). Broker and database set the id, the sender and the time."""
+    """A message in a queue (Table 3.3). Broker and database set the id, the sender and the time.
+
+    The report does not have the fields below the message: `delivery` counts how often it was taken, `key` is the idempotency
+    key it was put with, `attributes` are those of a message the overlay fed in, `origin_queue_id` is where a dead
+    letter came from.
+    """
 
     message_id: U63
     queue_id: QueueId
@@ -67,6 +81,11 @@ class QueueMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     priority: Priority
     time_of_arrival_ms: U63
     message: Payload
+    state: MessageState = MessageState.WAITING
+    delivery: U32 = 0
+    key: bytes | None = None
+    attributes: bytes | None = None
+    origin_queue_id: QueueId | None = None
 
 
 @request(0x01, Direction.ANY, needs_identification=False)
@@ -187,38 +206,43 @@ class GetQueueNameResponse(Packet, frozen=True):
 
 @request(0x29, CLIENT)
 class GetQueues(Packet, frozen=True):
-    """List all queues."""
+    """List the queues by id, page by page: those after an id."""
+
+    after: QueueId = 0
 
 
 @response(0x2A, BROKER)
 class GetQueuesResponse(Packet, frozen=True):
-    """All queues."""
+    """A page of the queues; one shorter than 1,000 is the last."""
 
     queues: tuple[Queue, ...]
 
 
 @request(0x2B, CLIENT)
 class GetActiveQueues(Packet, frozen=True):
-    """List the queues that hold messages for this client."""
+    """List the queues that hold messages for this client, page by page: those after an id."""
+
+    after: QueueId = 0
 
 
 @response(0x2C, BROKER)
 class GetActiveQueuesResponse(Packet, frozen=True):
-    """The queues that hold messages for this client."""
+    """A page of the queues that hold messages for this client; one shorter than 1,000 is the last."""
 
     queues: tuple[Queue, ...]
 
 
 @request(0x2D, CLIENT)
 class GetMessages(Packet, frozen=True):
-    """Look at all messages in a queue; they stay there."""
+    """Look at all messages in a queue, page by page: those after an id. They stay there."""
 
     queue_id: QueueId
+    after: U63 = 0
 
 
 @response(0x2E, BROKER)
 class GetMessagesResponse(Packet, frozen=True):
-    """The messages in the queue."""
+    """A page of the messages in the queue, by id; an empty one is the end."""
 
     messages: tuple[QueueMessage, ...]
 
