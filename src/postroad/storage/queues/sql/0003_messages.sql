@@ -72,10 +72,109 @@ RETURNS integer LANGUAGE sql AS $$
     SELECT (put_messages(ARRAY[p_queue_id], p_sender_id, p_receiver_id, p_context, p_priority, p_message))[1]
 $$;
 
--- The rows a take gets, locked. Two index scans (for me, for anybody) are merged in reading order and read only as far as needed;
--- the join on the primary key is there so that FOR UPDATE names one table (it is not allowed on a union).
+-- A take for client c reads messages for c and messages for anybody (receiver 0), in one order. Each of the statements below reads
+-- one table by one index in the index's own order and stops after p_limit rows; none depends on a planner's estimate.
 -- p_mode: 1 by priority, 2 by time.
-CREATE FUNCTION lock_waiting(p_queue_id integer, p_client_id integer, p_mode smallint, p_sender_id integer, p_context bigint, p_limit integer)
+
+-- Waiting messages of one receiver, locked. Rows another taker has locked are skipped, not waited for.
+CREATE FUNCTION lock_waiting(p_queue_id integer, p_receiver_id integer, p_mode smallint, p_sender_id integer, p_limit integer)
+RETURNS tid[] LANGUAGE plpgsql AS $$
+BEGIN
+    IF p_mode = 1 AND p_sender_id IS NULL THEN
+        RETURN ARRAY(
+            SELECT m.ctid FROM messages m
+            WHERE m.queue_id = p_queue_id AND coalesce(m.receiver_id, 0) = p_receiver_id AND m.state = 0
+              AND (m.expires IS NULL OR m.expires > queue_clock())
+            ORDER BY m.priority DESC, m.time_of_arrival, m.message_id LIMIT p_limit FOR UPDATE OF m SKIP LOCKED);
+    ELSIF p_mode = 1 THEN
+        RETURN ARRAY(
+            SELECT m.ctid FROM messages m
+            WHERE m.queue_id = p_queue_id AND coalesce(m.receiver_id, 0) = p_receiver_id AND m.sender_id = p_sender_id AND m.state = 0
+              AND (m.expires IS NULL OR m.expires > queue_clock())
+            ORDER BY m.priority DESC, m.time_of_arrival, m.message_id LIMIT p_limit FOR UPDATE OF m SKIP LOCKED);
+    ELSIF p_sender_id IS NULL THEN
+        RETURN ARRAY(
+            SELECT m.ctid FROM messages m
+            WHERE m.queue_id = p_queue_id AND coalesce(m.receiver_id, 0) = p_receiver_id AND m.state = 0
+              AND (m.expires IS NULL OR m.expires > queue_clock())
+            ORDER BY m.time_of_arrival, m.message_id LIMIT p_limit FOR UPDATE OF m SKIP LOCKED);
+    ELSE
+        RETURN ARRAY(
+            SELECT m.ctid FROM messages m
+            WHERE m.queue_id = p_queue_id AND coalesce(m.receiver_id, 0) = p_receiver_id AND m.sender_id = p_sender_id AND m.state = 0
+              AND (m.expires IS NULL OR m.expires > queue_clock())
+            ORDER BY m.time_of_arrival, m.message_id LIMIT p_limit FOR UPDATE OF m SKIP LOCKED);
+    END IF;
+END
+$$;
+
+-- The same rows, only looked at.
+CREATE FUNCTION peek_waiting(p_queue_id integer, p_receiver_id integer, p_mode smallint, p_sender_id integer, p_limit integer)
+RETURNS TABLE (row_tid tid, priority smallint, time_of_arrival timestamptz, message_id bigint) LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    IF p_mode = 1 AND p_sender_id IS NULL THEN
+        RETURN QUERY
+            SELECT m.ctid, m.priority, m.time_of_arrival, m.message_id FROM messages m
+            WHERE m.queue_id = p_queue_id AND coalesce(m.receiver_id, 0) = p_receiver_id AND m.state = 0
+              AND (m.expires IS NULL OR m.expires > queue_clock())
+            ORDER BY m.priority DESC, m.time_of_arrival, m.message_id LIMIT p_limit;
+    ELSIF p_mode = 1 THEN
+        RETURN QUERY
+            SELECT m.ctid, m.priority, m.time_of_arrival, m.message_id FROM messages m
+            WHERE m.queue_id = p_queue_id AND coalesce(m.receiver_id, 0) = p_receiver_id AND m.sender_id = p_sender_id AND m.state = 0
+              AND (m.expires IS NULL OR m.expires > queue_clock())
+            ORDER BY m.priority DESC, m.time_of_arrival, m.message_id LIMIT p_limit;
+    ELSIF p_sender_id IS NULL THEN
+        RETURN QUERY
+            SELECT m.ctid, m.priority, m.time_of_arrival, m.message_id FROM messages m
+            WHERE m.queue_id = p_queue_id AND coalesce(m.receiver_id, 0) = p_receiver_id AND m.state = 0
+              AND (m.expires IS NULL OR m.expires > queue_clock())
+            ORDER BY m.time_of_arrival, m.message_id LIMIT p_limit;
+    ELSE
+        RETURN QUERY
+            SELECT m.ctid, m.priority, m.time_of_arrival, m.message_id FROM messages m
+            WHERE m.queue_id = p_queue_id AND coalesce(m.receiver_id, 0) = p_receiver_id AND m.sender_id = p_sender_id AND m.state = 0
+              AND (m.expires IS NULL OR m.expires > queue_clock())
+            ORDER BY m.time_of_arrival, m.message_id LIMIT p_limit;
+    END IF;
+END
+$$;
+
+-- Messages for the client and for anybody, merged and locked one by one in reading order, so that exactly the rows that are
+-- handed out are locked. Candidates that another taker gets first are passed over; when all are, one receiver at a time will do.
+CREATE FUNCTION lock_merged(p_queue_id integer, p_client_id integer, p_mode smallint, p_sender_id integer, p_limit integer)
+RETURNS tid[] LANGUAGE plpgsql AS $$
+DECLARE
+    v_candidates tid[];
+    v_candidate tid;
+    v_locked tid;
+    v_tids tid[] := ARRAY[]::tid[];
+BEGIN
+    SELECT array_agg(c.row_tid ORDER BY CASE p_mode WHEN 1 THEN -c.priority END, c.time_of_arrival, c.message_id) INTO v_candidates
+    FROM (
+        SELECT * FROM peek_waiting(p_queue_id, p_client_id, p_mode, p_sender_id, p_limit)
+        UNION ALL
+        SELECT * FROM peek_waiting(p_queue_id, 0, p_mode, p_sender_id, p_limit)
+    ) c;
+    FOREACH v_candidate IN ARRAY coalesce(v_candidates, ARRAY[]::tid[]) LOOP
+        SELECT ctid INTO v_locked FROM messages WHERE ctid = v_candidate AND state = 0 FOR UPDATE SKIP LOCKED;
+        IF FOUND THEN
+            v_tids := v_tids || v_locked;
+            EXIT WHEN cardinality(v_tids) = p_limit;
+        END IF;
+    END LOOP;
+    IF cardinality(v_tids) = 0 THEN
+        v_tids := lock_waiting(p_queue_id, p_client_id, p_mode, p_sender_id, p_limit);
+    END IF;
+    IF cardinality(v_tids) = 0 THEN
+        v_tids := lock_waiting(p_queue_id, 0, p_mode, p_sender_id, p_limit);
+    END IF;
+    RETURN v_tids;
+END
+$$;
+
+-- The rows a take gets, locked. Most clients have no messages of their own: then one scan is all.
+CREATE FUNCTION lock_for_take(p_queue_id integer, p_client_id integer, p_mode smallint, p_sender_id integer, p_context bigint, p_limit integer)
 RETURNS tid[] LANGUAGE plpgsql AS $$
 BEGIN
     IF p_context IS NOT NULL THEN
@@ -84,50 +183,10 @@ BEGIN
             WHERE m.queue_id = p_queue_id AND coalesce(m.receiver_id, 0) = p_client_id AND m.context = p_context AND m.state = 0
               AND (m.expires IS NULL OR m.expires > queue_clock())
             ORDER BY m.time_of_arrival, m.message_id LIMIT p_limit FOR UPDATE OF m SKIP LOCKED);
-    ELSIF p_mode = 1 AND p_sender_id IS NULL THEN
-        RETURN ARRAY(
-            SELECT m.ctid FROM (
-                SELECT priority, time_of_arrival, message_id FROM messages
-                WHERE queue_id = p_queue_id AND coalesce(receiver_id, 0) = p_client_id AND state = 0
-                UNION ALL
-                SELECT priority, time_of_arrival, message_id FROM messages
-                WHERE queue_id = p_queue_id AND coalesce(receiver_id, 0) = 0 AND state = 0
-            ) head JOIN messages m ON m.queue_id = p_queue_id AND m.message_id = head.message_id AND m.state = 0
-            WHERE m.expires IS NULL OR m.expires > queue_clock()
-            ORDER BY head.priority DESC, head.time_of_arrival, head.message_id LIMIT p_limit FOR UPDATE OF m SKIP LOCKED);
-    ELSIF p_mode = 1 THEN
-        RETURN ARRAY(
-            SELECT m.ctid FROM (
-                SELECT priority, time_of_arrival, message_id FROM messages
-                WHERE queue_id = p_queue_id AND coalesce(receiver_id, 0) = p_client_id AND sender_id = p_sender_id AND state = 0
-                UNION ALL
-                SELECT priority, time_of_arrival, message_id FROM messages
-                WHERE queue_id = p_queue_id AND coalesce(receiver_id, 0) = 0 AND sender_id = p_sender_id AND state = 0
-            ) head JOIN messages m ON m.queue_id = p_queue_id AND m.message_id = head.message_id AND m.state = 0
-            WHERE m.expires IS NULL OR m.expires > queue_clock()
-            ORDER BY head.priority DESC, head.time_of_arrival, head.message_id LIMIT p_limit FOR UPDATE OF m SKIP LOCKED);
-    ELSIF p_sender_id IS NULL THEN
-        RETURN ARRAY(
-            SELECT m.ctid FROM (
-                SELECT time_of_arrival, message_id FROM messages
-                WHERE queue_id = p_queue_id AND coalesce(receiver_id, 0) = p_client_id AND state = 0
-                UNION ALL
-                SELECT time_of_arrival, message_id FROM messages
-                WHERE queue_id = p_queue_id AND coalesce(receiver_id, 0) = 0 AND state = 0
-            ) head JOIN messages m ON m.queue_id = p_queue_id AND m.message_id = head.message_id AND m.state = 0
-            WHERE m.expires IS NULL OR m.expires > queue_clock()
-            ORDER BY head.time_of_arrival, head.message_id LIMIT p_limit FOR UPDATE OF m SKIP LOCKED);
+    ELSIF EXISTS (SELECT FROM messages m WHERE m.queue_id = p_queue_id AND coalesce(m.receiver_id, 0) = p_client_id AND m.state = 0) THEN
+        RETURN lock_merged(p_queue_id, p_client_id, p_mode, p_sender_id, p_limit);
     ELSE
-        RETURN ARRAY(
-            SELECT m.ctid FROM (
-                SELECT time_of_arrival, message_id FROM messages
-                WHERE queue_id = p_queue_id AND coalesce(receiver_id, 0) = p_client_id AND sender_id = p_sender_id AND state = 0
-                UNION ALL
-                SELECT time_of_arrival, message_id FROM messages
-                WHERE queue_id = p_queue_id AND coalesce(receiver_id, 0) = 0 AND sender_id = p_sender_id AND state = 0
-            ) head JOIN messages m ON m.queue_id = p_queue_id AND m.message_id = head.message_id AND m.state = 0
-            WHERE m.expires IS NULL OR m.expires > queue_clock()
-            ORDER BY head.time_of_arrival, head.message_id LIMIT p_limit FOR UPDATE OF m SKIP LOCKED);
+        RETURN lock_waiting(p_queue_id, 0, p_mode, p_sender_id, p_limit);
     END IF;
 END
 $$;
@@ -151,7 +210,7 @@ BEGIN
     IF v_lease_ms IS NULL THEN
         SELECT lease_ms INTO v_lease_ms FROM queues WHERE queue_id = p_queue_id;
     END IF;
-    v_tids := lock_waiting(p_queue_id, p_client_id, p_mode, p_sender_id, p_context, p_limit);
+    v_tids := lock_for_take(p_queue_id, p_client_id, p_mode, p_sender_id, p_context, p_limit);
     IF cardinality(v_tids) = 0 THEN
         IF NOT EXISTS (SELECT FROM queues WHERE queue_id = p_queue_id) THEN
             RETURN QUERY SELECT p_request, NULL::bigint, p_queue_id, 0, 0, 0::bigint, 0::smallint, 0::bigint, NULL::bytea, 0::smallint, 0,
