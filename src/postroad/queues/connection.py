@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from itertools import count
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 from postroad import errors
 from postroad.errors import ConnectionLostError, PostroadError, QueueBusyError, RemoteError, WireError
@@ -103,8 +103,7 @@ class Connection(asyncio.Protocol):
             await asyncio.sleep(0)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import signal
 import sys
-from typing import Final, Self
+from typing import Final, Self, cast
 
 from postroad.errors import InvalidValueError, PostroadError, WireError
 from postroad.queues.service import QueueService, Session
@@ -27,6 +27,8 @@ from postroad.wire.registry import Packet
 
 REQUESTS_UNDER_WAY_MAX: Final = 256
 CONNECTIONS_MAX: Final = 10_000
+FAIL_S_MAX: Final = 1.0
+"""How long a connection that sent nonsense may wait for the answers to what it sent before."""
 
 
 class _Connection(asyncio.Protocol):
@@ -41,12 +43,11 @@ class _Connection(asyncio.Protocol):
         self._failed = False  # the stream made no sense; only the closing remains
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
         if not self._server.admit(self):
             self._send(t.Error(502, "this server has as many connections as it takes; try again later", retryable=True), 0)
             self._flush()
-            transport.close()
+            self._transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._transport = None
@@ -63,10 +64,7 @@ class _Connection(asyncio.Protocol):
             self._failed = True
             for frame in getattr(error, "frames", ()):
                 self._start(frame)
-            self._send(t.Error.of(error), 0)
-            self._flush()
-            if self._transport is not None:
-                self._transport.close()
+            asyncio.get_running_loop().create_task(self._fail(error, set(self._tasks)))  # noqa: RUF006 - the loop keeps what it waits for
             return
         for frame in frames:
             self._start(frame)
@@ -116,6 +114,14 @@ class _Connection(asyncio.Protocol):
             self._server.service.undelivered(answer, self._session)
         else:
             self._send(answer, packet_id)
+
+    async def _fail(self, error: WireError, sound: set[asyncio.Task[None]]) -> None:
+        """Answer what came before the nonsense, then say what was wrong and close."""
+        if sound:
+            await asyncio.wait(sound, timeout=FAIL_S_MAX)
+        self._send(t.Error.of(error), 0)
+        self._flush()
+        self.close()
 
     def _send(self, packet: Packet, packet_id: int) -> None:
         """Answers that become ready in one turn of the loop leave in one write."""

@@ -113,7 +113,7 @@ class PostgresQueueStorage:
                 await connection.close()
             self._pool = await asyncpg.create_pool(
                 self._dsn,
-                min_size=1,
+                min_size=0,  # a floor would be restored noisily while the server is away
                 max_size=self._pool_max,
                 command_timeout=self._timeout_s,
                 timeout=self._timeout_s,
