@@ -2,12 +2,13 @@
 
     python -m benchmarks.queues [--messages N] [--backlog N] [--repeat N]
 
-Work: put, take and done N messages of 100 bytes, with eight producers and eight consumers at once; first one message a call, then a
-hundred. Latency: from the call of put to the consumer having the message, one at a time, the consumer waiting.
+Work: put, take and done N messages of 100 bytes, with eight producers and eight consumers at once; first one message a call,
+then a hundred. Latency: from the call of put to the consumer having the message, one at a time, the consumer waiting.
 
 - postroad: eight clients over TCP to one server process (what a user has);
 - postroad, embedded: the storage used as a library in this process, as the peers are;
-- PGQueuer and Procrastinate: their own workers in this process, with their own batching; both delete (PGQueuer: log) finished jobs.
+- PGQueuer and Procrastinate: their own workers in this process, with their own batching; finished jobs are deleted (PGQueuer
+  also logs them).
 
 Then what a million waiting messages cost: put+take+done through the storage with 10 and with a million messages in the queue.
 Peers need the `bench` dependency group; one that is missing is named and left out.
@@ -99,7 +100,7 @@ async def latencies(put: Callable[[bytes], Awaitable[object]], arrived: asyncio.
 
 @contextlib.asynccontextmanager
 async def server(dsn: str) -> AsyncIterator[int]:
-    process = subprocess.Popen(
+    process = subprocess.Popen(  # noqa: ASYNC220 - once, before anything is measured
         [sys.executable, "-m", "postroad.queues.server", "--listen", "127.0.0.1:0", "--store", dsn],
         stdout=subprocess.PIPE,
         text=True,
@@ -264,11 +265,11 @@ async def procrastinate(dsn: str, messages: int) -> Figures:
             running = asyncio.create_task(app.run_worker_async(**options, install_signal_handlers=False, wait=True))
             await asyncio.sleep(0.5)
 
-            async def put(n: int) -> None:
+            async def put(n: int, task: Any = work) -> None:
                 if n == 1:
-                    await work.defer_async(payload=text)
+                    await task.defer_async(payload=text)
                 else:
-                    await work.batch_defer_async(*[{"payload": text}] * n)
+                    await task.batch_defer_async(*[{"payload": text}] * n)
 
             start = time.perf_counter()
             if size:
@@ -302,8 +303,8 @@ async def cost_with_backlog(dsn: str, waiting: int, cycles: int = 400) -> tuple[
         await storage.request_id(f"filler{time.time_ns()}", ClientMode.READ_AND_PUT)
         await connection.execute(
             "INSERT INTO messages (queue_id, sender_id, receiver_id, priority, message, time_of_arrival) "  # noqa: S608 - numbers only
-            f"SELECT {queue}, i % 50 + 1, CASE WHEN i % 4 = 0 THEN i % 1000 + 10 END, i % 10 + 1, decode(repeat('78', 100), 'hex'), "
-            f"now() + i * interval '1 microsecond' FROM generate_series(1, {waiting}) i",
+            f"SELECT {queue}, i % 50 + 1, CASE WHEN i % 4 = 0 THEN i % 1000 + 10 END, i % 10 + 1, "
+            f"decode(repeat('78', 100), 'hex'), now() + i * interval '1 microsecond' FROM generate_series(1, {waiting}) i",
             timeout=600,
         )
         await connection.execute("CHECKPOINT")

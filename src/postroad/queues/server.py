@@ -40,7 +40,7 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._outbox: list[bytes | memoryview] = []
         self._paused = False  # the peer does not read
-        self._failed = False  # the stream made no sense; only the closing remains
+        self._closing: asyncio.Task[None] | None = None  # the stream made no sense; only this remains to be done
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
@@ -56,15 +56,14 @@ class _Connection(asyncio.Protocol):
             task.cancel()
 
     def data_received(self, data: bytes) -> None:
-        if self._failed:
+        if self._closing is not None:
             return
         try:
             frames = self._decoder.feed(data)
         except WireError as error:
-            self._failed = True
             for frame in getattr(error, "frames", ()):
                 self._start(frame)
-            asyncio.get_running_loop().create_task(self._fail(error, set(self._tasks)))  # noqa: RUF006 - the loop keeps what it waits for
+            self._closing = asyncio.get_running_loop().create_task(self._fail(error, set(self._tasks)))
             return
         for frame in frames:
             self._start(frame)
