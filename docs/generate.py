@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from docs.protocol import protocol_page
 from postroad import errors
 
 ROOT: Final = Path(__file__).parent
@@ -30,7 +31,7 @@ def errors_page() -> str:
     return head + "| code | class | retry may help | meaning |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
 
 
-PAGES: Final[dict[str, Callable[[], str]]] = {"reference/errors.md": errors_page}
+PAGES: Final[dict[str, Callable[[], str]]] = {"reference/errors.md": errors_page, "reference/protocol.md": protocol_page}
 
 
 def main() -> int:

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from postroad.core.columns import attribute_column, id_column, payload_column, tick_column
+from postroad.core.columns import attribute_column, check_attribute_sizes, check_sizes, id_column, payload_column, tick_column
 from postroad.core.layout import (
     ATTRIBUTE_PREFIX,
     DEFAULT_LIMITS,
@@ -52,8 +52,8 @@ class Batch:
 
     def __init__(self, columns: pa.RecordBatch, layout: Layout | None = None) -> None:
         self.columns: Final = columns
-        # The bytes this batch was decoded from or has been encoded to, so that a relay forwards them untouched.
-        self.encoded: bytes | memoryview | None = None
+        # The bytes this batch was decoded from (then the columns are views of them) or has been encoded to.
+        self.encoded: tuple[bytes | memoryview, ...] | None = None
         self._layout = layout
         self._rows: RowColumns | None = None
 
@@ -191,6 +191,14 @@ def assemble(columns: list[pa.Array[Any]], layout: Layout, limits: BatchLimits) 
     if batch.size > limits.bytes:
         raise BatchLimitError(f"a batch of {batch.size:,} bytes", "bytes", limits.bytes)
     return batch
+
+
+def check_values(batch: Batch, limits: BatchLimits) -> None:
+    """Refuse a batch with a payload or attribute value beyond its limit."""
+    check_sizes(batch.payloads(), limits.payload_bytes, "a payload", "payload_bytes")
+    for index, (name, kind) in enumerate(zip(batch.layout.names, batch.layout.kinds, strict=True), SYSTEM_COLUMNS):
+        if kind in {"string", "binary"}:
+            check_attribute_sizes(batch.columns.column(index), kind, name, limits)
 
 
 def _same(ours: pa.Array[Any], theirs: pa.Array[Any]) -> bool:

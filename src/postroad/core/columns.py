@@ -16,6 +16,7 @@ from postroad.core.layout import ID_TYPE, KIND_OF, KIND_TYPES, PAYLOAD_TYPE, Bat
 from postroad.errors import BatchError, BatchLimitError, InvalidValueError
 from postroad.types import MESSAGE_ID_BYTES
 
+_NUMBERS: Final[Mapping[Kind, Any]] = {"int": np.int64, "float": np.float64}
 _NONE: Final = frozenset([type(None)])
 
 # Arrow types of the same meaning that a caller's columns may have; they are cast without loss or the cast fails.
@@ -30,17 +31,34 @@ _CASTS: Final[Mapping[int, Kind]] = {
 
 def tick_column(ticks: np.ndarray[Any, Any] | Sequence[int] | None, rows: int) -> pa.Array[Any]:
     """Make the tick column; None stands for ticks not decided yet, which are 0."""
-    array = np.zeros(rows, np.uint64) if ticks is None else np.ascontiguousarray(ticks, np.uint64)
+    if ticks is None:
+        array = np.zeros(rows, np.uint64)
+    elif isinstance(ticks, np.ndarray) and ticks.dtype == np.uint64:
+        array = np.ascontiguousarray(ticks)
+    else:
+        array = _ticks_of(ticks)
     if array.shape != (rows,):
         raise BatchError(f"{rows} rows need as many ticks, not an array of shape {array.shape}")
     return pa.array(array)
+
+
+def _ticks_of(ticks: np.ndarray[Any, Any] | Sequence[int]) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """Turn integers of another form into ticks; numpy alone would cut 1.5 to 1 and wrap -1 around."""
+    try:
+        given = np.asarray(ticks)
+        array = np.ascontiguousarray(ticks, np.uint64)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise BatchError(f"ticks are integers of 64 bits without sign: {error}") from error
+    if len(given) and (given.dtype.kind not in "iu" or (given.dtype.kind == "i" and given.min() < 0)):
+        raise BatchError(f"ticks are integers of 64 bits without sign, not {given.dtype} from {given.min()}")
+    return array
 
 
 def id_column(ids: Any) -> pa.Array[Any]:
     """Make the id column from bytes objects, a numpy array, an Arrow array, or one run of bytes."""
     match ids:
         case pa.Array() | pa.ChunkedArray():
-            return _without_nulls(_one_chunk(ids).cast(ID_TYPE) if ids.type != ID_TYPE else _one_chunk(ids), "id")
+            return _without_nulls(_checked(_one_chunk(ids), ID_TYPE, "id"), "id")
         case np.ndarray():
             data = _id_bytes_of_array(ids)
         case bytes() | bytearray() | memoryview():
@@ -62,9 +80,8 @@ def id_bytes(ids: Sequence[bytes]) -> bytes:
         data = b"".join(ids)
     except TypeError:
         raise InvalidValueError("every message needs an id, given as bytes") from None
-    sizes = set(map(len, ids))
-    if sizes - {MESSAGE_ID_BYTES} or len(data) != len(ids) * MESSAGE_ID_BYTES:
-        raise InvalidValueError(f"a message id has {MESSAGE_ID_BYTES} bytes, not {max(sizes - {MESSAGE_ID_BYTES}, default=0)}")
+    if list(map(len, ids)).count(MESSAGE_ID_BYTES) != len(ids) or len(data) != len(ids) * MESSAGE_ID_BYTES:
+        raise InvalidValueError(f"a message id has {MESSAGE_ID_BYTES} bytes")
     return data
 
 
@@ -77,27 +94,27 @@ def _id_bytes_of_array(ids: np.ndarray[Any, Any]) -> bytes:
 def payload_column(payloads: Any, limits: BatchLimits) -> pa.Array[Any]:
     """Make the payload column from bytes objects or an Arrow array."""
     if isinstance(payloads, pa.Array | pa.ChunkedArray):
-        column = _cast(_one_chunk(payloads), "binary", "payload")
+        column = _checked(_one_chunk(payloads), PAYLOAD_TYPE, "payload")
     else:
-        column = payload_array(payloads if isinstance(payloads, list | tuple) else list(payloads))
+        column = payload_array(list(payloads))
     check_sizes(column, limits.payload_bytes, "payload", "payload_bytes")
     return _without_nulls(column, "payload")
 
 
 def payload_array(payloads: Sequence[bytes]) -> pa.Array[Any]:
-    """Build the payload column by joining: a third faster than Arrow's own conversion, and strict about the types."""
-    try:
-        data = b"".join(payloads)
-    except TypeError:
-        raise InvalidValueError("every message needs a payload, given as bytes") from None
-    offsets = np.zeros(len(payloads) + 1, np.int64)
-    np.cumsum(np.fromiter(map(len, payloads), np.int64, len(payloads)), out=offsets[1:])
-    if int(offsets[-1]) != len(data):
-        raise InvalidValueError("a payload is bytes, not a view of larger items")
-    if len(data) > np.iinfo(np.int32).max:
-        raise BatchLimitError(f"payloads of {len(data):,} bytes in one batch", "int32 offsets", np.iinfo(np.int32).max)
-    buffers = [None, pa.py_buffer(offsets.astype(np.int32).data), pa.py_buffer(data)]
-    return pa.Array.from_buffers(PAYLOAD_TYPE, len(payloads), buffers)
+    """Make the payload column; Arrow alone would take text as bytes and None as null."""
+    if not all_of_type(payloads, bytes):
+        payloads = [_payload_bytes(payload) for payload in payloads]
+    column: pa.Array[Any] | pa.ChunkedArray[Any] = pa.array(payloads, PAYLOAD_TYPE)
+    if isinstance(column, pa.ChunkedArray):
+        raise BatchLimitError("too many bytes of payload for one batch", "int32 offsets", np.iinfo(np.int32).max)
+    return column
+
+
+def _payload_bytes(payload: Any) -> bytes:
+    if not isinstance(payload, bytes | bytearray | memoryview):
+        raise InvalidValueError(f"a payload is bytes, not {type(payload).__name__}")
+    return bytes(payload)
 
 
 def attribute_column(values: Any, name: str, limits: BatchLimits) -> tuple[Kind | None, pa.Array[Any]]:
@@ -110,18 +127,26 @@ def attribute_column(values: Any, name: str, limits: BatchLimits) -> tuple[Kind 
         return _attribute_of_arrow(_one_chunk(values), name, limits)
     values = list(values)
     kind = exact_kind(values)
+    complete = kind is not None
     if kind is None:
         values = [None if value is None else plain_value(value, name) for value in values]
         kind = _mixed_kind(values, name)
         if kind is None:
             return None, pa.nulls(len(values))
-    return kind, kind_column(values, kind, name, limits)
+    column = kind_column(values, kind, name, complete=complete)
+    check_attribute_sizes(column, kind, name, limits)
+    return kind, column
+
+
+def all_of_type(values: Sequence[Any], wanted: type) -> bool:
+    """Whether every value has exactly this type: half the cost of a set of the types."""
+    return list(map(type, values)).count(wanted) == len(values)
 
 
 def exact_kind(values: Sequence[Any]) -> Kind | None:
     """Return the kind when every value is present and of one plain type; None asks for a closer look."""
-    types = set(map(type, values))
-    return KIND_OF.get(types.pop()) if len(types) == 1 else None
+    first = type(values[0]) if values else type(None)
+    return KIND_OF.get(first) if all_of_type(values, first) else None
 
 
 def _mixed_kind(values: Sequence[Any], name: str) -> Kind | None:
@@ -132,19 +157,26 @@ def _mixed_kind(values: Sequence[Any], name: str) -> Kind | None:
     return KIND_OF[types.pop()] if types else None
 
 
-def kind_column(values: Sequence[Any], kind: Kind, name: str, limits: BatchLimits) -> pa.Array[Any]:
-    """Convert values already known to be of this kind, or None."""
+def kind_column(values: Sequence[Any], kind: Kind, name: str, *, complete: bool) -> pa.Array[Any]:
+    """Convert values already known to be of this kind or, unless `complete`, None."""
+    column: pa.Array[Any] | pa.ChunkedArray[Any]
     try:
-        column: pa.Array[Any] | pa.ChunkedArray[Any] = pa.array(values, KIND_TYPES[kind])
+        if complete and kind in _NUMBERS:  # numpy's conversion is the faster one, by half for integers
+            column = pa.array(np.fromiter(values, _NUMBERS[kind], len(values)))
+        else:
+            column = pa.array(values, KIND_TYPES[kind])
     except OverflowError:
         raise InvalidValueError(f"attribute {name[:80]!r}: an integer does not fit in 64 bits with sign") from None
     except UnicodeEncodeError:
         raise InvalidValueError(f"attribute {name[:80]!r} must be valid Unicode without lone surrogates") from None
     if isinstance(column, pa.ChunkedArray):
         raise BatchLimitError(f"attribute {name[:80]!r} is too large for one batch", "int32 offsets", np.iinfo(np.int32).max)
+    return column
+
+
+def check_attribute_sizes(column: pa.Array[Any], kind: Kind, name: str, limits: BatchLimits) -> None:
     if kind in {"string", "binary"}:
         check_sizes(column, limits.value_bytes, f"attribute {name[:80]!r}", "value_bytes")
-    return column
 
 
 def check_sizes(column: pa.Array[Any], maximum: int, what: str, limit: str) -> None:
@@ -166,17 +198,16 @@ def _attribute_of_arrow(column: pa.Array[Any], name: str, limits: BatchLimits) -
     kind = _CASTS.get(column.type.id)
     if kind is None:
         raise BatchError(f"attribute {name[:80]!r}: a column of {column.type} is none of bool, int, float, string, binary")
-    column = _cast(column, kind, f"attribute {name[:80]!r}")
-    if kind in {"string", "binary"}:
-        check_sizes(column, limits.value_bytes, f"attribute {name[:80]!r}", "value_bytes")
+    column = _checked(column, KIND_TYPES[kind], f"attribute {name[:80]!r}")
+    check_attribute_sizes(column, kind, name, limits)
     return kind, column
 
 
-def _cast(column: pa.Array[Any], kind: Kind, what: str) -> pa.Array[Any]:
-    """Cast to the kind's Arrow type; foreign memory is checked in full, since it may come from anywhere."""
+def _checked(column: pa.Array[Any], wanted: Any, what: str) -> pa.Array[Any]:
+    """Cast without loss; foreign memory is checked in full, since it may come from anywhere."""
     try:
         column.validate(full=True)
-        return column if column.type == KIND_TYPES[kind] else column.cast(KIND_TYPES[kind])
+        return column if column.type == wanted else column.cast(wanted)
     except pa.ArrowException as error:
         raise BatchError(f"{what}: {error}") from error
 

@@ -8,13 +8,14 @@ type clash; within a run a missing attribute is a null. Order is kept, always: a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from postroad.core.batch import Batch
-from postroad.core.columns import check_sizes, exact_kind, id_array_of, id_bytes, kind_column, payload_array, tick_column
+from postroad.core.batch import Batch, check_values
+from postroad.core.columns import exact_kind, id_array_of, id_bytes, kind_column, payload_array, tick_column
 from postroad.core.layout import DEFAULT_LIMITS, KIND_OF, BatchLimits, Kind, check_message, layout_of
 from postroad.errors import BatchLimitError
 from postroad.types import AttributeValue
@@ -51,7 +52,7 @@ def build_batches(
     ids, attributes, payloads = zip(*rows, strict=True)
     tick_values = tick_column(ticks, len(rows))
     if len(rows) <= limits.rows and (uniform := _uniform(attributes, limits)) is not None:
-        return _assemble(ids, payloads, tick_values, *uniform, limits)
+        return _assemble(ids, payloads, tick_values, *uniform, limits, complete=True)
     plain = [check_message(each, payload, limits) for each, payload in zip(attributes, payloads, strict=True)]
     batches: list[Batch] = []
     for start, stop, union in _cut(plain, limits):
@@ -59,7 +60,7 @@ def build_batches(
         kinds = tuple(union[name] for name in names)
         values = [[each.get(name) for each in plain[start:stop]] for name in names]
         part = tick_values.slice(start, stop - start)
-        batches += _assemble(ids[start:stop], payloads[start:stop], part, names, kinds, values, limits)
+        batches += _assemble(ids[start:stop], payloads[start:stop], part, names, kinds, values, limits, complete=False)
     return batches
 
 
@@ -68,10 +69,10 @@ def _uniform(
 ) -> tuple[tuple[str, ...], tuple[Kind, ...], list[list[AttributeValue]]] | None:
     """Transpose rows that all have the same names and plain types; None when they do not."""
     names = tuple(sorted(attributes[0]))
-    if len(names) > limits.attributes or set(map(len, attributes)) != {len(names)}:
+    if len(names) > limits.attributes or list(map(len, attributes)).count(len(names)) != len(attributes):
         return None
     try:
-        columns = [[each[name] for each in attributes] for name in names]
+        columns = [list(map(itemgetter(name), attributes)) for name in names]
     except KeyError:
         return None
     kinds = []
@@ -106,14 +107,19 @@ def _assemble(
     kinds: tuple[Kind, ...],
     values: Sequence[Sequence[AttributeValue | None]],
     limits: BatchLimits,
+    *,
+    complete: bool,
 ) -> list[Batch]:
     layout = layout_of(names, kinds)
     layout.check(limits)
-    payload_values = payload_array(payloads)
-    check_sizes(payload_values, limits.payload_bytes, "a payload", "payload_bytes")
-    columns = [ticks, id_array_of(id_bytes(ids)), payload_values]
-    columns += [kind_column(column, kind, name, limits) for name, kind, column in zip(names, kinds, values, strict=True)]
-    return list(_within_bytes(Batch(pa.RecordBatch.from_arrays(columns, schema=layout.schema), layout), limits))
+    columns = [ticks, id_array_of(id_bytes(ids)), payload_array(payloads)]
+    for name, kind, column in zip(names, kinds, values, strict=True):
+        columns.append(kind_column(column, kind, name, complete=complete))
+    batch = Batch(pa.RecordBatch.from_arrays(columns, schema=layout.schema), layout)
+    if batch.size <= limits.value_bytes:  # then no single value is larger either
+        return [batch]
+    check_values(batch, limits)
+    return list(_within_bytes(batch, limits))
 
 
 def _within_bytes(batch: Batch, limits: BatchLimits) -> Iterator[Batch]:

@@ -37,7 +37,6 @@ RETRY_PAUSE_S: Final = 0.05
 RETRY_PAUSE_S_MAX: Final = 1.0
 WAIT_MS_MAX: Final = 60_000
 """A longer wait is cut into several takes, so that a broker that went away silently is noticed."""
-PAGE: Final = 1_000
 
 Address = tuple[str, int]
 QueueRef = Queue | int
@@ -198,9 +197,9 @@ class QueueClient:
         queues: list[Queue] = []
         while True:
             after = queues[-1].queue_id if queues else 0
-            page = (await self._call(t.GetQueues(after), t.GetQueuesResponse, safe=True)).queues
-            queues += page
-            if len(page) < PAGE:
+            page = await self._call(t.GetQueues(after), t.GetQueuesResponse, safe=True)
+            queues += page.queues
+            if not page.more:
                 return queues
 
     async def get_active_queues(self) -> list[Queue]:
@@ -208,18 +207,19 @@ class QueueClient:
         queues: list[Queue] = []
         while True:
             after = queues[-1].queue_id if queues else 0
-            page = (await self._call(t.GetActiveQueues(after), t.GetActiveQueuesResponse, safe=True)).queues
-            queues += page
-            if len(page) < PAGE:
+            page = await self._call(t.GetActiveQueues(after), t.GetActiveQueuesResponse, safe=True)
+            queues += page.queues
+            if not page.more:
                 return queues
 
     async def read_messages(self, queue: QueueRef) -> AsyncIterator[QueueMessage]:
         """Look at all messages of a queue, however many; they stay there."""
-        after = 0
-        while page := (await self._call(t.GetMessages(_id(queue), after), t.GetMessagesResponse, safe=True)).messages:
-            for message in page:
+        after, more = 0, True
+        while more:
+            page = await self._call(t.GetMessages(_id(queue), after), t.GetMessagesResponse, safe=True)
+            for message in page.messages:
                 yield message
-            after = page[-1].message_id
+            after, more = page.messages[-1].message_id if page.messages else after, page.more
 
     async def stats(self, queue: QueueRef) -> q.GetQueueStatsResponse:
         return await self._call(q.GetQueueStats(_id(queue)), q.GetQueueStatsResponse, safe=True)

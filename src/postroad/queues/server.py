@@ -102,7 +102,7 @@ class _Connection(asyncio.Protocol):
     async def _answer(self, frame: Frame) -> None:
         packet_id = frame[1]
         try:
-            packet = decode(frame).packet
+            packet = decode(frame)[0]
         except PostroadError as error:
             self._send(t.Error.of(error), packet_id)
             return

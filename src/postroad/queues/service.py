@@ -229,23 +229,24 @@ class QueueService:
         return t.GetQueueNameResponse((await self.storage.get_queue_name(check_queue_id(packet.queue_id))).name)
 
     async def _get_queues(self, packet: t.GetQueues, _session: Session) -> Packet:
-        found = await self.storage.list_queues(after=min(packet.after, ID_MAX), limit=self.limits.page_rows_max)
-        return t.GetQueuesResponse(tuple(t.Queue(each.queue_id, each.name) for each in found))
+        limit = self.limits.page_rows_max
+        found = await self.storage.list_queues(after=min(packet.after_queue_id, ID_MAX), limit=limit)
+        return t.GetQueuesResponse(tuple(t.Queue(each.queue_id, each.name) for each in found), more=len(found) == limit)
 
     async def _get_active_queues(self, packet: t.GetActiveQueues, session: Session) -> Packet:
         client = _identified(packet, session)
-        after, limit = min(packet.after, ID_MAX), self.limits.page_rows_max
+        after, limit = min(packet.after_queue_id, ID_MAX), self.limits.page_rows_max
         found = await self.storage.get_active_queues(client.client_id, after=after, limit=limit)
-        return t.GetActiveQueuesResponse(tuple(t.Queue(each.queue_id, each.name) for each in found))
+        return t.GetActiveQueuesResponse(tuple(t.Queue(each.queue_id, each.name) for each in found), more=len(found) == limit)
 
     async def _get_messages(self, packet: t.GetMessages, _session: Session) -> Packet:
         page = await self.storage.get_messages_from_queue(
             check_queue_id(packet.queue_id),
-            after=packet.after,
+            after=packet.after_message_id,
             limit=self.limits.page_rows_max,
             bytes_max=self.limits.batch_bytes_max,
         )
-        return t.GetMessagesResponse(tuple(page))
+        return t.GetMessagesResponse(tuple(page), more=bool(page))  # a page may be short for its bytes; an empty one is the end
 
     # putting
 

@@ -10,17 +10,26 @@ every offset checked, and only what our own encoder could have written goes on t
 - a record batch must have the rows, columns and buffers its layout asks for, uncompressed, one after the other in the body.
 
 The tables and their fields are those of Arrow's `Message.fbs` and `Schema.fbs`.
+
+Walking the tables takes longer than Arrow's whole reading. But the metadata of two record batches of one layout, written by
+one encoder, differ only in four places: the numbers of rows, of body bytes, and the two vectors. So each layout has a
+template, made from a sample of our own: metadata equal to it outside the four places needs no walk.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Final, NamedTuple
+from itertools import accumulate
+from typing import Any, Final, NamedTuple
 
-from postroad.core.layout import ATTRIBUTE_PREFIX, SYSTEM_COLUMNS, Kind, Layout, layout_of
+import pyarrow as pa
+
+from postroad.core.layout import ATTRIBUTE_PREFIX, LAYOUTS_MAX, SYSTEM_COLUMNS, Kind, Layout, layout_of
 from postroad.errors import BatchError, InvalidValueError
-from postroad.types import MESSAGE_ID_BYTES
+from postroad.types import MESSAGE_ID_BYTES, AttributeValue
 
 PREFIX: Final = struct.Struct("<Ii")
 _CONTINUATION: Final = 0xFFFF_FFFF
@@ -36,18 +45,44 @@ _I32: Final = struct.Struct("<i")
 _U32: Final = struct.Struct("<I")
 _I64: Final = struct.Struct("<q")
 
-# Type ids of Schema.fbs's union `Type`.
-_INT, _FLOAT, _BINARY, _UTF8, _BOOL, _FIXED = 2, 3, 4, 5, 6, 15
-_BUFFERS: Final[dict[Kind, int]] = {"bool": 2, "int": 2, "float": 2, "string": 3, "binary": 3}
-_SYSTEM_BUFFERS: Final = 2 + 2 + 3
+_BUFFERS: Final[Mapping[Kind, int]] = {"bool": 2, "int": 2, "float": 2, "string": 3, "binary": 3}
+_SYSTEM_BUFFERS: Final = (2, 2, 3)  # tick, id, payload
+_PAYLOAD_DATA: Final = 6  # the buffer of the payloads' bytes
+_SYSTEM_VALUES: Final[tuple[Any, ...]] = (0, bytes(MESSAGE_ID_BYTES), b"")
+_SAMPLE_VALUES: Final[Mapping[Kind, AttributeValue]] = {"bool": False, "int": 0, "float": 0.0, "string": "", "binary": b""}
 
 
 class BatchHeader(NamedTuple):
-    """The metadata of a record batch, checked: rows, the lengths of its buffers, and where the message ends."""
+    """The metadata of a record batch, checked."""
 
     rows: int
-    buffer_lengths: tuple[int, ...]
-    end: int
+    payload_bytes: int  # of all payloads together
+    value_bytes: int  # of the largest string or binary column
+
+
+class _Places(NamedTuple):
+    """Where the four numbers or vectors of a record batch stand in its metadata; 0 for a number left out, which is 0."""
+
+    rows: int
+    body: int
+    nodes: int
+    buffers: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What a record batch of one layout must look like."""
+
+    columns: int
+    buffers: int
+    value_data: tuple[int, ...]  # which buffers hold the bytes of strings and binaries
+    node_numbers: struct.Struct
+    buffer_numbers: struct.Struct
+    # The template: metadata of this length, equal to `fixed` in the bits of `mask`, has its places here.
+    length: int = -1
+    mask: int = 0
+    fixed: int = 0
+    places: _Places | None = None
 
 
 def message_length(data: memoryview, start: int) -> int:
@@ -70,12 +105,38 @@ def read_layout(message: bytes) -> Layout:
 
 def read_batch_header(data: memoryview, start: int, layout: Layout) -> BatchHeader:
     """Read and check the record batch message at `start`, whose body must be the rest of `data`."""
-    length = message_length(data, start)
-    body_start = start + length
+    body_start = start + message_length(data, start)
+    meta = bytes(data[start + PREFIX.size : body_start])
+    shape = _shape(layout)
     try:
-        return _read_batch(bytes(data[start + PREFIX.size : body_start]), layout, len(data) - body_start, len(data))
+        places = shape.places
+        if places is None or len(meta) != shape.length or int.from_bytes(meta, "little") & shape.mask != shape.fixed:
+            places = _locate(meta, shape)
+        return _read_batch(meta, shape, places, len(data) - body_start)
     except struct.error as error:
         raise BatchError(f"malformed record batch: {error}") from error
+
+
+@lru_cache(maxsize=LAYOUTS_MAX)
+def _shape(layout: Layout) -> _Shape:
+    """Work out the shape of a layout, with the template of its metadata."""
+    counts = [*_SYSTEM_BUFFERS, *(_BUFFERS[kind] for kind in layout.kinds)]
+    ends = list(accumulate(counts))
+    data = tuple(end - 1 for end, count in zip(ends, counts, strict=True) if count == 3)
+    numbers = struct.Struct(f"<{2 * len(counts)}q"), struct.Struct(f"<{2 * ends[-1]}q")
+    plain = _Shape(len(counts), ends[-1], data[1:], *numbers)
+    values = [*_SYSTEM_VALUES, *(_SAMPLE_VALUES[kind] for kind in layout.kinds)]
+    arrays = [pa.array([value], field.type) for value, field in zip(values, layout.schema, strict=True)]
+    message = pa.RecordBatch.from_arrays(arrays, schema=layout.schema).serialize().to_pybytes()
+    meta = message[PREFIX.size : message_length(memoryview(message), 0)]
+    places = _locate(meta, plain)
+    assert all(places), "a sample of one row leaves no number out"
+    mask = bytearray(b"\xff" * len(meta))
+    sizes = _Places(8, 8, plain.node_numbers.size, plain.buffer_numbers.size)
+    for place, size in zip(places, sizes, strict=True):
+        mask[place : place + size] = bytes(size)
+    bits = int.from_bytes(mask, "little")
+    return replace(plain, length=len(meta), mask=bits, fixed=int.from_bytes(meta, "little") & bits, places=places)
 
 
 def _fields(meta: bytes, position: int, count: int) -> list[int]:
@@ -108,36 +169,38 @@ def _read_message(meta: bytes, wanted: int) -> tuple[int, int]:
     return _follow(meta, header), body_length
 
 
-def _read_batch(meta: bytes, layout: Layout, body_length: int, end: int) -> BatchHeader:
-    header, body_position = _read_message(meta, _BATCH_HEADER)
-    stated = _I64.unpack_from(meta, body_position)[0] if body_position else 0
-    if stated != body_length:
-        raise BatchError(f"a body of {stated} bytes is announced, {body_length} came")
-    rows_position, nodes_position, buffers_position = _fields(meta, header, 3)  # a fourth would be compression
-    if not nodes_position or not buffers_position:
+def _locate(meta: bytes, shape: _Shape) -> _Places:
+    """Walk the tables of a record batch message."""
+    header, body = _read_message(meta, _BATCH_HEADER)
+    rows, nodes, buffers = _fields(meta, header, 3)  # a fourth would be compression
+    if not nodes or not buffers:
         raise BatchError("a record batch needs nodes and buffers")
-    rows = _I64.unpack_from(meta, rows_position)[0] if rows_position else 0
-    columns, buffers = _expected(layout)
-    node_values = _vector(meta, nodes_position, columns)
-    buffer_values = _vector(meta, buffers_position, buffers)
-    _check_nodes(node_values, rows)
-    _check_buffers(buffer_values, body_length)
-    return BatchHeader(rows, buffer_values[1::2], end)
+    return _Places(rows, body, _vector(meta, nodes, shape.columns), _vector(meta, buffers, shape.buffers))
 
 
-@lru_cache(maxsize=256)
-def _expected(layout: Layout) -> tuple[int, int]:
-    """Return how many columns and buffers a record batch of this layout has."""
-    return SYSTEM_COLUMNS + len(layout.names), _SYSTEM_BUFFERS + sum(_BUFFERS[kind] for kind in layout.kinds)
-
-
-def _vector(meta: bytes, position: int, count: int) -> tuple[int, ...]:
-    """Read a vector of `count` structs of two i64."""
+def _vector(meta: bytes, position: int, count: int) -> int:
+    """Return where the items of a vector begin; it must have `count` of them."""
     start = _follow(meta, position)
     found = _U32.unpack_from(meta, start)[0]
     if found != count:
         raise BatchError(f"the layout asks for {count} entries, the record batch has {found}")
-    return struct.unpack_from(f"<{2 * count}q", meta, start + 4)
+    return start + 4
+
+
+def _read_batch(meta: bytes, shape: _Shape, places: _Places, body_length: int) -> BatchHeader:
+    stated = _I64.unpack_from(meta, places.body)[0] if places.body else 0
+    if stated != body_length:
+        raise BatchError(f"a body of {stated} bytes is announced, {body_length} came")
+    rows = _I64.unpack_from(meta, places.rows)[0] if places.rows else 0
+    nodes = shape.node_numbers.unpack_from(meta, places.nodes)
+    buffers = shape.buffer_numbers.unpack_from(meta, places.buffers)
+    if nodes != (rows, 0) * shape.columns or rows < 0:
+        _check_nodes(nodes, rows)
+    _check_buffers(buffers, body_length)
+    largest = 0
+    for index in shape.value_data:
+        largest = max(largest, buffers[2 * index + 1])
+    return BatchHeader(rows, buffers[2 * _PAYLOAD_DATA + 1], largest)
 
 
 def _check_nodes(nodes: tuple[int, ...], rows: int) -> None:
@@ -153,7 +216,8 @@ def _check_nodes(nodes: tuple[int, ...], rows: int) -> None:
 def _check_buffers(buffers: tuple[int, ...], body_length: int) -> None:
     """Every buffer lies in the body behind the one before: together they are no larger than the body."""
     end = 0
-    for start, length in zip(buffers[::2], buffers[1::2], strict=True):
+    numbers = iter(buffers)
+    for start, length in zip(numbers, numbers, strict=True):
         if length:
             if length < 0 or start < end:
                 raise BatchError("buffers must lie one after the other")

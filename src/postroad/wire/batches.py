@@ -15,9 +15,8 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from postroad.core.batch import Batch
-from postroad.core.columns import check_sizes
-from postroad.core.layout import DEFAULT_LIMITS, PAYLOAD, SYSTEM_COLUMNS, BatchLimits, Layout
+from postroad.core.batch import Batch, check_values
+from postroad.core.layout import DEFAULT_LIMITS, SYSTEM_COLUMNS, BatchLimits, Layout
 from postroad.errors import BatchError, BatchLimitError
 from postroad.wire.arrow_ipc import message_length, read_batch_header, read_layout
 
@@ -26,10 +25,13 @@ LAYOUTS_MAX: Final = 64
 
 
 def encode_batch(batch: Batch) -> list[bytes | memoryview]:
-    """Return the batch's bytes as buffers to write one after the other. A batch that was received gives those bytes again."""
-    if batch.encoded is not None:
-        return [batch.encoded]
-    return [batch.layout.encoded, memoryview(batch.columns.serialize())]
+    """Return the batch's bytes as buffers to write one after the other.
+
+    The batch remembers them, for the log and the next link; a batch that was received gives the received bytes.
+    """
+    if batch.encoded is None:
+        batch.encoded = (batch.layout.encoded, memoryview(batch.columns.serialize()))
+    return list(batch.encoded)
 
 
 class BatchDecoder:
@@ -58,11 +60,13 @@ class BatchDecoder:
         except (pa.ArrowException, OSError) as error:
             raise BatchError(f"malformed columns: {error}") from error
         batch = Batch(columns, layout)
-        if max(header.buffer_lengths) > limits.value_bytes or len(layout.names) > limits.attributes:
-            _check_values(batch, limits)
+        if header.payload_bytes > limits.payload_bytes or header.value_bytes > limits.value_bytes:
+            check_values(batch, limits)
+        if len(layout.names) > limits.attributes:
+            _check_attributes(batch, limits)
         if ascending:
             _check_ascending(batch)
-        batch.encoded = view
+        batch.encoded = (view,)
         return batch
 
     def _layout(self, view: memoryview, length: int) -> Layout:
@@ -79,14 +83,10 @@ class BatchDecoder:
         return layout
 
 
-def _check_values(batch: Batch, limits: BatchLimits) -> None:
-    """Look at single values, which is slow, when some column is large enough to hold one beyond its limit."""
-    check_sizes(batch.columns.column(PAYLOAD), limits.payload_bytes, "a payload", "payload_bytes")
+def _check_attributes(batch: Batch, limits: BatchLimits) -> None:
+    """Count the attributes of each message, when there are columns enough for one to have too many."""
     present = np.zeros(len(batch), np.int64)
-    for index, (name, kind) in enumerate(zip(batch.layout.names, batch.layout.kinds, strict=True), SYSTEM_COLUMNS):
-        column = batch.columns.column(index)
-        if kind in {"string", "binary"}:
-            check_sizes(column, limits.value_bytes, f"attribute {name[:80]!r}", "value_bytes")
+    for column in batch.columns.columns[SYSTEM_COLUMNS:]:
         present += column.is_valid().to_numpy(zero_copy_only=False)
     most = int(present.max(initial=0))
     if most > limits.attributes:

@@ -11,39 +11,48 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final, TypeAlias
 
 import msgspec
 
-from postroad.errors import MalformedPacketError
+from postroad.errors import InvalidValueError, MalformedPacketError
+from postroad.wire import packets
 from postroad.wire.framing import FRAME_BYTES_MAX, Frame, encode_frame
 from postroad.wire.registry import REGISTRY, Packet
 
+__all__ = ["Decoded", "decode", "encode", "packets", "validate"]
+
+Decoded: TypeAlias = tuple[Packet, int, memoryview | None]
+"""Packet, packet id, and the body of packets that carry one."""
+
 _ALIGNMENT: Final = 8
 _HEADER_LENGTH: Final = struct.Struct(">I")
-_encode: Final = msgspec.msgpack.Encoder().encode
-
-
-class Decoded(NamedTuple):
-    """What a frame held. `body` is None for packets that carry none."""
-
-    packet: Packet
-    packet_id: int
-    body: memoryview | None
+_encoder: Final = msgspec.msgpack.Encoder()
 
 
 def encode(
     packet: Packet, packet_id: int, body: Sequence[bytes | memoryview] | None = None, *, max_bytes: int = FRAME_BYTES_MAX
 ) -> list[bytes | memoryview]:
-    """Return the buffers of the packet's frame. The body is passed through uncopied."""
+    """Return the buffers of the packet's frame. The body is passed through uncopied.
+
+    Lengths and bounds of fields are the receiver's to check; `validate` checks them here, for values a user gave.
+    """
     spec = REGISTRY.by_type[type(packet)]
-    payload = _encode(packet)
+    assert spec.carries_body is (body is not None), f"{spec.name} must {'' if spec.carries_body else 'not '}have a body"
+    payload = _fields(packet)
     if body is None:
-        assert not spec.carries_body, f"{spec.name} carries a body"
         return encode_frame(spec.method, packet_id, payload, max_bytes=max_bytes)
-    assert spec.carries_body, f"{spec.name} carries no body"
     head = _HEADER_LENGTH.pack(len(payload)) + payload
     return encode_frame(spec.method, packet_id, head + bytes(-len(head) % _ALIGNMENT), body, max_bytes=max_bytes)
+
+
+def validate(packet: Packet) -> None:
+    """Refuse a packet that a peer would refuse: raise `InvalidValueError`."""
+    spec = REGISTRY.by_type[type(packet)]
+    try:
+        spec.decoder.decode(_fields(packet))
+    except msgspec.MsgspecError as error:
+        raise InvalidValueError(f"{spec.name}: {error}") from error
 
 
 def decode(frame: Frame) -> Decoded:
@@ -54,9 +63,16 @@ def decode(frame: Frame) -> Decoded:
     if spec.carries_body:
         payload, body = _split(spec.name, memoryview(payload))
     try:
-        return Decoded(spec.decoder.decode(payload), packet_id, body)
+        return spec.decoder.decode(payload), packet_id, body
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedPacketError(spec.name, str(error)) from error
+
+
+def _fields(packet: Packet) -> bytes:
+    try:
+        return _encoder.encode(packet)
+    except (UnicodeEncodeError, OverflowError, TypeError) as error:
+        raise InvalidValueError(f"{type(packet).__name__}: {error}") from error
 
 
 def _split(name: str, payload: memoryview) -> tuple[memoryview, memoryview]:

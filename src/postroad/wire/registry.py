@@ -28,7 +28,9 @@ import msgspec
 from msgspec import Meta
 
 from postroad.errors import NotIdentifiedError, UnknownMethodError, WrongDirectionError
+from postroad.types import MESSAGE_ID_BYTES
 
+# Types for fields. All that varies in length is bounded: a field may cost a peer no more memory than its bytes explain.
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=255)]
 Text: TypeAlias = Annotated[str, Meta(max_length=2000)]
 U16: TypeAlias = Annotated[int, Meta(ge=0, le=0xFFFF)]
@@ -36,6 +38,8 @@ U32: TypeAlias = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
 I64: TypeAlias = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 U64: TypeAlias = Annotated[int, Meta(ge=0)]  # MessagePack itself ends at 64 bits
 U63: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+
+IdBytes: TypeAlias = Annotated[bytes, Meta(min_length=MESSAGE_ID_BYTES, max_length=MESSAGE_ID_BYTES)]
 
 
 class Direction(enum.Flag):
@@ -48,7 +52,8 @@ class Direction(enum.Flag):
     ANY = CLIENT_TO_BROKER | BROKER_TO_CLIENT | BROKER_TO_BROKER
 
     def describe(self) -> str:
-        return " and ".join(each.name.lower().replace("_", " ") for each in Direction if each in self and each.name)
+        ways = [(each.name or "").lower().replace("_", " ") for each in Direction if each & self]
+        return "any direction" if len(ways) == len(Direction) else ", ".join(ways)
 
 
 class Exchange(enum.Enum):

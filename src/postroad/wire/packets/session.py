@@ -2,7 +2,8 @@
 
 Version rule: Hello states the oldest and the newest version its sender speaks; the receiver answers Welcome with the newest
 version both speak, or Error 307 and closes. Within a version, abilities that one side may lack are `features`: plain names;
-each side uses only what both named. Until it has got Welcome a peer sends no frame above 64 KiB.
+each side uses only what both named. `frame_bytes_max` is the largest frame its sender accepts; until it has got Welcome a
+peer sends no frame above 64 KiB.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Annotated, Final, TypeAlias
 from msgspec import Meta
 
 from postroad.errors import ProtocolVersionError
+from postroad.wire.framing import FRAME_BYTES_MAX
 from postroad.wire.registry import U16, U32, Direction, Name, Packet, Text, one_way, request, response
 
 PROTOCOL_VERSION: Final = 1
@@ -32,7 +34,7 @@ class Role(enum.IntEnum):
 
 @request(0x0101, Direction.CLIENT_TO_BROKER | Direction.BROKER_TO_BROKER, needs_identification=False)
 class Hello(Packet, frozen=True):
-    """Open a session: say who you are and what you speak."""
+    """Open a session: say who you are and what you speak. `peer_id` is the sender's id, or 0 to be given one."""
 
     version_oldest: U16
     version_newest: U16
@@ -41,19 +43,20 @@ class Hello(Packet, frozen=True):
     name: Name
     software: Text = ""
     features: Features = ()
+    frame_bytes_max: U32 = FRAME_BYTES_MAX
 
 
 @response(0x0102, Direction.BROKER_TO_CLIENT | Direction.BROKER_TO_BROKER, needs_identification=False)
 class Welcome(Packet, frozen=True):
-    """The session is open, in this version."""
+    """The session is open, in this version. `peer_id` is the id by which the broker knows the sender of Hello."""
 
     version: U16
-    role: Role
+    broker_id: U32
     peer_id: U32
     name: Name
     software: Text = ""
     features: Features = ()
-    frame_bytes_max: U32 = 0
+    frame_bytes_max: U32 = FRAME_BYTES_MAX
 
 
 @one_way(0x0103, Direction.ANY, needs_identification=False)

@@ -8,8 +8,10 @@ Where we differ, and why:
 - Success (0x03) and Error (0x05) keep their ids: the two packets from a broker that are odd.
 - GetQueueId has no `mode`: neither the report's procedure (Table 3.5) nor its client (Table 4.1) knows what it would mean.
 - Error carries a stable code and whether a retry may help, not just a type.
-- A message is bytes, bounded by the frame, instead of 2000 characters.
-- Lists come in pages, so that reading all messages never fails for their size (the report's 16-bit length made it fail).
+- A message is bytes, 8 MiB at most, instead of 2000 characters.
+- Lists come in pages: GetQueues, GetActiveQueues and GetMessages say after which id to go on, and their responses whether
+  there is more. Reading a whole queue then works however large it is.
+- Reads may wait (`wait_ms`), so that clients need not poll.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ Payload: TypeAlias = Annotated[bytes, Meta(max_length=8 << 20)]
 
 QUEUE_IDS_MAX: Final = 1024
 """Queues one PutMessage may name."""
+PAGE_MAX: Final = 10_000
+"""Queues or messages in one response."""
 TEXT_MAX: Final = 2000
 
 
@@ -65,8 +69,11 @@ class Queue(msgspec.Struct, frozen=True, array_like=True, gc=False):
     queue_name: Name
 
 
+QueuePage: TypeAlias = Annotated[tuple[Queue, ...], Meta(max_length=PAGE_MAX)]
+
+
 class QueueMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A message in a queue (Table 3.3). Broker and database set the id, the sender and the time.
+    """A message in a queue (Table 3.3). Broker and database set its id, sender and time; no receiver means anyone.
 
     The report does not have the fields below the message: `delivery` counts how often it was taken, `key` is the idempotency
     key it was put with, `attributes` are those of a message the overlay fed in, `origin_queue_id` is where a dead
@@ -86,6 +93,10 @@ class QueueMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     key: bytes | None = None
     attributes: bytes | None = None
     origin_queue_id: QueueId | None = None
+
+
+MessagePage: TypeAlias = Annotated[tuple[QueueMessage, ...], Meta(max_length=PAGE_MAX)]
+AtMostOne: TypeAlias = Annotated[tuple[QueueMessage, ...], Meta(max_length=1)]
 
 
 @request(0x01, Direction.ANY, needs_identification=False)
@@ -206,45 +217,48 @@ class GetQueueNameResponse(Packet, frozen=True):
 
 @request(0x29, CLIENT)
 class GetQueues(Packet, frozen=True):
-    """List the queues by id, page by page: those after an id."""
+    """List all queues, in the order of their ids, after the one given."""
 
-    after: QueueId = 0
+    after_queue_id: QueueId = 0
 
 
 @response(0x2A, BROKER)
 class GetQueuesResponse(Packet, frozen=True):
-    """A page of the queues; one shorter than 1,000 is the last."""
+    """The next queues, and whether there are more."""
 
-    queues: tuple[Queue, ...]
+    queues: QueuePage
+    more: bool = False
 
 
 @request(0x2B, CLIENT)
 class GetActiveQueues(Packet, frozen=True):
-    """List the queues that hold messages for this client, page by page: those after an id."""
+    """List the queues that hold messages for this client, after the one given."""
 
-    after: QueueId = 0
+    after_queue_id: QueueId = 0
 
 
 @response(0x2C, BROKER)
 class GetActiveQueuesResponse(Packet, frozen=True):
-    """A page of the queues that hold messages for this client; one shorter than 1,000 is the last."""
+    """The next such queues, and whether there are more."""
 
-    queues: tuple[Queue, ...]
+    queues: QueuePage
+    more: bool = False
 
 
 @request(0x2D, CLIENT)
 class GetMessages(Packet, frozen=True):
-    """Look at all messages in a queue, page by page: those after an id. They stay there."""
+    """Look at the messages in a queue, after the one given; they stay there."""
 
     queue_id: QueueId
-    after: U63 = 0
+    after_message_id: U63 = 0
 
 
 @response(0x2E, BROKER)
 class GetMessagesResponse(Packet, frozen=True):
-    """A page of the messages in the queue, by id; an empty one is the end."""
+    """The next messages in the queue, and whether there are more."""
 
-    messages: tuple[QueueMessage, ...]
+    messages: MessagePage
+    more: bool = False
 
 
 @request(0x31, CLIENT)
@@ -279,7 +293,7 @@ class ReadMessage(Packet, frozen=True):
 class ReadMessageResponse(Packet, frozen=True):
     """The message, or none when the queue had none in time."""
 
-    messages: Annotated[tuple[QueueMessage, ...], Meta(max_length=1)]
+    messages: AtMostOne
 
 
 @request(0x35, CLIENT)
@@ -295,4 +309,4 @@ class ReadResponse(Packet, frozen=True):
 class ReadResponseResponse(Packet, frozen=True):
     """The answer, or none when there was none in time."""
 
-    messages: Annotated[tuple[QueueMessage, ...], Meta(max_length=1)]
+    messages: AtMostOne
