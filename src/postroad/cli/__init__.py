@@ -12,6 +12,7 @@ from postroad.errors import PostroadError
 
 # name -> (module, attribute, one line for --help)
 COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
+    "queue": ("postroad.cli.queue", "queue", "Create, fill, look into and empty queues."),
     "demo": ("postroad.cli.demo", "demo", "A short tour of what Postroad does, on embedded defaults."),
 }
 
