@@ -720,6 +720,19 @@ def test_a_bound_queue_is_fed_each_message_once(bench: Bench) -> None:
     bench.run(body)
 
 
+def test_a_claimed_binding_stays_claimed_by_the_same_process(bench: Bench) -> None:
+    """Claiming again renews; an unknown binding is an error."""
+
+    async def body(b: Bench) -> None:
+        binding = await b.storage.bind(await b.queue(), "TRUE")
+        assert await b.storage.claim(binding.binding_id, for_ms=1_000)
+        assert await b.storage.claim(binding.binding_id, for_ms=1_000)
+        with pytest.raises(UnknownBindingError):
+            await b.storage.claim(77, for_ms=1_000)
+
+    bench.run(body)
+
+
 def test_rebinding_with_an_overlap_recognises_messages_by_their_id(bench: Bench) -> None:
     """A new binding starts with no cursor; the message id is the idempotency key."""
 

@@ -228,6 +228,9 @@ class QueueStorage(Protocol):
 
     async def bindings(self) -> list[Binding]: ...
 
+    async def claim(self, binding_id: int, *, for_ms: int) -> bool:
+        """Become, or stay, the one process that feeds a binding, for a while. Correctness does not hang on it; work does."""
+
     async def cursors(self, binding_id: int) -> dict[int, int]: ...
 
     async def feed(self, binding_id: int, pubend: int, upto: int, rows: Sequence[FeedRow]) -> int:

@@ -300,6 +300,10 @@ class MemoryQueueStorage:
     async def bindings(self) -> list[Binding]:
         return [b for _, b in sorted(self._bindings.items())]
 
+    async def claim(self, binding_id: int, *, for_ms: int) -> bool:  # noqa: ARG002 - there is no other process
+        self._binding(binding_id)
+        return True
+
     async def cursors(self, binding_id: int) -> dict[int, int]:
         self._binding(binding_id)
         return {pubend: tick for (b, pubend), tick in sorted(self._cursors.items()) if b == binding_id}

@@ -374,7 +374,16 @@ class PostgresQueueStorage:
             raise UnknownBindingError(f"no binding has the id {binding_id}")
 
     async def bindings(self) -> list[Binding]:
-        return [_binding(r) for r in await self._rows("SELECT * FROM bindings ORDER BY binding_id")]
+        return [
+            _binding(r)
+            for r in await self._rows("SELECT binding_id, queue_id, filter_text, priority FROM bindings ORDER BY binding_id")
+        ]
+
+    async def claim(self, binding_id: int, *, for_ms: int) -> bool:
+        claimed = await self._value("SELECT claim_binding($1, $2, $3)", self._broker, binding_id, for_ms)
+        if claimed is None:
+            raise UnknownBindingError(f"no binding has the id {binding_id}")
+        return bool(claimed)
 
     async def cursors(self, binding_id: int) -> dict[int, int]:
         rows = await self._rows("SELECT pubend, tick FROM cursors WHERE binding_id = $1 ORDER BY pubend", binding_id)

@@ -305,6 +305,10 @@ class SqliteQueueStorage:
         statement = "SELECT binding_id, queue_id, filter_text, priority FROM bindings ORDER BY binding_id"
         return await self._writer.run(lambda db: [Binding(*row) for row in db.execute(statement)])
 
+    async def claim(self, binding_id: int, *, for_ms: int) -> bool:  # noqa: ARG002 - there is no other process
+        await self._writer.run(lambda db: _get_binding(db, binding_id))
+        return True
+
     async def cursors(self, binding_id: int) -> dict[int, int]:
         def work(db: sqlite3.Connection) -> dict[int, int]:
             _get_binding(db, binding_id)

@@ -67,7 +67,9 @@ CREATE TABLE bindings (
     binding_id serial PRIMARY KEY,
     queue_id integer NOT NULL,
     filter_text text NOT NULL,
-    priority smallint NOT NULL CHECK (priority BETWEEN 1 AND 10)
+    priority smallint NOT NULL CHECK (priority BETWEEN 1 AND 10),
+    fed_by integer, -- the broker that feeds it, until
+    fed_until timestamptz
 );
 
 CREATE TABLE cursors (

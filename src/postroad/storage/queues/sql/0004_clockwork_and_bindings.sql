@@ -65,6 +65,18 @@ CREATE FUNCTION unbind(p_binding_id integer) RETURNS integer LANGUAGE sql AS $$
     DELETE FROM bindings WHERE binding_id = p_binding_id RETURNING binding_id
 $$;
 
+-- Become or stay the feeder of a binding. NULL: no such binding.
+CREATE FUNCTION claim_binding(p_broker integer, p_binding_id integer, p_for_ms bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE bindings SET fed_by = p_broker, fed_until = later(p_for_ms)
+        WHERE binding_id = p_binding_id AND (fed_by IS NULL OR fed_by = p_broker OR fed_until < queue_clock());
+    IF FOUND THEN
+        RETURN true;
+    END IF;
+    RETURN (SELECT false FROM bindings WHERE binding_id = p_binding_id);
+END
+$$;
+
 -- Put the rows above the cursor and move it, as one change. Return how many messages were put; NULL: no such binding.
 CREATE FUNCTION feed_binding(p_broker integer, p_binding_id integer, p_pubend bigint, p_upto bigint, p_ticks bigint[], p_keys bytea[],
                              p_messages bytea[], p_attributes bytea[])
