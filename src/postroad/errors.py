@@ -100,19 +100,6 @@ class StorageInUseError(StorageError):
     code = 412
 
 
-class ConnectionLostError(PostroadError):
-    """The connection to the broker is gone; reconnect and repeat what is safe to repeat."""
-
-    code = 501
-    retryable = True
-
-
-class RemoteError(PostroadError):
-    """A broker answered with an error code this version does not know."""
-
-    code = 502
-
-
 class QueueError(PostroadError):
     """A queue operation was refused."""
 
@@ -173,6 +160,19 @@ class UnknownBindingError(QueueError):
     """No binding has this id."""
 
     code = 611
+
+
+class ConnectionLostError(QueueError):
+    """The connection to the broker is gone; reconnect and repeat what is safe to repeat."""
+
+    code = 612
+    retryable = True
+
+
+class RemoteError(QueueError):
+    """A broker answered with an error code this version does not know."""
+
+    code = 613
 
 
 class MalformedFrameError(WireError):

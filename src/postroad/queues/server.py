@@ -15,7 +15,7 @@ import signal
 import sys
 from typing import Final, Self, cast
 
-from postroad.errors import InvalidValueError, PostroadError, WireError
+from postroad.errors import InvalidValueError, PostroadError, QueueBusyError, WireError
 from postroad.queues.service import QueueService, Session
 from postroad.storage.queues.base import QueueStorage
 from postroad.storage.queues.memory import MemoryQueueStorage
@@ -45,7 +45,7 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
         if not self._server.admit(self):
-            self._send(t.Error(502, "this server has as many connections as it takes; try again later", retryable=True), 0)
+            self._send(t.Error.of(QueueBusyError("this server has as many connections as it takes; try again later")), 0)
             self._flush()
             self._transport.close()
 
