@@ -118,6 +118,7 @@ class PostgresQueueStorage:
                 command_timeout=self._timeout_s,
                 timeout=self._timeout_s,
                 server_settings=settings,
+                reset=_no_reset,
             )
         self._listener = asyncio.create_task(self._listen())
 
@@ -436,6 +437,10 @@ class PostgresQueueStorage:
             raise
         except _AWAY as error:
             raise StorageUnavailableError(f"PostgreSQL does not answer ({type(error).__name__}: {error}); try again") from error
+
+
+async def _no_reset(_connection: object) -> None:
+    """Save the round trip by which a pool cleans a returned connection: ours never change their session."""
 
 
 def _queue(row: Any) -> Queue:

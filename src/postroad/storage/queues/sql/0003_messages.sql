@@ -1,9 +1,13 @@
 -- Message manipulation of Table 3.5, the batches the brokers call, and leases.
 
-CREATE FUNCTION notify_waiting(p_broker integer, p_queue_ids integer[]) RETURNS void LANGUAGE sql AS $$
-    SELECT pg_notify('postroad_' || current_schema(), found.queue_id::text)
-    FROM (SELECT DISTINCT queue_id FROM waiting
-          WHERE queue_id = ANY (p_queue_ids) AND broker <> p_broker AND until > queue_clock()) found
+-- PL/pgSQL wherever a function is called for each batch: it keeps its plans, where a function in plain SQL is planned at each call.
+
+-- The server sends equal notifications of one transaction once.
+CREATE FUNCTION notify_waiting(p_broker integer, p_queue_ids integer[]) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_notify('postroad_' || current_schema(), queue_id::text) FROM waiting
+        WHERE queue_id = ANY (p_queue_ids) AND broker <> p_broker AND until > queue_clock();
+END
 $$;
 
 -- Many messages in one call. p_queues: the distinct queues in ascending order (locks are taken in that order). p_keys is NULL
@@ -192,11 +196,17 @@ END
 $$;
 
 -- The first of the locked rows whose payloads fit, at least one.
-CREATE FUNCTION within_bytes(p_tids tid[], p_bytes_max bigint) RETURNS tid[] LANGUAGE sql STABLE AS $$
-    SELECT array_agg(row_tid ORDER BY place) FROM (
-        SELECT u.row_tid, u.place, sum(octet_length(m.message)) OVER (ORDER BY u.place) AS total
-        FROM unnest(p_tids) WITH ORDINALITY AS u (row_tid, place) JOIN messages m ON m.ctid = u.row_tid
-    ) summed WHERE place = 1 OR total <= p_bytes_max
+CREATE FUNCTION within_bytes(p_tids tid[], p_bytes_max bigint) RETURNS tid[] LANGUAGE plpgsql AS $$
+BEGIN
+    IF (SELECT sum(octet_length(message)) FROM messages WHERE ctid = ANY (p_tids)) <= p_bytes_max THEN
+        RETURN p_tids;
+    END IF;
+    RETURN (
+        SELECT array_agg(row_tid ORDER BY place) FROM (
+            SELECT u.row_tid, u.place, sum(octet_length(m.message)) OVER (ORDER BY u.place) AS total
+            FROM unnest(p_tids) WITH ORDINALITY AS u (row_tid, place) JOIN messages m ON m.ctid = u.row_tid
+        ) summed WHERE place = 1 OR total <= p_bytes_max);
+END
 $$;
 
 -- One take. A lease of 0 deletes (the report's read); NULL means the queue's own.
@@ -264,14 +274,16 @@ RETURNS SETOF message_row LANGUAGE sql AS $$
 $$;
 
 -- What became of leases: 1 held (in p_held), 2 absent, 3 lost.
-CREATE FUNCTION lease_status(p_queue_ids integer[], p_message_ids bigint[], p_held bigint[]) RETURNS smallint[] LANGUAGE sql STABLE AS $$
-    SELECT array_agg((CASE
+CREATE FUNCTION lease_status(p_queue_ids integer[], p_message_ids bigint[], p_held bigint[]) RETURNS smallint[] LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN (SELECT array_agg((CASE
         WHEN u.message_id = ANY (p_held) THEN 1
         WHEN EXISTS (SELECT FROM messages m WHERE m.queue_id = u.queue_id AND m.message_id = u.message_id)
           OR EXISTS (SELECT FROM messages m JOIN queues q ON m.queue_id = q.dead_letter_id
                      WHERE q.queue_id = u.queue_id AND m.message_id = u.message_id) THEN 3
         ELSE 2 END)::smallint ORDER BY u.place)
-    FROM unnest(p_queue_ids, p_message_ids) WITH ORDINALITY AS u (queue_id, message_id, place)
+    FROM unnest(p_queue_ids, p_message_ids) WITH ORDINALITY AS u (queue_id, message_id, place));
+END
 $$;
 
 CREATE FUNCTION done_batch(p_queue_ids integer[], p_message_ids bigint[], p_deliveries integer[], p_clients integer[])
