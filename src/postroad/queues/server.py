@@ -1,7 +1,7 @@
 """Packets of the queues service over TCP: a thin adapter between frames and `QueueService.handle`.
 
-One connection is one session. Requests of a connection are answered as they finish (a waiting take does not hold up a
-ping); how many may be under way is bounded, and reading stops at the bound and while the peer does not read its answers.
+One connection is one session; `Exchanges` keeps its requests under way. Reading stops while there are too many of them or the
+peer does not read its answers. The broker's own listener mounts the service in the same way.
 
 `python -m postroad.queues.server --listen 127.0.0.1:7070 --store queues.db` serves queues alone, without an overlay.
 """
@@ -15,8 +15,9 @@ import signal
 import sys
 from typing import Final, Self, cast
 
-from postroad.errors import InvalidValueError, PostroadError, QueueBusyError, WireError
-from postroad.queues.service import QueueService, Session
+from postroad.errors import InvalidValueError, MalformedFrameError, PostroadError, QueueBusyError
+from postroad.queues.exchanges import Exchanges
+from postroad.queues.service import QueueService
 from postroad.storage.queues.base import QueueStorage
 from postroad.storage.queues.memory import MemoryQueueStorage
 from postroad.storage.queues.sqlite import SqliteQueueStorage
@@ -25,7 +26,6 @@ from postroad.wire.framing import FRAME_BYTES_MAX, FRAME_BYTES_MAX_UNIDENTIFIED,
 from postroad.wire.packets import telesto as t
 from postroad.wire.registry import Packet
 
-REQUESTS_UNDER_WAY_MAX: Final = 256
 CONNECTIONS_MAX: Final = 10_000
 FAIL_S_MAX: Final = 1.0
 """How long a connection that sent nonsense may wait for the answers to what it sent before."""
@@ -34,36 +34,33 @@ FAIL_S_MAX: Final = 1.0
 class _Connection(asyncio.Protocol):
     def __init__(self, server: QueueServer) -> None:
         self._server = server
-        self._session = Session()
         self._decoder = FrameDecoder(FRAME_BYTES_MAX_UNIDENTIFIED)
-        self._tasks: set[asyncio.Task[None]] = set()
         self._transport: asyncio.Transport | None = None
         self._outbox: list[bytes | memoryview] = []
         self._paused = False  # the peer does not read
         self._closing: asyncio.Task[None] | None = None  # the stream made no sense; only this remains to be done
+        self.exchanges = Exchanges(server.service, self._send, self._regulate)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
         if not self._server.admit(self):
             self._send(t.Error.of(QueueBusyError("this server has as many connections as it takes; try again later")), 0)
-            self._flush()
-            self._transport.close()
+            self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._transport = None
         self._server.forget(self)
-        for task in self._tasks:
-            task.cancel()
+        self.exchanges.lost()
 
     def data_received(self, data: bytes) -> None:
         if self._closing is not None:
             return
         try:
             frames = self._decoder.feed(data)
-        except WireError as error:
-            for frame in getattr(error, "frames", ()):
+        except MalformedFrameError as error:
+            for frame in error.frames:
                 self._start(frame)
-            self._closing = asyncio.get_running_loop().create_task(self._fail(error, set(self._tasks)))
+            self._closing = asyncio.get_running_loop().create_task(self._fail(error))
             return
         for frame in frames:
             self._start(frame)
@@ -78,6 +75,7 @@ class _Connection(asyncio.Protocol):
         self._regulate()
 
     def close(self) -> None:
+        self._flush()
         if self._transport is not None:
             self._transport.close()
 
@@ -85,48 +83,30 @@ class _Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    @property
-    def tasks(self) -> set[asyncio.Task[None]]:
-        return self._tasks
-
     def _start(self, frame: Frame) -> None:
-        task = asyncio.get_running_loop().create_task(self._answer(frame))
-        self._tasks.add(task)
-        task.add_done_callback(self._finished)
-
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if self._transport is not None and len(self._tasks) == REQUESTS_UNDER_WAY_MAX - 1:
-            self._regulate()
-
-    async def _answer(self, frame: Frame) -> None:
-        packet_id = frame[1]
         try:
             packet = decode(frame)[0]
         except PostroadError as error:
-            self._send(t.Error.of(error), packet_id)
-            return
-        answer = await self._server.service.handle(packet, self._session)
-        if self._session.client is not None:
-            self._decoder.max_bytes = FRAME_BYTES_MAX
-        if self._transport is None or self._transport.is_closing():
-            self._server.service.undelivered(answer, self._session)
+            self._send(t.Error.of(error), frame[1])
         else:
-            self._send(answer, packet_id)
+            self.exchanges.receive(packet, frame[1])
 
-    async def _fail(self, error: WireError, sound: set[asyncio.Task[None]]) -> None:
+    async def _fail(self, error: MalformedFrameError) -> None:
         """Answer what came before the nonsense, then say what was wrong and close."""
-        if sound:
-            await asyncio.wait(sound, timeout=FAIL_S_MAX)
+        await self.exchanges.settle(FAIL_S_MAX)
         self._send(t.Error.of(error), 0)
-        self._flush()
         self.close()
 
-    def _send(self, packet: Packet, packet_id: int) -> None:
-        """Answers that become ready in one turn of the loop leave in one write."""
+    def _send(self, packet: Packet, packet_id: int) -> bool:
+        """Collect what becomes ready in one turn of the loop for one write."""
+        if self._transport is None or self._transport.is_closing():
+            return False
+        if self.exchanges.session.client is not None:
+            self._decoder.max_bytes = FRAME_BYTES_MAX
         if not self._outbox:
             asyncio.get_running_loop().call_soon(self._flush)
         self._outbox += encode(packet, packet_id)
+        return True
 
     def _flush(self) -> None:
         outbox, self._outbox = self._outbox, []
@@ -136,7 +116,7 @@ class _Connection(asyncio.Protocol):
     def _regulate(self) -> None:
         if self._transport is None or self._transport.is_closing():
             return
-        if self._paused or len(self._tasks) >= REQUESTS_UNDER_WAY_MAX:
+        if self._paused or self.exchanges.full:
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()
@@ -165,13 +145,12 @@ class QueueServer:
     async def __aexit__(self, *_: object) -> None:
         assert self._listener is not None
         self._listener.close()
-        tasks = [task for connection in self._connections for task in connection.tasks]
-        for connection in list(self._connections):
+        connections = list(self._connections)
+        for connection in connections:
             connection.abort()
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+            connection.exchanges.lost()
+        for connection in connections:
+            await connection.exchanges.settle()
         await self._listener.wait_closed()
         await self.service.stop()
 
