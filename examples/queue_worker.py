@@ -16,7 +16,7 @@ async def worker(name: str, port: int, queue_id: int) -> None:
             try:
                 async with delivery:  # done at the end of the block, given back if it raises
                     if delivery.payload == b"poison":
-                        raise ValueError("cannot do this")
+                        raise ValueError("cannot do this")  # noqa: TRY301 - work that fails
                     print(f"{name} did {delivery.payload.decode()}")
             except ValueError as error:
                 print(f"{name} failed: {error}")
