@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,11 +26,12 @@ from postroad.errors import (
     UnknownClientError,
     UnknownQueueError,
 )
-from postroad.queues.client import QueueClient
+from postroad.queues.client import Delivery, QueueClient
 from postroad.queues.limits import QueueLimits
 from postroad.queues.server import QueueServer
 from postroad.queues.service import QueueService, Session
-from postroad.storage.queues.base import Message, QueueStorage, TakeRequest
+from postroad.queues.signals import Waiter
+from postroad.storage.queues.base import Message, NewMessage, PutResult, QueueStorage, TakeRequest
 from postroad.storage.queues.memory import MemoryQueueStorage
 from postroad.storage.queues.postgres import PostgresQueueStorage
 from postroad.storage.queues.sqlite import SqliteQueueStorage
@@ -306,6 +307,99 @@ def test_a_take_cancelled_while_the_storage_works_gives_back_what_it_got() -> No
         await service.stop()
 
     asyncio.run(body())
+
+
+def test_a_message_put_while_a_take_sleeps_is_handed_over_in_one_step(make_storage: MakeStorage) -> None:
+    """It is put as leased: no second call to the storage, the same lease, and the next in line gets the next message."""
+
+    async def body(server: QueueServer, client: QueueClient) -> None:
+        storage = server.service.storage
+        queue = await client.create_queue("jobs", lease=30)
+        sleeping = []
+        for _ in range(3):
+            sleeping.append(asyncio.create_task(client.take(queue, timeout=20)))
+            await asyncio.sleep(0.2)
+        attempts = 0
+        take = storage.take
+
+        async def counted(request: TakeRequest) -> list[Message]:
+            nonlocal attempts
+            attempts += 1
+            return await take(request)
+
+        storage.take = counted  # type: ignore[method-assign]
+        ids = [await client.put(queue, b"%d" % i, priority=7, key=b"%d" % i) for i in range(3)]
+        got = [delivery.message for delivery in await asyncio.gather(*sleeping) if delivery is not None]
+        assert [m.message_id for m in got] == ids
+        assert [(m.message, m.priority, m.delivery, m.key) for m in got] == [(b"%d" % i, 7, 1, b"%d" % i) for i in range(3)]
+        assert attempts == 0
+        stored = [m async for m in client.read_messages(queue)]
+        assert stored == got
+        await client.done([Delivery(client, m) for m in got])
+        assert (await client.stats(queue)).leased == 0
+
+    serve(body, make_storage())
+
+
+def test_a_duplicate_put_wakes_nobody_in_vain_and_harms_no_sleeper(make_storage: MakeStorage) -> None:
+    """The sleeper that was promised a duplicate sleeps on and gets the next message."""
+
+    async def body(_server: QueueServer, client: QueueClient) -> None:
+        queue = await client.create_queue("jobs")
+        await client.put(queue, b"first", key=b"k")
+        first = await client.take(queue)
+        assert first is not None
+        sleeping = asyncio.create_task(client.take(queue, timeout=20))
+        await asyncio.sleep(0.2)
+        await client.put(queue, b"first", key=b"k")
+        await asyncio.sleep(0.2)
+        assert not sleeping.done()
+        await client.put(queue, b"second")
+        second = await asyncio.wait_for(sleeping, 5)
+        assert second is not None
+        assert second.payload == b"second"
+
+    serve(body, make_storage())
+
+
+def test_a_sleeper_that_leaves_while_its_message_is_put_gives_it_back() -> None:
+    """Whether it leaves before or just after the message is durable."""
+
+    class Slow(MemoryQueueStorage):
+        async def put(self, rows: Sequence[NewMessage]) -> list[PutResult]:
+            results = await super().put(rows)
+            await asyncio.sleep(0.05)
+            return results
+
+    async def body(*, handed_already: bool) -> None:
+        service, ann, bob = QueueService(Slow()), Session(), Session()
+        await service.start()
+        await service.handle(t.RegisterClient("ann", ClientMode.READ_AND_PUT), ann)
+        await service.handle(t.RegisterClient("bob", ClientMode.READ), bob)
+        await service.handle(t.CreateQueue("jobs"), ann)
+        taking = asyncio.create_task(service.handle(q.TakeMessages(1, wait_ms=20_000), bob))
+        await asyncio.sleep(0.02)
+        hand_over = service._hand_over
+
+        def hand_over_and_leave(waiter: Waiter, row: NewMessage, result: PutResult) -> None:
+            hand_over(waiter, row, result)
+            taking.cancel()
+
+        if handed_already:
+            service._hand_over = hand_over_and_leave  # type: ignore[method-assign]
+        putting = asyncio.create_task(service.handle(t.PutMessage((1,), None, None, 5, b"x"), ann))
+        await asyncio.sleep(0.02)
+        if not handed_already:
+            taking.cancel()
+        await putting
+        await asyncio.sleep(0.05)
+        depth = (await service.stats(1)).depth
+        assert (depth.waiting, depth.leased) == (1, 0)
+        assert taking.cancelled()
+        await service.stop()
+
+    asyncio.run(body(handed_already=False))
+    asyncio.run(body(handed_already=True))
 
 
 def test_an_answer_that_cannot_be_sent_is_given_back() -> None:

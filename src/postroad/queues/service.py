@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from msgspec.structs import replace
+
 from postroad.errors import (
     NotIdentifiedError,
     PostroadError,
@@ -34,7 +36,7 @@ from postroad.queues.limits import (
     check_sender_id,
 )
 from postroad.queues.rates import Counts
-from postroad.queues.signals import Signals
+from postroad.queues.signals import Signals, Waiter
 from postroad.storage.queues.base import (
     Client,
     ClientMode,
@@ -42,11 +44,13 @@ from postroad.storage.queues.base import (
     LeaseStatus,
     Message,
     NewMessage,
+    PutResult,
     Queue,
     QueueDepth,
     QueueSettings,
     QueueStorage,
     ReadMode,
+    State,
     TakeRequest,
 )
 from postroad.wire.packets import queues as q
@@ -265,17 +269,14 @@ class QueueService:
             for queue_id in dict.fromkeys(packet.queue_ids)
             if 1 <= queue_id <= ID_MAX
         ]
-        found = await self._put(rows)
-        return t.PutMessageResponse(
-            tuple(row.queue_id for row, message_id in zip(rows, found, strict=True) if message_id is not None)
-        )
+        results = await self._put(rows)
+        return t.PutMessageResponse(tuple(row.queue_id for row, r in zip(rows, results, strict=True) if r.message_id is not None))
 
     async def _put_messages(self, packet: q.PutMessages, session: Session) -> Packet:
         client = _may_write(packet, session)
         self.limits.check_batch(len(packet.messages), sum(len(m.message) for m in packet.messages))
         known = [m for m in packet.messages if 1 <= m.queue_id <= ID_MAX]
-        results = iter(await self.storage.put(rows := [self._new_message(m, client.client_id) for m in known]))
-        self._after_put(rows)
+        results = iter(await self._put([self._new_message(m, client.client_id) for m in known]))
         answers = [next(results) if 1 <= m.queue_id <= ID_MAX else None for m in packet.messages]
         return q.PutMessagesResponse(
             tuple(q.PutResult(a.message_id, a.duplicate) if a else q.PutResult(None, False) for a in answers)
@@ -295,19 +296,63 @@ class QueueService:
             self.limits.check_key(message.key),
         )
 
-    async def _put(self, rows: Sequence[NewMessage]) -> list[int | None]:
-        results = await self.storage.put(rows)
-        self._after_put(rows)
-        return [result.message_id for result in results]
+    async def _put(self, rows: Sequence[NewMessage]) -> list[PutResult]:
+        """Put; what a sleeping take may have is put as leased to it and handed over when it is durable."""
+        waiters = self._signals.reserve(rows)
+        leased = [_leased_to(waiters[i], row) if i in waiters else row for i, row in enumerate(rows)]
+        put = asyncio.ensure_future(self.storage.put(leased))
+        try:
+            results = await asyncio.shield(put)
+        except asyncio.CancelledError:  # the putter went away; the put goes on, and those who wait for it must hear
+            self._track(put)
+            put.add_done_callback(lambda done: self._hand_over_later(done, leased, waiters))
+            raise
+        except BaseException:
+            for waiter in waiters.values():
+                waiter.let_go()
+            raise
+        self._after_put(leased, results, waiters)
+        return results
 
-    def _after_put(self, rows: Sequence[NewMessage]) -> None:
-        for row in rows:
+    def _hand_over_later(
+        self, put: asyncio.Task[list[PutResult]], rows: Sequence[NewMessage], waiters: dict[int, Waiter]
+    ) -> None:
+        if put.cancelled() or put.exception() is not None:
+            for waiter in waiters.values():
+                waiter.let_go()
+        else:
+            self._after_put(rows, put.result(), waiters)
+
+    def _after_put(self, rows: Sequence[NewMessage], results: Sequence[PutResult], waiters: dict[int, Waiter]) -> None:
+        for i, (row, result) in enumerate(zip(rows, results, strict=True)):
             self._counts.of(row.queue_id).put_total += 1
-            if row.delay_ms:
-                self._due_in(row.delay_ms)
-            if row.ttl_ms is not None:
-                self._due_in(row.ttl_ms)
-        self._signals.visible(row for row in rows if not row.delay_ms)
+            for delay_ms in (row.delay_ms, row.ttl_ms, row.lease_ms):
+                if delay_ms:
+                    self._due_in(delay_ms)
+            if i in waiters:
+                self._hand_over(waiters[i], row, result)
+        self._signals.visible(row for row in rows if not row.delay_ms and row.lease_to is None)
+
+    def _hand_over(self, waiter: Waiter, row: NewMessage, result: PutResult) -> None:
+        if result.message_id is None or result.duplicate:
+            waiter.let_go()
+            return
+        message = Message(
+            result.message_id,
+            row.queue_id,
+            row.sender_id,
+            row.receiver_id,
+            row.context,
+            row.priority,
+            result.time_of_arrival_ms,
+            row.payload,
+            State.LEASED,
+            1,
+            row.key,
+            row.attributes,
+        )
+        if not waiter.hand(message):
+            self._give_back([message], waiter.request.client_id)
 
     def fed(self, queue_id: int, count: int) -> None:
         """Hear that a binding put messages into a queue (see `feeder.py`)."""
@@ -358,9 +403,20 @@ class QueueService:
                     return taken
                 self._watched[request.queue_id] = time.monotonic()
                 if watched:
-                    await waiter.wait(min(remaining, self._poll_s))
+                    handed = await self._wait(waiter, min(remaining, self._poll_s))
+                    if handed is not None:
+                        self._counts.of(request.queue_id).taken_total += 1
+                        return [handed]
                 else:  # what came before this call is seen by the next attempt, what comes after is signalled
                     await self.storage.watch(request.queue_id)
+
+    async def _wait(self, waiter: Waiter, timeout_s: float) -> Message | None:
+        try:
+            return await waiter.wait(timeout_s)
+        except asyncio.CancelledError:
+            if waiter.handed is not None:
+                self._give_back([waiter.handed], waiter.request.client_id)
+            raise
 
     async def _take_once(self, request: TakeRequest) -> list[Message]:
         """Take; if the caller goes away meanwhile, give back what it would have got."""
@@ -515,6 +571,10 @@ class QueueService:
         self._background.discard(task)
         if not task.cancelled():
             task.exception()  # a message that could not be given back comes again when its lease ends
+
+
+def _leased_to(waiter: Waiter, row: NewMessage) -> NewMessage:
+    return replace(row, lease_to=waiter.request.client_id, lease_ms=waiter.request.lease_ms)
 
 
 def _identified(packet: Packet, session: Session) -> Client:

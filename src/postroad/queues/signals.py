@@ -3,54 +3,78 @@
 A waiter is registered before the attempt that finds nothing, so a put after that attempt wakes it. A message wakes one waiter
 that may have it, the longest waiting first; when it is not known what became visible (another broker's put, a promotion), all
 waiters of the queue wake. A waiter that was woken and leaves without trying passes the wake on.
+
+A message put while a take sleeps is handed over: the sleeper is reserved, the message is put as leased to its client, in one
+transaction instead of two, and the sleeper gets it when that is durable.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
 from postroad.errors import QueueBusyError
-from postroad.storage.queues.base import NewMessage, TakeRequest
+from postroad.storage.queues.base import Message, NewMessage, TakeRequest
 
+_RESERVED_MAX: Final = 100
+"""Messages of one put that are handed over; the rest become visible and wake takes."""
 _MATCHES_MAX: Final = 10_000
 """Above this many (message, waiter) pairs waking everybody is cheaper than choosing."""
 
 
 class Waiter:
-    """One waiting take."""
+    """One waiting take. While it is reserved it sleeps on, until it is handed its message or let go."""
 
-    __slots__ = ("_future", "request", "woken")
+    __slots__ = ("_future", "handed", "request", "reserved", "woken")
 
     def __init__(self, request: TakeRequest) -> None:
         self.request = request
         self.woken = False
-        self._future: asyncio.Future[None] | None = None
+        self.reserved = False
+        self.handed: Message | None = None
+        self._future: asyncio.Future[Message | None] | None = None
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether it is waiting and neither woken nor promised a message."""
+        return self._future is not None and not self._future.done() and not self.reserved and not self.woken
 
     def wake(self) -> None:
         self.woken = True
-        if self._future is not None and not self._future.done():
-            self._future.set_result(None)
+        self._end(None)
 
-    async def wait(self, timeout_s: float) -> None:
-        """Return when woken or after the timeout, whichever is first."""
+    def hand(self, message: Message) -> bool:
+        """End the wait with a message put for it; return False when it is gone."""
+        self.reserved = False
+        if self._future is None or self._future.done():
+            return False
+        self.handed = message
+        self._future.set_result(message)
+        return True
+
+    def let_go(self) -> None:
+        """Take back a reservation: nothing came of it."""
+        self.reserved = False
+        self.wake()
+
+    async def wait(self, timeout_s: float) -> Message | None:
+        """Return a message handed over, or None when woken or after the timeout, whichever is first."""
         if self.woken:
-            return
+            return None
         loop = asyncio.get_running_loop()
         self._future = loop.create_future()
-        timer = loop.call_later(max(0.0, timeout_s), self._expire, self._future)
+        timer = loop.call_later(max(0.0, timeout_s), self._end, None)
         try:
-            await self._future
+            return await self._future
         finally:
             timer.cancel()
             self._future = None
 
-    @staticmethod
-    def _expire(future: asyncio.Future[None]) -> None:
-        if not future.done():
-            future.set_result(None)
+    def _end(self, result: None) -> None:
+        if self._future is not None and not self._future.done() and not self.reserved:
+            self._future.set_result(result)
 
     def may_have(self, message: NewMessage) -> bool:
         request = self.request
@@ -85,6 +109,26 @@ class Signals:
             if waiter.woken:
                 self.wake_all(request.queue_id)
 
+    def reserve(self, messages: Sequence[NewMessage]) -> dict[int, Waiter]:
+        """Promise messages about to be put to sleeping takes that may have them, by place: the longest waiting first.
+
+        A take of many is better served by a take than by one message of many.
+        """
+        reserved: dict[int, Waiter] = {}
+        if not self._queues:
+            return reserved
+        for place, message in enumerate(messages[:_RESERVED_MAX]):
+            if message.delay_ms:
+                continue
+            for waiter in self._queues.get(message.queue_id, ()):
+                request = waiter.request
+                few = request.limit == 1 or len(messages) == 1
+                if few and waiter.sleeps and request.lease_ms != 0 and waiter.may_have(message):
+                    waiter.reserved = True
+                    reserved[place] = waiter
+                    break
+        return reserved
+
     def waits_on(self, queue_id: int) -> bool:
         return queue_id in self._queues
 
@@ -102,7 +146,7 @@ class Signals:
                 self.wake_all(queue_id)
                 continue
             for message in fresh:
-                chosen = next((w for w in waiters if not w.woken and w.may_have(message)), None)
+                chosen = next((w for w in waiters if not w.woken and not w.reserved and w.may_have(message)), None)
                 if chosen is not None:
                     chosen.wake()
 

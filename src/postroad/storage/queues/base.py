@@ -86,7 +86,7 @@ class Queue:
 
 
 class NewMessage(msgspec.Struct, frozen=True, gc=False):
-    """A message to put. Times count from the storage's now."""
+    """A message to put. Times count from the storage's now. With `lease_to` it is handed over at once: put as leased."""
 
     queue_id: int
     sender_id: int
@@ -98,11 +98,14 @@ class NewMessage(msgspec.Struct, frozen=True, gc=False):
     ttl_ms: int | None = None
     key: bytes | None = None
     attributes: bytes | None = None
+    lease_to: int | None = None
+    lease_ms: int | None = None  # None: the queue's
 
 
 class PutResult(msgspec.Struct, frozen=True, gc=False):
     message_id: int | None  # None: the queue does not exist
     duplicate: bool = False  # the key was known; message_id is the earlier message
+    time_of_arrival_ms: int = 0
 
 
 class TakeRequest(msgspec.Struct, frozen=True, gc=False):

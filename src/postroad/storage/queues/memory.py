@@ -182,7 +182,10 @@ class MemoryQueueStorage:
             due_ms=now + new.delay_ms if new.delay_ms else None,
             expires_ms=None if new.ttl_ms is None else now + new.ttl_ms,
         )
-        return PutResult(message_id)
+        if new.lease_to is not None:
+            lease_ms = self._queues[new.queue_id].settings.lease_ms if new.lease_ms is None else new.lease_ms
+            self._hand_over(message_id, new.lease_to, lease_ms, now)
+        return PutResult(message_id, time_of_arrival_ms=now)
 
     async def take(self, request: TakeRequest) -> list[Message]:
         queue, now = self._queue(request.queue_id), self._clock_ms()

@@ -263,9 +263,10 @@ class PostgresQueueStorage:
     async def _put_batch(self, rows: list[NewMessage]) -> list[PutResult]:
         keys = [r.key for r in rows]
         put = await self._row(
-            "SELECT * FROM put_batch($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)",
+            "SELECT * FROM put_batch($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)",
             self._broker,
             sorted({r.queue_id for r in rows}),
+            list({r.queue_id for r in rows if r.lease_to is None and not r.delay_ms}),
             [r.queue_id for r in rows],
             [r.sender_id for r in rows],
             [r.receiver_id for r in rows],
@@ -276,10 +277,14 @@ class PostgresQueueStorage:
             None if all(k is None for k in keys) else keys,
             [r.attributes for r in rows],
             [r.payload for r in rows],
+            [r.lease_to for r in rows],
+            [r.lease_ms for r in rows],
         )
+        arrived = put["arrived"]
         if put["duplicates"] is None:
-            return [PutResult(i) for i in put["message_ids"]]
-        return [PutResult(i, duplicate=d) for i, d in zip(put["message_ids"], put["duplicates"], strict=True)]
+            return [PutResult(i, time_of_arrival_ms=arrived) for i in put["message_ids"]]
+        results = zip(put["message_ids"], put["duplicates"], strict=True)
+        return [PutResult(i, duplicate=d, time_of_arrival_ms=arrived) for i, d in results]
 
     async def take(self, request: TakeRequest) -> list[Message]:
         (taken,) = await self._takes.call([request])

@@ -368,7 +368,10 @@ def _put(db: sqlite3.Connection, new: NewMessage, now: int) -> PutResult:
     message_id = _last_id(db.execute(_PUT, values))
     if new.key is not None:
         db.execute("INSERT INTO keys VALUES (?, ?, ?, ?, ?)", (new.queue_id, new.sender_id, new.key, message_id, now))
-    return PutResult(message_id)
+    if new.lease_to is not None:
+        lease_ms = _get_queue(db, new.queue_id).settings.lease_ms if new.lease_ms is None else new.lease_ms
+        _hand_over(db, message_id, new.lease_to, lease_ms, now)
+    return PutResult(message_id, time_of_arrival_ms=now)
 
 
 def _take(db: sqlite3.Connection, request: TakeRequest, now: int) -> list[Message]:

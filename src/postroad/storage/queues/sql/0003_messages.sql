@@ -10,11 +10,13 @@ BEGIN
 END
 $$;
 
--- Many messages in one call. p_queues: the distinct queues in ascending order (locks are taken in that order). p_keys is NULL
--- when no message has a key. A NULL in message_ids: that queue does not exist.
-CREATE FUNCTION put_batch(p_broker integer, p_queues integer[], p_queue_ids integer[], p_senders integer[], p_receivers integer[],
+-- Many messages in one call. p_queues: the distinct queues in ascending order (locks are taken in that order). p_visible: those in
+-- which something becomes visible. p_keys is NULL when no message has a key. p_lease_to: the client a message is handed to at once.
+-- A NULL in message_ids: that queue does not exist.
+CREATE FUNCTION put_batch(p_broker integer, p_queues integer[], p_visible integer[], p_queue_ids integer[], p_senders integer[], p_receivers integer[],
                           p_contexts bigint[], p_priorities smallint[], p_delays bigint[], p_ttls bigint[], p_keys bytea[],
-                          p_attributes bytea[], p_messages bytea[], OUT message_ids bigint[], OUT duplicates boolean[])
+                          p_attributes bytea[], p_messages bytea[], p_lease_to integer[], p_lease_ms bigint[],
+                          OUT message_ids bigint[], OUT duplicates boolean[], OUT arrived bigint)
 LANGUAGE plpgsql AS $$
 DECLARE
     v_found integer[];
@@ -34,12 +36,17 @@ BEGIN
             ORDER BY queue_id, sender_id, key, message_id
             ON CONFLICT DO NOTHING;
     END IF;
-    INSERT INTO messages (message_id, queue_id, sender_id, receiver_id, context, priority, time_of_arrival, message, state, due,
-                          expires, key, attributes)
+    INSERT INTO messages (message_id, queue_id, sender_id, receiver_id, context, priority, time_of_arrival, message, state, delivery,
+                          leased_by, due, expires, key, attributes)
         SELECT u.message_id, u.queue_id, u.sender_id, u.receiver_id, u.context, u.priority, queue_clock(), u.message,
-               CASE WHEN u.delay > 0 THEN 1 ELSE 0 END, CASE WHEN u.delay > 0 THEN later(u.delay) END, later(u.ttl), u.key, u.attributes
-        FROM unnest(v_ids, p_queue_ids, p_senders, p_receivers, p_contexts, p_priorities, p_delays, p_ttls, p_keys, p_attributes, p_messages)
-            AS u (message_id, queue_id, sender_id, receiver_id, context, priority, delay, ttl, key, attributes, message)
+               CASE WHEN u.lease_to IS NOT NULL THEN 2 WHEN u.delay > 0 THEN 1 ELSE 0 END, (u.lease_to IS NOT NULL)::integer, u.lease_to,
+               CASE WHEN u.lease_to IS NOT NULL
+                    THEN later(coalesce(u.lease_ms, (SELECT q.lease_ms FROM queues q WHERE q.queue_id = u.queue_id)))
+                    WHEN u.delay > 0 THEN later(u.delay) END,
+               later(u.ttl), u.key, u.attributes
+        FROM unnest(v_ids, p_queue_ids, p_senders, p_receivers, p_contexts, p_priorities, p_delays, p_ttls, p_keys, p_attributes,
+                    p_messages, p_lease_to, p_lease_ms)
+            AS u (message_id, queue_id, sender_id, receiver_id, context, priority, delay, ttl, key, attributes, message, lease_to, lease_ms)
         WHERE u.queue_id = ANY (v_found) AND (u.key IS NULL OR EXISTS (
             SELECT FROM keys k WHERE k.queue_id = u.queue_id AND k.sender_id = u.sender_id AND k.key = u.key AND k.message_id = u.message_id));
     IF p_keys IS NULL AND cardinality(v_found) = cardinality(p_queues) THEN
@@ -51,7 +58,8 @@ BEGIN
         FROM unnest(p_queue_ids, p_senders, p_keys, v_ids) WITH ORDINALITY AS u (queue_id, sender_id, key, message_id, place)
         LEFT JOIN keys k ON k.queue_id = u.queue_id AND k.sender_id = u.sender_id AND k.key = u.key;
     END IF;
-    PERFORM notify_waiting(p_broker, v_found);
+    arrived := milliseconds(queue_clock());
+    PERFORM notify_waiting(p_broker, p_visible);
 END
 $$;
 
@@ -60,12 +68,12 @@ CREATE FUNCTION put_messages(p_queue_ids integer[], p_sender_id integer, p_recei
 RETURNS integer[] LANGUAGE sql AS $$
     SELECT ARRAY(
         SELECT wanted.queue_id
-        FROM put_batch(0, ARRAY(SELECT DISTINCT unnest(p_queue_ids) ORDER BY 1), p_queue_ids,
+        FROM put_batch(0, ARRAY(SELECT DISTINCT unnest(p_queue_ids) ORDER BY 1), p_queue_ids, p_queue_ids,
                        array_fill(p_sender_id, ARRAY[cardinality(p_queue_ids)]), array_fill(p_receiver_id, ARRAY[cardinality(p_queue_ids)]),
                        array_fill(p_context, ARRAY[cardinality(p_queue_ids)]), array_fill(p_priority, ARRAY[cardinality(p_queue_ids)]),
                        array_fill(0::bigint, ARRAY[cardinality(p_queue_ids)]), array_fill(NULL::bigint, ARRAY[cardinality(p_queue_ids)]),
                        NULL, array_fill(NULL::bytea, ARRAY[cardinality(p_queue_ids)]),
-                       array_fill(p_message, ARRAY[cardinality(p_queue_ids)])) AS put,
+                       array_fill(p_message, ARRAY[cardinality(p_queue_ids)]), NULL, NULL) AS put,
              unnest(p_queue_ids, put.message_ids) AS wanted (queue_id, message_id)
         WHERE wanted.message_id IS NOT NULL)
 $$;

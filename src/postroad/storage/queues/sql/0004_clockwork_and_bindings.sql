@@ -102,9 +102,9 @@ BEGIN
         WHERE tick > v_cursor AND tick <= p_upto;
     IF v_n > 0 THEN
         SELECT count(*) INTO v_put FROM put_batch(
-            p_broker, ARRAY[v_binding.queue_id], array_fill(v_binding.queue_id, ARRAY[v_n]), array_fill(0, ARRAY[v_n]),
+            p_broker, ARRAY[v_binding.queue_id], ARRAY[v_binding.queue_id], array_fill(v_binding.queue_id, ARRAY[v_n]), array_fill(0, ARRAY[v_n]),
             array_fill(NULL::integer, ARRAY[v_n]), array_fill(NULL::bigint, ARRAY[v_n]), array_fill(v_binding.priority, ARRAY[v_n]),
-            array_fill(0::bigint, ARRAY[v_n]), array_fill(NULL::bigint, ARRAY[v_n]), v_keys, v_attributes, v_messages) AS put,
+            array_fill(0::bigint, ARRAY[v_n]), array_fill(NULL::bigint, ARRAY[v_n]), v_keys, v_attributes, v_messages, NULL, NULL) AS put,
             unnest(put.duplicates) AS duplicate
         WHERE NOT duplicate;
     END IF;
