@@ -41,7 +41,8 @@ from postroad.wire.packets.queues import NewMessage as WireMessage
 PAYLOAD: Final = b"x" * 100
 WORKERS: Final = 8
 BATCH: Final = 100
-LATENCY_SAMPLES: Final = 200
+LATENCY_SAMPLES: Final = 100
+GAP_S: Final = 0.05  # long enough that the consumer has finished the message before and waits
 RESULTS: Final = Path(__file__).parent / "results" / "queues.json"
 
 
@@ -88,7 +89,7 @@ async def in_parallel(total: int, size: int, work: Callable[[int], Awaitable[obj
 async def latencies(put: Callable[[bytes], Awaitable[object]], arrived: asyncio.Queue[float]) -> tuple[float, float]:
     samples = []
     for _ in range(LATENCY_SAMPLES):
-        await asyncio.sleep(0.003)
+        await asyncio.sleep(GAP_S)
         start = time.perf_counter()
         await put(b"")
         samples.append(((await arrived.get()) - start) * 1000)

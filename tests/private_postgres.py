@@ -177,7 +177,7 @@ def _server_user() -> pwd.struct_passwd | None:
 
 
 def _readable(binaries: Path, root: Path, user: pwd.struct_passwd | None) -> Path:
-    """Return binaries the server's account can reach: a copy when they lie below a private directory such as /root."""
+    """Return binaries the server's account can reach: a copy when they lie below a private directory."""
     if user is None or all(p.stat().st_mode & 0o005 == 0o005 for p in (binaries, *binaries.parents)):
         return binaries
     installation = binaries.parent
