@@ -172,7 +172,9 @@ def test_a_name_that_is_no_name_is_refused(name: Any) -> None:
     with pytest.raises(InvalidValueError):
         build_batches([Row(bytes(16), {name: 1}, b"")])
     with pytest.raises(InvalidValueError):
-        Batch.from_columns([bytes(16)], [b""], {name: [1]})
+        build_batches([Row(bytes(16), {"a": 1}, b""), Row(bytes(16), {"a": 1, name: 1}, b"")])
+    with pytest.raises(InvalidValueError):
+        Batch.from_columns([bytes(16)], [b""], {"a": [1], name: [1]})
 
 
 @pytest.mark.parametrize(
@@ -185,6 +187,15 @@ def test_an_id_or_payload_that_is_none_is_refused(message_id: Any, payload: Any)
         build_batches([Row(message_id, {}, payload)])
     with pytest.raises(InvalidValueError):
         build_batches([Row(bytes(15), {}, b""), Row(bytes(17), {}, b"")])
+
+
+def test_rows_of_different_names_take_no_slow_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Publishers of different kinds share a pubend all the time; only a clash or a strange value is looked at row by row."""
+    rows = [Row(bytes(16), {"a": 1, "b": "x"} if n % 2 else {"b": "y", "c": 0.5}, b"") for n in range(10)]
+    monkeypatch.setattr("postroad.core.rows.check_message", lambda *_: pytest.fail("walked"))
+    batch = one(rows)
+    assert content(messages([batch])) == content(rows)
+    assert batch.layout.names == ("a", "b", "c")
 
 
 # --- limits -------------------------------------------------------------------------------------------------------------
@@ -268,6 +279,9 @@ def test_ids_may_come_in_many_forms(ids: Any) -> None:
         (np.array([True, False, True, False]), [True, False, True, False]),
         (np.array(["a", "b", "", "d"]), ["a", "b", "", "d"]),
         (np.arange(8)[::2], [0, 2, 4, 6]),
+        (np.arange(4, dtype=">i8"), [0, 1, 2, 3]),
+        (np.ma.masked_equal([1, 2, 3, 4], 2), [1, None, 3, 4]),
+        (np.ma.masked_equal(["a", "b", "c", "d"], "b"), ["a", None, "c", "d"]),
         (np.array(["a", None, "b", "c"], object), ["a", None, "b", "c"]),
         (pa.array(["a", None, "b", "c"], pa.large_string()), ["a", None, "b", "c"]),
         (pa.array(["a", "a", None, "c"]).dictionary_encode(), ["a", "a", None, "c"]),
@@ -318,6 +332,9 @@ def test_a_column_without_any_value_is_left_out() -> None:
         (IDS, [b""] * 4, {"a": ["x", b"x", "y", "z"]}, None),
         (IDS, [b""] * 4, {"a": np.array([1 << 63] * 4, np.uint64)}, None),
         (IDS, [b""] * 4, {"a": pa.array([[1]] * 4)}, None),
+        (IDS, [b""] * 4, {"a": np.zeros((4, 2))}, None),
+        (IDS, [b""] * 4, {"a": np.zeros(4, complex)}, None),
+        (IDS, [b""] * 4, {"a": np.zeros((4, 2), object)}, None),
         (IDS, [b""] * 4, {"a": np.array(["2026-01-01"] * 4, "M8[D]")}, None),
         (IDS, [b"", None, b"", b""], {}, None),
         (IDS, pa.array([b"", None, b"", b""]), {}, None),
@@ -341,9 +358,10 @@ def test_columns_that_do_not_fit_are_refused(ids: Any, payloads: Any, attributes
 
 def test_columns_beyond_a_limit_are_refused() -> None:
     """A caller who gives columns decides himself where to cut them."""
-    for limits in (BatchLimits(rows=3), BatchLimits(bytes=100), BatchLimits(columns=1), BatchLimits(payload_bytes=1)):
-        with pytest.raises(BatchLimitError):
-            Batch.from_columns(IDS, [b"xy"] * 4, {"a": [1] * 4, "b": [2] * 4}, limits=limits)
+    for limit, maximum in {"rows": 3, "bytes": 100, "columns": 1, "payload_bytes": 1, "attributes": 1, "name_bytes": 0}.items():
+        with pytest.raises(BatchLimitError) as caught:
+            Batch.from_columns(IDS, [b"xy"] * 4, {"a": [1] * 4, "b": [2] * 4}, limits=BatchLimits(**{limit: maximum}))
+        assert caught.value.limit == limit
 
 
 # --- selecting ----------------------------------------------------------------------------------------------------------
@@ -374,6 +392,12 @@ def test_selecting_everything_gives_the_batch_itself() -> None:
     assert batch.slice(0, 5) is batch
     assert batch.take([0, 1, 2, 3, 4]) is batch
     assert batch.filter(np.ones(5, np.bool_)) is batch
+
+
+@pytest.mark.parametrize("rows", [[0, 2, 1, 3], [1, 1, 3], [2, 0, 4], [4, 3, 2, 1, 0], [0, 0, 0]])
+def test_take_keeps_the_order_given(rows: list[int]) -> None:
+    """Rows that only look like neighbours, from first to last, are no slice."""
+    assert [int.from_bytes(bytes(m.id), "big") for m in one(numbered(5)).take(rows)] == rows
 
 
 def test_neighbouring_rows_are_shared_and_compact_lets_go() -> None:

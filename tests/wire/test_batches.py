@@ -7,7 +7,6 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -93,20 +92,6 @@ def test_a_batch_survives_its_bytes(made: list[Row], data: st.DataObject) -> Non
             assert found.layout is part.layout
 
 
-@given(rows)
-def test_the_template_and_the_walk_read_the_same(made: list[Row]) -> None:
-    """The quick way through the metadata is only a quick way."""
-    for batch in build_batches(made):
-        data = memoryview(encoded(batch))
-        start = len(batch.layout.encoded)
-        shape = arrow_ipc._shape(batch.layout)
-        meta = bytes(data[start + 8 : start + arrow_ipc.message_length(data, start)])
-        walked = arrow_ipc._locate(meta, replace(shape, places=None))
-        assert walked == shape.places
-        assert len(meta) == shape.length
-        assert int.from_bytes(meta, "little") & shape.mask == shape.fixed
-
-
 def test_any_arrow_program_reads_what_we_write_and_writes_what_we_read() -> None:
     """The bytes are an Arrow stream; the end mark may not follow in a frame."""
     batch = sample(3, symbol="IBM", price=1.5)
@@ -142,7 +127,7 @@ def test_a_known_layout_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> No
     for data in batches:
         decoder.decode(data)
     assert len(decoder._layouts) == LAYOUTS_MAX
-    monkeypatch.setattr("postroad.wire.batches.read_layout", lambda _: pytest.fail("read again"))
+    monkeypatch.setattr("postroad.wire.batches.read_layout", lambda *_: pytest.fail("read again"))
     decoder.decode(batches[-1])
 
 
@@ -234,6 +219,15 @@ def test_columns_of_other_types_or_names_are_refused(field: pa.Field[Any], value
     refuse(stream(with_columns((field, values))))
 
 
+def test_a_dictionary_is_refused_at_its_schema() -> None:
+    """Before its dictionary, which is another message, is looked at."""
+    columns = with_columns((pa.field("@a", pa.dictionary(pa.int8(), pa.string())), ["x", "y"]))
+    data = stream(columns)
+    start = arrow_ipc.message_length(memoryview(data), 0)
+    plain = sample(2, a="x").columns.serialize().to_pybytes()
+    refuse(data[:start] + plain, "plain type")
+
+
 def test_columns_out_of_order_or_named_twice_are_refused() -> None:
     """One layout has one form."""
     a, b = pa.field("@a", pa.int64()), pa.field("@b", pa.int64())
@@ -316,6 +310,16 @@ def test_buffers_that_share_memory_are_refused() -> None:
         data[name : name + 16] = data[payload : payload + 16]
 
     refuse(spoilt(sample(3, a="payload 0"), share), "one after the other")
+
+
+@pytest.mark.parametrize("number", [1 << 20, 1 << 62])
+def test_a_last_buffer_that_passes_the_body_is_refused(number: int) -> None:
+    """By us, not only by Arrow."""
+
+    def lie(data: bytearray, places: arrow_ipc._Places, _: int) -> None:
+        struct.pack_into("<q", data, places.buffers + 16 * 9 + 8, number)
+
+    refuse(spoilt(sample(3, a="x"), lie), "the body at")
 
 
 @pytest.mark.parametrize("number", [-1, -8, 4, 1 << 20, 1 << 62, -(1 << 63), (1 << 63) - 1])

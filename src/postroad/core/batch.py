@@ -30,6 +30,7 @@ from postroad.core.layout import (
     BatchLimits,
     Kind,
     Layout,
+    check_name,
     layout_of,
     layout_of_schema,
 )
@@ -74,6 +75,8 @@ class Batch:
         id_values = id_column(ids)
         rows = len(id_values)
         columns = [tick_column(ticks, rows), id_values, payload_column(payloads, limits)]
+        for name in attributes:
+            check_name(name)
         names, kinds = [], []
         for name in sorted(attributes):
             kind, column = attribute_column(attributes[name], name, limits)
@@ -190,6 +193,7 @@ def assemble(columns: list[pa.Array[Any]], layout: Layout, limits: BatchLimits) 
     batch = Batch(pa.RecordBatch.from_arrays(columns, schema=layout.schema), layout)
     if batch.size > limits.bytes:
         raise BatchLimitError(f"a batch of {batch.size:,} bytes", "bytes", limits.bytes)
+    check_attribute_counts(batch, limits)
     return batch
 
 
@@ -199,6 +203,18 @@ def check_values(batch: Batch, limits: BatchLimits) -> None:
     for index, (name, kind) in enumerate(zip(batch.layout.names, batch.layout.kinds, strict=True), SYSTEM_COLUMNS):
         if kind in {"string", "binary"}:
             check_attribute_sizes(batch.columns.column(index), kind, name, limits)
+
+
+def check_attribute_counts(batch: Batch, limits: BatchLimits) -> None:
+    """Refuse a message with too many attributes; only counts when there are columns enough for one."""
+    if len(batch.layout.names) <= limits.attributes:
+        return
+    present = np.zeros(len(batch), np.int64)
+    for column in batch.columns.columns[SYSTEM_COLUMNS:]:
+        present += column.is_valid().to_numpy(zero_copy_only=False)
+    most = int(present.max(initial=0))
+    if most > limits.attributes:
+        raise BatchLimitError(f"a message with {most} attributes", "attributes", limits.attributes)
 
 
 def _same(ours: pa.Array[Any], theirs: pa.Array[Any]) -> bool:

@@ -120,7 +120,7 @@ def _payload_bytes(payload: Any) -> bytes:
 def attribute_column(values: Any, name: str, limits: BatchLimits) -> tuple[Kind | None, pa.Array[Any]]:
     """Make an attribute's column and say its kind; None when every value is missing."""
     if isinstance(values, np.ndarray):
-        values = values.tolist() if values.dtype.kind in "OSU" else pa.array(np.ascontiguousarray(values))
+        values = values.tolist() if values.dtype.kind in "OSU" else _arrow_of_numpy(values, name)
     elif hasattr(values, "__arrow_c_array__") or hasattr(values, "__arrow_array__"):
         values = pa.array(values)
     if isinstance(values, pa.Array | pa.ChunkedArray):
@@ -138,6 +138,15 @@ def attribute_column(values: Any, name: str, limits: BatchLimits) -> tuple[Kind 
     return kind, column
 
 
+def _arrow_of_numpy(values: np.ndarray[Any, Any], name: str) -> pa.Array[Any]:
+    """Convert numbers; Arrow knows masked values and strides, but only the machine's byte order."""
+    try:
+        column: pa.Array[Any] = pa.array(values.astype(values.dtype.newbyteorder("="), copy=False))
+    except pa.ArrowException as error:
+        raise BatchError(f"attribute {name[:80]!r}: {error}") from error
+    return column
+
+
 def all_of_type(values: Sequence[Any], wanted: type) -> bool:
     """Whether every value has exactly this type: half the cost of a set of the types."""
     return list(map(type, values)).count(wanted) == len(values)
@@ -147,6 +156,12 @@ def exact_kind(values: Sequence[Any]) -> Kind | None:
     """Return the kind when every value is present and of one plain type; None asks for a closer look."""
     first = type(values[0]) if values else type(None)
     return KIND_OF.get(first) if all_of_type(values, first) else None
+
+
+def only_kind(values: Sequence[Any]) -> Kind | None:
+    """Return the kind of the values that are not None, when they are all of one plain type."""
+    types = set(map(type, values)) - _NONE
+    return KIND_OF.get(types.pop()) if len(types) == 1 else None
 
 
 def _mixed_kind(values: Sequence[Any], name: str) -> Kind | None:

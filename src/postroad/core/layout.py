@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
@@ -45,6 +45,8 @@ KIND_TYPES: Final[Mapping[Kind, Any]] = {
 }
 KIND_OF: Final[Mapping[type, Kind]] = {bool: "bool", int: "int", float: "float", str: "string", bytes: "binary"}
 _KIND_OF_TYPE_ID: Final[Mapping[int, Kind]] = {arrow.id: kind for kind, arrow in KIND_TYPES.items()}
+
+_ALWAYS_PLAIN: Final = frozenset([bool, float, bytes])
 
 INT_MIN: Final = -(1 << 63)
 INT_MAX: Final = (1 << 63) - 1
@@ -122,6 +124,7 @@ def layout_of_schema(schema: pa.Schema) -> Layout:
     return layout_of(tuple(names), tuple(kinds))
 
 
+@lru_cache(maxsize=4096)
 def check_name(name: str) -> int:
     """Refuse an attribute name that is empty, holds a NUL or is no valid Unicode; return its length in UTF-8 bytes."""
     if not isinstance(name, str):
@@ -139,6 +142,8 @@ def plain_value(value: Any, name: str = "?") -> AttributeValue:
 
     Numpy scalars and subclasses (enumerations, for example) become the plain value they stand for.
     """
+    if type(value) in _ALWAYS_PLAIN:
+        return cast("AttributeValue", value)
     plain: AttributeValue
     match value:
         case bool() | np.bool_():

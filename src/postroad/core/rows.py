@@ -1,8 +1,9 @@
 """Batches from rows: what a pubend does once per group commit.
 
 Rows arrive one by one, with any mixture of attributes. The common case, all rows with the same names and types, is
-recognised with C-speed passes over whole columns. Otherwise a walk over the rows cuts them into consecutive runs without a
-type clash; within a run a missing attribute is a null. Order is kept, always: a tick assigned to row i stays with row i.
+recognised with C-speed passes over whole columns, and so is the next common one, rows with different names but one type per
+name. Otherwise a walk over the rows cuts them into consecutive runs without a type clash; within a run a missing attribute is
+a null. Order is kept, always: a tick assigned to row i stays with row i.
 """
 
 from __future__ import annotations
@@ -15,7 +16,16 @@ import numpy as np
 import pyarrow as pa
 
 from postroad.core.batch import Batch, check_values
-from postroad.core.columns import exact_kind, id_array_of, id_bytes, kind_column, payload_array, tick_column
+from postroad.core.columns import (
+    all_of_type,
+    exact_kind,
+    id_array_of,
+    id_bytes,
+    kind_column,
+    only_kind,
+    payload_array,
+    tick_column,
+)
 from postroad.core.layout import DEFAULT_LIMITS, KIND_OF, BatchLimits, Kind, check_message, layout_of
 from postroad.errors import BatchLimitError
 from postroad.types import AttributeValue
@@ -27,6 +37,15 @@ class Row(NamedTuple):
     id: bytes
     attributes: Mapping[str, AttributeValue]
     payload: bytes
+
+
+class _Columns(NamedTuple):
+    """Attributes of some rows, by name; `complete` when no row lacks one."""
+
+    names: tuple[str, ...]
+    kinds: tuple[Kind, ...]
+    values: Sequence[Sequence[AttributeValue | None]]
+    complete: bool
 
 
 class _Run(NamedTuple):
@@ -51,29 +70,31 @@ def build_batches(
         return []
     ids, attributes, payloads = zip(*rows, strict=True)
     tick_values = tick_column(ticks, len(rows))
-    if len(rows) <= limits.rows and (uniform := _uniform(attributes, limits)) is not None:
-        return _assemble(ids, payloads, tick_values, *uniform, limits, complete=True)
+    if len(rows) <= limits.rows:
+        columns = _same_names(attributes, limits) or _same_kinds(attributes, limits)
+        if columns is not None:
+            return _assemble(ids, payloads, tick_values, columns, limits)
     plain = [check_message(each, payload, limits) for each, payload in zip(attributes, payloads, strict=True)]
     batches: list[Batch] = []
     for start, stop, union in _cut(plain, limits):
         names = tuple(sorted(union))
         kinds = tuple(union[name] for name in names)
         values = [[each.get(name) for each in plain[start:stop]] for name in names]
+        columns = _Columns(names, kinds, values, complete=False)
         part = tick_values.slice(start, stop - start)
-        batches += _assemble(ids[start:stop], payloads[start:stop], part, names, kinds, values, limits, complete=False)
+        batches += _assemble(ids[start:stop], payloads[start:stop], part, columns, limits)
     return batches
 
 
-def _uniform(
-    attributes: Sequence[Mapping[str, AttributeValue]], limits: BatchLimits
-) -> tuple[tuple[str, ...], tuple[Kind, ...], list[list[AttributeValue]]] | None:
+def _same_names(attributes: Sequence[Mapping[str, AttributeValue]], limits: BatchLimits) -> _Columns | None:
     """Transpose rows that all have the same names and plain types; None when they do not."""
-    names = tuple(sorted(attributes[0]))
-    if len(names) > limits.attributes or list(map(len, attributes)).count(len(names)) != len(attributes):
+    count = len(attributes[0])
+    if count > limits.attributes or list(map(len, attributes)).count(count) != len(attributes):
         return None
     try:
+        names = tuple(sorted(attributes[0]))
         columns = [list(map(itemgetter(name), attributes)) for name in names]
-    except KeyError:
+    except (KeyError, TypeError):
         return None
     kinds = []
     for column in columns:
@@ -81,7 +102,24 @@ def _uniform(
         if kind is None:
             return None
         kinds.append(kind)
-    return names, tuple(kinds), columns
+    return _Columns(names, tuple(kinds), columns, complete=True)
+
+
+def _same_kinds(attributes: Sequence[Mapping[str, AttributeValue]], limits: BatchLimits) -> _Columns | None:
+    """Transpose rows of different names but one plain type per name; None when there is anything else about them."""
+    lengths = list(map(len, attributes))
+    found: set[str] = set().union(*attributes)
+    if max(lengths) > limits.attributes or len(found) > limits.columns or not all_of_type(list(found), str):
+        return None
+    names = tuple(sorted(found))
+    columns = [[each.get(name) for each in attributes] for name in names]
+    kinds = tuple(kind for kind in map(only_kind, columns) if kind is not None)
+    if len(kinds) < len(names):
+        return None
+    missing = sum(column.count(None) for column in columns)
+    if len(attributes) * len(names) - missing != sum(lengths):
+        return None  # a None was given as a value
+    return _Columns(names, kinds, columns, complete=False)
 
 
 def _cut(rows: Sequence[Mapping[str, AttributeValue]], limits: BatchLimits) -> Iterator[_Run]:
@@ -100,16 +138,9 @@ def _cut(rows: Sequence[Mapping[str, AttributeValue]], limits: BatchLimits) -> I
 
 
 def _assemble(
-    ids: Sequence[bytes],
-    payloads: Sequence[bytes],
-    ticks: pa.Array[Any],
-    names: tuple[str, ...],
-    kinds: tuple[Kind, ...],
-    values: Sequence[Sequence[AttributeValue | None]],
-    limits: BatchLimits,
-    *,
-    complete: bool,
+    ids: Sequence[bytes], payloads: Sequence[bytes], ticks: pa.Array[Any], attributes: _Columns, limits: BatchLimits
 ) -> list[Batch]:
+    names, kinds, values, complete = attributes
     layout = layout_of(names, kinds)
     layout.check(limits)
     columns = [ticks, id_array_of(id_bytes(ids)), payload_array(payloads)]

@@ -10,26 +10,19 @@ every offset checked, and only what our own encoder could have written goes on t
 - a record batch must have the rows, columns and buffers its layout asks for, uncompressed, one after the other in the body.
 
 The tables and their fields are those of Arrow's `Message.fbs` and `Schema.fbs`.
-
-Walking the tables takes longer than Arrow's whole reading. But the metadata of two record batches of one layout, written by
-one encoder, differ only in four places: the numbers of rows, of body bytes, and the two vectors. So each layout has a
-template, made from a sample of our own: metadata equal to it outside the four places needs no walk.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-import pyarrow as pa
-
-from postroad.core.layout import ATTRIBUTE_PREFIX, LAYOUTS_MAX, SYSTEM_COLUMNS, Kind, Layout, layout_of
-from postroad.errors import BatchError, InvalidValueError
-from postroad.types import MESSAGE_ID_BYTES, AttributeValue
+from postroad.core.layout import ATTRIBUTE_PREFIX, LAYOUTS_MAX, SYSTEM_COLUMNS, BatchLimits, Kind, Layout, layout_of
+from postroad.errors import BatchError, BatchLimitError, InvalidValueError
+from postroad.types import MESSAGE_ID_BYTES
 
 PREFIX: Final = struct.Struct("<Ii")
 _CONTINUATION: Final = 0xFFFF_FFFF
@@ -37,6 +30,7 @@ _VERSION_5: Final = 4
 _SCHEMA_HEADER: Final = 1
 _BATCH_HEADER: Final = 3
 _LITTLE_ENDIAN: Final = 0
+_TABLE_FIELDS_MAX: Final = 16  # more than any table of Arrow has
 
 _U8: Final = struct.Struct("<B")
 _I16: Final = struct.Struct("<h")
@@ -48,8 +42,6 @@ _I64: Final = struct.Struct("<q")
 _BUFFERS: Final[Mapping[Kind, int]] = {"bool": 2, "int": 2, "float": 2, "string": 3, "binary": 3}
 _SYSTEM_BUFFERS: Final = (2, 2, 3)  # tick, id, payload
 _PAYLOAD_DATA: Final = 6  # the buffer of the payloads' bytes
-_SYSTEM_VALUES: Final[tuple[Any, ...]] = (0, bytes(MESSAGE_ID_BYTES), b"")
-_SAMPLE_VALUES: Final[Mapping[Kind, AttributeValue]] = {"bool": False, "int": 0, "float": 0.0, "string": "", "binary": b""}
 
 
 class BatchHeader(NamedTuple):
@@ -69,8 +61,7 @@ class _Places(NamedTuple):
     buffers: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Shape:
+class _Shape(NamedTuple):
     """What a record batch of one layout must look like."""
 
     columns: int
@@ -78,11 +69,6 @@ class _Shape:
     value_data: tuple[int, ...]  # which buffers hold the bytes of strings and binaries
     node_numbers: struct.Struct
     buffer_numbers: struct.Struct
-    # The template: metadata of this length, equal to `fixed` in the bits of `mask`, has its places here.
-    length: int = -1
-    mask: int = 0
-    fixed: int = 0
-    places: _Places | None = None
 
 
 def message_length(data: memoryview, start: int) -> int:
@@ -95,12 +81,14 @@ def message_length(data: memoryview, start: int) -> int:
     return int(PREFIX.size + length)
 
 
-def read_layout(message: bytes) -> Layout:
+def read_layout(message: bytes, limits: BatchLimits) -> Layout:
     """Read a schema message, prefix included."""
     try:
-        return _read_schema(message[PREFIX.size :])
+        layout = _read_schema(message[PREFIX.size :], limits)
     except (struct.error, UnicodeDecodeError, InvalidValueError) as error:
         raise BatchError(f"malformed schema: {error}") from error
+    layout.check(limits)
+    return layout
 
 
 def read_batch_header(data: memoryview, start: int, layout: Layout) -> BatchHeader:
@@ -109,49 +97,38 @@ def read_batch_header(data: memoryview, start: int, layout: Layout) -> BatchHead
     meta = bytes(data[start + PREFIX.size : body_start])
     shape = _shape(layout)
     try:
-        places = shape.places
-        if places is None or len(meta) != shape.length or int.from_bytes(meta, "little") & shape.mask != shape.fixed:
-            places = _locate(meta, shape)
-        return _read_batch(meta, shape, places, len(data) - body_start)
+        return _read_batch(meta, shape, _locate(meta, shape), len(data) - body_start)
     except struct.error as error:
         raise BatchError(f"malformed record batch: {error}") from error
 
 
 @lru_cache(maxsize=LAYOUTS_MAX)
 def _shape(layout: Layout) -> _Shape:
-    """Work out the shape of a layout, with the template of its metadata."""
     counts = [*_SYSTEM_BUFFERS, *(_BUFFERS[kind] for kind in layout.kinds)]
     ends = list(accumulate(counts))
     data = tuple(end - 1 for end, count in zip(ends, counts, strict=True) if count == 3)
-    numbers = struct.Struct(f"<{2 * len(counts)}q"), struct.Struct(f"<{2 * ends[-1]}q")
-    plain = _Shape(len(counts), ends[-1], data[1:], *numbers)
-    values = [*_SYSTEM_VALUES, *(_SAMPLE_VALUES[kind] for kind in layout.kinds)]
-    arrays = [pa.array([value], field.type) for value, field in zip(values, layout.schema, strict=True)]
-    message = pa.RecordBatch.from_arrays(arrays, schema=layout.schema).serialize().to_pybytes()
-    meta = message[PREFIX.size : message_length(memoryview(message), 0)]
-    places = _locate(meta, plain)
-    assert all(places), "a sample of one row leaves no number out"
-    mask = bytearray(b"\xff" * len(meta))
-    sizes = _Places(8, 8, plain.node_numbers.size, plain.buffer_numbers.size)
-    for place, size in zip(places, sizes, strict=True):
-        mask[place : place + size] = bytes(size)
-    bits = int.from_bytes(mask, "little")
-    return replace(plain, length=len(meta), mask=bits, fixed=int.from_bytes(meta, "little") & bits, places=places)
+    return _Shape(len(counts), ends[-1], data[1:], struct.Struct(f"<{2 * len(counts)}q"), struct.Struct(f"<{2 * ends[-1]}q"))
 
 
 def _fields(meta: bytes, position: int, count: int) -> list[int]:
     """Return the absolute positions of a table's first `count` fields, 0 for absent ones; later fields must be absent."""
     vtable = position - _I32.unpack_from(meta, position)[0]
-    if vtable < 0 or position < 0:
+    size = _U16.unpack_from(meta, vtable)[0] if vtable >= 0 else 0
+    if vtable < 0 or vtable + size > len(meta):
         raise BatchError("a table points outside its message")
-    present = (_U16.unpack_from(meta, vtable)[0] - 4) // 2
-    if not 0 <= present <= 16:
+    return [position + offset if offset else 0 for offset in _offsets(meta[vtable : vtable + size], count)]
+
+
+@lru_cache(maxsize=1024)
+def _offsets(vtable: bytes, count: int) -> tuple[int, ...]:
+    """Return where a vtable puts the first `count` fields of its tables; tables share vtables, so most are known."""
+    present = (len(vtable) - 4) // 2
+    if not 0 <= present <= _TABLE_FIELDS_MAX:
         raise BatchError("a table has fields of no known version")
-    offsets = struct.unpack_from(f"<{present}H", meta, vtable + 4)
+    offsets = struct.unpack_from(f"<{present}H", vtable, 4)
     if any(offsets[count:]):
         raise BatchError("a table has fields that a batch may not have")
-    fields = [position + offset if offset else 0 for offset in offsets[:count]]
-    return fields + [0] * (count - len(fields))
+    return offsets[:count] + (0,) * (count - present)
 
 
 def _follow(meta: bytes, position: int) -> int:
@@ -226,14 +203,17 @@ def _check_buffers(buffers: tuple[int, ...], body_length: int) -> None:
         raise BatchError(f"the buffers end at {end}, the body at {body_length}")
 
 
-def _read_schema(meta: bytes) -> Layout:
+def _read_schema(meta: bytes, limits: BatchLimits) -> Layout:
     header, body_length = _read_message(meta, _SCHEMA_HEADER)
     if body_length and _I64.unpack_from(meta, body_length)[0]:
         raise BatchError("a schema has no body")
     endianness, fields = _fields(meta, header, 2)
     if endianness and _I16.unpack_from(meta, endianness)[0] != _LITTLE_ENDIAN:
         raise BatchError("only little-endian columns are accepted")
-    columns = [_read_field(meta, position) for position in _tables(meta, fields)]
+    tables = _tables(meta, fields)
+    if len(tables) > SYSTEM_COLUMNS + limits.columns:
+        raise BatchLimitError(f"a batch with {len(tables)} columns", "columns", limits.columns)
+    columns = [_read_field(meta, position) for position in tables]
     for (name, kind), expected in zip(columns, (("tick", "tick"), ("id", "id"), ("payload", "binary")), strict=False):
         if (name, kind) != expected:
             raise BatchError(f"column {expected[0]} expected, found {name[:80]!r} ({kind})")

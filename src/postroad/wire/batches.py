@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from typing import Final
 
-import numpy as np
 import pyarrow as pa
 
-from postroad.core.batch import Batch, check_values
-from postroad.core.layout import DEFAULT_LIMITS, SYSTEM_COLUMNS, BatchLimits, Layout
+from postroad.core.batch import Batch, check_attribute_counts, check_values
+from postroad.core.layout import DEFAULT_LIMITS, BatchLimits, Layout
 from postroad.errors import BatchError, BatchLimitError
 from postroad.wire.arrow_ipc import message_length, read_batch_header, read_layout
 
@@ -62,8 +61,7 @@ class BatchDecoder:
         batch = Batch(columns, layout)
         if header.payload_bytes > limits.payload_bytes or header.value_bytes > limits.value_bytes:
             check_values(batch, limits)
-        if len(layout.names) > limits.attributes:
-            _check_attributes(batch, limits)
+        check_attribute_counts(batch, limits)
         if ascending:
             _check_ascending(batch)
         batch.encoded = (view,)
@@ -75,25 +73,16 @@ class BatchDecoder:
         key = bytes(view[:length])
         layout = self._layouts.get(key)
         if layout is None:
-            layout = read_layout(key)
-            layout.check(self.limits)
+            layout = read_layout(key, self.limits)
             if len(self._layouts) >= LAYOUTS_MAX:
                 del self._layouts[next(iter(self._layouts))]
             self._layouts[key] = layout
         return layout
 
 
-def _check_attributes(batch: Batch, limits: BatchLimits) -> None:
-    """Count the attributes of each message, when there are columns enough for one to have too many."""
-    present = np.zeros(len(batch), np.int64)
-    for column in batch.columns.columns[SYSTEM_COLUMNS:]:
-        present += column.is_valid().to_numpy(zero_copy_only=False)
-    most = int(present.max(initial=0))
-    if most > limits.attributes:
-        raise BatchLimitError(f"a message with {most} attributes", "attributes", limits.attributes)
-
-
 def _check_ascending(batch: Batch) -> None:
+    if len(batch) < 2:
+        return
     ticks = batch.ticks()
     if not bool((ticks[1:] > ticks[:-1]).all()):
         raise BatchError("ticks must strictly ascend")

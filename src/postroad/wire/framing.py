@@ -37,13 +37,13 @@ _VIEW_BYTES_MIN: Final = 16 << 10
 class FrameDecoder:
     """Cuts a stream of bytes into frames. `buffered` never exceeds `max_bytes`."""
 
-    __slots__ = ("_error", "_header", "_payload", "_wanted", "max_bytes")
+    __slots__ = ("_bad_length", "_header", "_payload", "_wanted", "max_bytes")
 
     def __init__(self, max_bytes: int = FRAME_BYTES_MAX) -> None:
         if not HEADER_BYTES <= max_bytes <= LENGTH_MAX:
             raise InvalidValueError(f"the maximum of a frame lies between {HEADER_BYTES} and {LENGTH_MAX}, not at {max_bytes}")
         self.max_bytes = max_bytes  # may be raised once the peer is identified
-        self._error: MalformedFrameError | None = None
+        self._bad_length: int | None = None  # set once, by the frame that ended it
         # A frame in the making: first its header; once that is whole, its payload, of which _wanted bytes are missing.
         self._header = b""
         self._payload: bytearray | None = None
@@ -60,8 +60,8 @@ class FrameDecoder:
         Raises `MalformedFrameError` (or `FrameTooLargeError`), now and on every later call; sound frames that stood before
         the bad one in the same bytes are in its `frames`.
         """
-        if self._error is not None:
-            raise self._error
+        if self._bad_length is not None:
+            raise self._refusal(self._bad_length)
         chunk = data if isinstance(data, bytes) else bytes(data)  # others may change under the frames
         frames: list[Frame] = []
         try:
@@ -70,7 +70,6 @@ class FrameDecoder:
                 self._cut(chunk, position, frames)
         except MalformedFrameError as error:
             error.frames = tuple(frames)
-            self._error = error
             self._header, self._payload = b"", None
             raise
         return frames
@@ -107,7 +106,8 @@ class FrameDecoder:
         while position <= last_start:
             length, method, packet_id = unpack(chunk, position)
             if length > maximum or length < HEADER_BYTES:
-                self._refuse(length)
+                self._bad_length = length
+                raise self._refusal(length)
             stop = position + length
             if stop > end:
                 break
@@ -125,14 +125,15 @@ class FrameDecoder:
     def _start_payload(self, header: bytes) -> None:
         length = int.from_bytes(header[:4], "big")
         if not HEADER_BYTES <= length <= self.max_bytes:
-            self._refuse(length)
+            self._bad_length = length
+            raise self._refusal(length)
         self._payload = bytearray()
         self._wanted = length - HEADER_BYTES
 
-    def _refuse(self, length: int) -> None:
-        if length > self.max_bytes:
-            raise FrameTooLargeError(length, self.max_bytes)
-        raise MalformedFrameError(f"a frame of {length} bytes is shorter than its own header of {HEADER_BYTES}")
+    def _refusal(self, length: int) -> MalformedFrameError:
+        if length < HEADER_BYTES:
+            return MalformedFrameError(f"a frame of {length} bytes is shorter than its own header of {HEADER_BYTES}")
+        return FrameTooLargeError(length, self.max_bytes)
 
 
 def encode_frame(
