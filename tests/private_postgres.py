@@ -69,8 +69,8 @@ class PrivatePostgres:
     def __init__(self, *, fsync: bool = False, **settings: str) -> None:
         self._settings = {"fsync": "on" if fsync else "off", **settings}
         self._user = _server_user()
-        self._root = Path(tempfile.mkdtemp(prefix="postroad-postgres-"))
-        self._binaries = _readable(find_binaries(), self._root, self._user)
+        self.root = Path(tempfile.mkdtemp(prefix="postroad-postgres-"))
+        self._binaries = _readable(find_binaries(), self.root, self._user)
         self._process: subprocess.Popen[bytes] | None = None
         self._watchdog: subprocess.Popen[bytes] | None = None
         self.port = free_port()
@@ -86,12 +86,12 @@ class PrivatePostgres:
         ).stdout.strip()
 
     def __enter__(self) -> Self:
-        self._root.chmod(0o755)
+        self.root.chmod(0o755)
         self._data.mkdir(mode=0o700)
         if self._user is not None:
             os.chown(self._data, self._user.pw_uid, self._user.pw_gid)
         self._watchdog = subprocess.Popen(
-            [sys.executable, "-c", _WATCHDOG, str(self._root)], stdin=subprocess.PIPE, start_new_session=True
+            [sys.executable, "-c", _WATCHDOG, str(self.root)], stdin=subprocess.PIPE, start_new_session=True
         )
         self._call("initdb", "-D", str(self._data), "-A", "trust", "-U", "postroad", "-E", "UTF8", "--locale=C", "--no-sync")
         self.start()
@@ -114,7 +114,7 @@ class PrivatePostgres:
             **self._settings,
         }
         arguments = [argument for name, value in settings.items() for argument in ("-c", f"{name}={value}")]
-        with (self._root / "server.log").open("ab") as log:
+        with (self.root / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [str(self._binaries / "postgres"), "-D", str(self._data), *arguments],
                 stdin=subprocess.DEVNULL,
@@ -136,7 +136,7 @@ class PrivatePostgres:
 
     @property
     def _data(self) -> Path:
-        return self._root / "data"
+        return self.root / "data"
 
     def _wait_ready(self) -> None:
         assert self._process is not None
@@ -148,7 +148,7 @@ class PrivatePostgres:
             if len(lines) > 7 and lines[0] == str(self._process.pid) and lines[7].strip() == "ready":
                 return
             time.sleep(0.02)
-        raise RuntimeError("PostgreSQL did not start:\n" + (self._root / "server.log").read_text()[-2000:])
+        raise RuntimeError("PostgreSQL did not start:\n" + (self.root / "server.log").read_text()[-2000:])
 
     def _call(self, name: str, *arguments: str) -> None:
         done = subprocess.run(
