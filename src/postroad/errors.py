@@ -75,6 +75,106 @@ class WireError(PostroadError):
     code = 300
 
 
+class StorageError(PostroadError):
+    """A storage cannot be used."""
+
+    code = 400
+
+
+class StorageUnavailableError(StorageError):
+    """The database is away, restarting or dropped the connection. Whether the last change was kept may be unknown."""
+
+    code = 410
+    retryable = True
+
+
+class StorageSchemaError(StorageError):
+    """The database holds a schema this version does not know, or a migration file was changed after it was applied."""
+
+    code = 411
+
+
+class StorageInUseError(StorageError):
+    """Another process has the embedded database open."""
+
+    code = 412
+
+
+class QueueError(PostroadError):
+    """A queue operation was refused."""
+
+    code = 600
+
+
+class UnknownClientError(QueueError):
+    """No client has this id."""
+
+    code = 602
+
+
+class UnknownQueueError(QueueError):
+    """No queue has this id or name."""
+
+    code = 603
+
+
+class NameTakenError(QueueError):
+    """A client or queue of this name exists already."""
+
+    code = 604
+
+
+class ReadOnlyClientError(QueueError):
+    """A read-only client tried to change something."""
+
+    code = 605
+
+
+class LeaseLostError(QueueError):
+    """The lease ended, so the message is waiting again or with somebody else."""
+
+    code = 606
+
+
+class QueueLimitError(QueueError):
+    """A payload, batch, wait or lease is beyond the configured limit."""
+
+    code = 608
+
+
+class NoResponseError(QueueError):
+    """No response to a request arrived in time. The request may still be answered later."""
+
+    code = 609
+    retryable = True
+
+
+class QueueBusyError(QueueError):
+    """Too many calls or takes are waiting already; come again later."""
+
+    code = 610
+    retryable = True
+
+
+class UnknownBindingError(QueueError):
+    """No binding has this id."""
+
+    code = 611
+
+
+class ConnectionLostError(QueueError):
+    """The connection to the broker is gone; reconnect and repeat what is safe to repeat."""
+
+    code = 612
+    retryable = True
+
+
+class RemoteError(QueueError):
+    """A broker answered with an error code this version does not know."""
+
+    code = 613
+
+
 class MalformedFrameError(WireError):
     """A frame's header makes no sense. `frames` are the sound frames of the same chunk that stood before it."""
 

@@ -15,6 +15,7 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
     "overlay": ("postroad.cli.overlay", "overlay", "Run all brokers of a topology file on this machine."),
     "publish": ("postroad.cli.publish", "publish", "Publish messages: JSON lines from standard input."),
     "subscribe": ("postroad.cli.subscribe", "subscribe", "Receive messages: JSON lines to standard output."),
+    "queue": ("postroad.cli.queue", "queue", "Create, fill, look into and empty queues."),
     "demo": ("postroad.cli.demo", "demo", "A short tour of what Postroad does, on embedded defaults."),
     "topics": ("postroad.cli.topics", "topics", "Run and show the topics service: servers, proxies, status."),
     "topic": ("postroad.cli.topics", "topic", "Use topics: subscribe, unsubscribe, get, put."),
