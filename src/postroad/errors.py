@@ -76,7 +76,7 @@ class WireError(PostroadError):
 
 
 class StorageError(PostroadError):
-    """A storage cannot be used."""
+    """A data directory or database cannot be used."""
 
     code = 400
 
@@ -279,12 +279,6 @@ class ListenError(PostroadError):
     """A broker cannot listen on its address: another program does, or the address is not this machine's."""
 
     code = 354
-
-
-class StorageError(PostroadError):
-    """A broker's data directory cannot be used."""
-
-    code = 400
 
 
 class StorageFullError(StorageError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import asyncpg
 import pytest
@@ -496,7 +496,7 @@ def test_section_4_1_2_a_response_packet_sent_to_the_server_is_an_error() -> Non
         answers = [s for s in REGISTRY if s.method <= 0xFF and Direction.CLIENT_TO_BROKER not in s.direction]
         assert len(answers) > 10
         for spec in answers:
-            packet = empty(spec.type)
+            packet = empty(cast("type[Packet]", spec.type))
             assert (await line.ask(packet)).code == WrongDirectionError.code, spec.name
             assert (await line.ask(packet, Session())).code == WrongDirectionError.code, spec.name
 

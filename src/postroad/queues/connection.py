@@ -118,7 +118,7 @@ class Connection(asyncio.Protocol):
         try:
             for frame in self._decoder.feed(data):
                 packet, packet_id, _ = decode(frame)
-                self._received(packet, packet_id)
+                self._received(cast("Packet", packet), packet_id)
         except WireError as error:
             self._reason = f"the broker sent what makes no sense: {error}"
             if self._transport is not None:

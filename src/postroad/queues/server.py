@@ -85,7 +85,7 @@ class _Connection(asyncio.Protocol):
 
     def _start(self, frame: Frame) -> None:
         try:
-            packet = decode(frame)[0]
+            packet = cast("Packet", decode(frame)[0])
         except PostroadError as error:
             self._send(t.Error.of(error), frame[1])
         else:
