@@ -425,6 +425,8 @@ class Session:
             return
         subscription.active = True
         subscription.refusals = 0
+        if not self.config.guards.position_of_client_wins:
+            subscription.pubends.clear()
         for pubend, tick in sorted(message.starts.items()):
             self._missed(subscription, pubend, subscription.join(pubend, tick))
         subscription.changed.update(subscription.pubends)  # a broker we came back to may remember less
