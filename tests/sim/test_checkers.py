@@ -235,7 +235,7 @@ def test_release_safety_sees_a_log_that_let_go_too_early() -> None:
 
 def test_release_safety_lets_go_of_what_does_not_match() -> None:
     """Messages the filter does not want are not held."""
-    events = [asked(durable=True, filter_text="odd"), began(), published(2), logged(2), Freed(4.0, P, 2)]
+    events: list[Event] = [asked(durable=True, filter_text="odd"), began(), published(2), logged(2), Freed(4.0, P, 2)]
     assert kinds_by(ReleaseSafety, events) == []
 
 

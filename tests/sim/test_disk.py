@@ -22,7 +22,7 @@ def rows_at(*ticks: int) -> Batch:
 
 def disk_of(seed: int = 1, **profile: int) -> tuple[World, Disk, list[object]]:
     world = World(seed)
-    return world, Disk(world, "1", DiskProfile(**profile), (PUBEND,)), []  # type: ignore[arg-type]  # ints suit floats too
+    return world, Disk(world, "1", DiskProfile(**profile), (PUBEND,)), []
 
 
 def test_a_write_is_reported_when_it_is_durable_and_not_before() -> None:

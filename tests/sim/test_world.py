@@ -7,7 +7,7 @@ from postroad.sim.world import World
 
 def test_events_happen_in_order_of_time_and_then_of_creation() -> None:
     """Two events at one time happen in the order they were made."""
-    world, seen = World(1), []
+    world, seen = World(1), list[object]()
     world.at(2.0, seen.append, "late")
     world.at(1.0, seen.append, "first")
     world.at(1.0, seen.append, "second")
@@ -18,7 +18,7 @@ def test_events_happen_in_order_of_time_and_then_of_creation() -> None:
 
 def test_nothing_happens_after_the_end_of_a_run() -> None:
     """What is due later waits for the next run."""
-    world, seen = World(1), []
+    world, seen = World(1), list[object]()
     world.at(2.0, seen.append, "later")
     world.run(1.0)
     assert seen == []
@@ -28,7 +28,7 @@ def test_nothing_happens_after_the_end_of_a_run() -> None:
 
 def test_a_cancelled_timer_does_not_ring() -> None:
     """A timer that was called off does nothing."""
-    world, seen = World(1), []
+    world, seen = World(1), list[object]()
     timer = world.timer(1.0, lambda: seen.append("rang"))
     timer.cancel()
     world.run(2.0)

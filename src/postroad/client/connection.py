@@ -131,6 +131,7 @@ class Client:
         try:
             if flush:
                 await self._flush_all()
+                await self._end_all()
         finally:
             self._closed = True
             for subscription in self._subscriptions.values():
@@ -150,6 +151,11 @@ class Client:
             left = sum(publisher.outstanding for publisher in self._publishers.values())
             raise UnfinishedError(f"{left} messages are not acknowledged after {self._config.close_s:g} s") from None
 
+    async def _end_all(self) -> None:
+        """End the subscriptions, so that durable ones are free for others when we have left."""
+        if self._main is not None:
+            await asyncio.gather(*(subscription.close() for subscription in list(self._subscriptions.values())))
+
     async def _leave(self) -> None:
         self.pump()
         links = [link for link in (self._main, *self._homes.values()) if link is not None]
@@ -161,6 +167,8 @@ class Client:
         for link in links:
             link.channel.abort()
             self.session.disconnected(link.number, now=self._loop.time())
+        for _ in range(2):  # aborted connections are closed in the next turn of the loop
+            await asyncio.sleep(0)
         if self._timer is not None:
             self._timer.cancel()
 

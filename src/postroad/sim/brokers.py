@@ -150,8 +150,11 @@ class BrokerNode:
 
     def disconnected(self, end: End) -> None:
         self._readers.pop(end.link, None)
-        self._input(lambda: self._ends.pop(end.link, None) and None)
+        self._input(lambda: self._forget(end))
         self._fact(LinkLost(end.link))
+
+    def _forget(self, end: End) -> None:
+        self._ends.pop(end.link, None)
 
     def held_back(self, end: End, congested: bool) -> None:
         self._fact(Congested(end.link) if congested else Drained(end.link))

@@ -241,7 +241,9 @@ class ClientNode:
         if self.session is None or following.key is None or following.ended:
             return
         state = self.session.subscriptions.get(following.key)
-        for pubend, place in sorted(state.pubends.items()) if state is not None else ():
+        if state is None:
+            return
+        for pubend, place in sorted(state.pubends.items()):
             if pubend in state.starts:
                 self.history.add(seen.Passed(self.world.now, following.subscription, pubend, place.position))
 

@@ -104,7 +104,10 @@ class Overlay:
         return next(cable for cable in self.links if cable.name in names)
 
     def at(self, when: float, action: Callable[[], object]) -> None:
-        self.world.at(when, lambda: action() and None)
+        def act() -> None:
+            action()
+
+        self.world.at(when, act)
 
     # --- running
 

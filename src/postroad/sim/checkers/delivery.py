@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from postroad.sim.checkers.follower import Follower, Followers, Stream, replay
 from postroad.sim.checkers.violations import Matches, Violation
 from postroad.sim.history import Asked, Delivered, History, Logged, Published
+from postroad.types import AttributeValue
 
 
 class ExactlyOnce:
@@ -107,7 +108,12 @@ class Completeness:
 
     @staticmethod
     def _missing(
-        follower: Follower, pubend: int, rows: list[Logged], attributes: dict[bytes, object], matches: Matches, end: float
+        follower: Follower,
+        pubend: int,
+        rows: list[Logged],
+        attributes: Mapping[bytes, Mapping[str, AttributeValue]],
+        matches: Matches,
+        end: float,
     ) -> Iterator[Violation]:
         stream = follower.streams.get(pubend)
         if stream is None:
@@ -118,7 +124,7 @@ class Completeness:
         for row in rows:
             if row.tick <= max(stream.start, stream.floor) or row.id in have or (follower.ended and row.tick > stream.position):
                 continue
-            if not matches(follower.filter, attributes.get(row.id, {})) or follower.has_told(pubend, row.tick):  # type: ignore[arg-type]
+            if not matches(follower.filter, attributes.get(row.id, {})) or follower.has_told(pubend, row.tick):
                 continue
             if row.tick <= stream.position:
                 text = f"{follower.name} skipped {row.id.hex()} at tick {row.tick} of {pubend}: its position is {stream.position}"
