@@ -25,7 +25,7 @@ from postroad.wire.packets.telesto import QueueMessage, ReadMode
 
 ResultT = TypeVar("ResultT")
 
-BROKER: Final = "127.0.0.1:7070"
+BROKER: Final = "127.0.0.1:7400"
 
 
 @dataclass(frozen=True, slots=True)

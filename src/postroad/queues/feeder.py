@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -40,6 +40,7 @@ class FedBatch:
 
 OpenStream = Callable[[Binding, Mapping[int, int]], AsyncGenerator[FedBatch, None]]
 OnFed = Callable[[Binding, int, int], None]
+OnUnbound = Callable[[Binding], Awaitable[None]]
 
 
 class Feeder:
@@ -51,6 +52,7 @@ class Feeder:
         open_stream: OpenStream,
         *,
         on_fed: OnFed | None = None,
+        on_unbound: OnUnbound | None = None,
         look_s: float = LOOK_S,
         claim_ms: int = CLAIM_MS,
     ) -> None:
@@ -58,6 +60,8 @@ class Feeder:
         self._storage = service.storage
         self._open_stream = open_stream
         self._on_fed = on_fed
+        self._on_unbound = on_unbound
+        self._bindings: dict[int, Binding] = {}
         self._look_s, self._claim_ms = look_s, claim_ms
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._look_task: asyncio.Task[None] | None = None
@@ -78,11 +82,21 @@ class Feeder:
             with contextlib.suppress(PostroadError):
                 found = {binding.binding_id: binding for binding in await self._storage.bindings()}
                 for binding_id in [each for each in self._tasks if each not in found]:
-                    self._tasks.pop(binding_id).cancel()
+                    await self._end(binding_id)
                 for binding_id, binding in found.items():
                     if binding_id not in self._tasks:
+                        self._bindings[binding_id] = binding
                         self._tasks[binding_id] = asyncio.create_task(self._keep_feeding(binding))
             await asyncio.sleep(self._look_s)
+
+    async def _end(self, binding_id: int) -> None:
+        """Stop feeding a binding that is gone, then tell whoever keeps the overlay's messages for it."""
+        task = self._tasks.pop(binding_id)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        binding = self._bindings.pop(binding_id)
+        if self._on_unbound is not None:
+            await self._on_unbound(binding)
 
     async def _keep_feeding(self, binding: Binding) -> None:
         """Feed while the claim holds; after a failure begin again from the cursors."""
