@@ -28,7 +28,7 @@ def publish(overlay: Overlay, client: str, symbol: str, *times: float, bulk: int
     """Publish one message of a symbol at each of these times."""
     for number, when in enumerate(times):
         payload = f"{client} {symbol} {number}".encode() + bytes(bulk)
-        overlay.at(when, lambda p=payload: overlay.clients[client].publish({"symbol": symbol}, p))
+        overlay.at(when, lambda p=payload: overlay.clients[client].publish({"symbol": symbol}, p))  # type: ignore[misc]
 
 
 def every(step: float, begin: float, end: float) -> list[float]:
