@@ -109,6 +109,11 @@ class Subscription:
 
     async def batches(self) -> AsyncIterator[Batch]:
         """Yield the messages as batches: columns `tick`, `id`, `payload` and one per attribute."""
+        async for _, batch in self.deliveries():
+            yield batch
+
+    async def deliveries(self) -> AsyncIterator[tuple[int, Batch]]:
+        """Yield batches, each with the pubend whose stream it is a stretch of."""
         while True:
             self._release_current()
             try:
@@ -117,7 +122,7 @@ class Subscription:
                 return
             self._current_arrived = arrived
             self._last = ReceivedMessage(RowColumns(arrived.batch.columns), len(arrived.batch) - 1, arrived.pubend)
-            yield arrived.batch
+            yield arrived.pubend, arrived.batch
 
     async def _next(self) -> _Arrived:
         while True:

@@ -262,7 +262,7 @@ class Broker:
         stream = self._parts.ensure_stream(pubend)
         frontier = stream.cache.frontier
         news = stream.learn(segment)
-        if not self._config.guards.knowledge_is_idempotent:
+        if not news and not self._config.guards.knowledge_is_idempotent:
             self._parts.edge.deliver(pubend, segment)
         if news or stream.cache.frontier > frontier:
             self._parts.edge.advance(pubend, now)

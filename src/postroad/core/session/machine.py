@@ -433,6 +433,8 @@ class Session:
             return
         subscription.active = True
         subscription.refusals = 0
+        if not self.config.guards.position_of_client_wins:
+            subscription.pubends.clear()
         for pubend, tick in sorted(message.starts.items()):
             self._missed(subscription, pubend, subscription.join(pubend, tick))
         if not subscription.open and self.main is not None:
