@@ -23,6 +23,7 @@ from postroad.core.packets import (
     Subscribe,
     Subscribed,
     Unsubscribe,
+    Unsubscribed,
     pubend_broker,
 )
 from postroad.core.parts import FULL_HOPS, Parts
@@ -83,6 +84,11 @@ class Subscribing:
 
     def unsubscribe(self, link: LinkId, packet: Unsubscribe, request: int, now: float) -> None:
         subscription = self._parts.edge.find(link, packet.handle)
+        moving = next((m.name for m in self._moves.values() if (m.link, m.handle) == (link, packet.handle)), None)
+        if moving is not None:
+            del self._moves[moving]
+            self._parts.send(link, Unsubscribed(packet.handle), request)
+            return
         if subscription is None:
             self._parts.refuse(link, request, UnknownHandleError(f"no subscription {packet.handle} on this connection"))
             return
@@ -270,11 +276,12 @@ class Subscribing:
         """Find out whether a name we never heard of is new: word of its home may be on its way still."""
         deadline = now + self._parts.config.home_query_s
         brought, done = dict(packet.positions), dict(packet.acknowledged)
-        move = Move(link, request, packet.handle, packet.filter, name, brought, done, 0, deadline, packet.earliest)
+        version = self._parts.next_epoch()  # never used before, so that no answer to an earlier question counts
+        move = Move(link, request, packet.handle, packet.filter, name, brought, done, version, deadline, packet.earliest)
         self._moves[name] = move
         for broker in self._parts.known:
             move.asked[broker] = None
-            self._parts.unicast(HomeQuery(broker, self._parts.broker, FULL_HOPS, name, 0))
+            self._parts.unicast(HomeQuery(broker, self._parts.broker, FULL_HOPS, name, version))
 
     def _names_every_pubend(self, positions: Positions) -> bool:
         known = [*self._parts.pubends, *(pubend for pubends in self._parts.known.values() for pubend in pubends)]
