@@ -99,10 +99,11 @@ class Worker:
     def go(self) -> None:
         self.pipe.send("go")
 
-    def result(self) -> Any:
-        value = self._get()
+    def result(self) -> tuple[Any, float]:
+        """Return what the task returned, and the CPU seconds it used since the start."""
+        value, cpu = self._get()
         self.process.join()
-        return value
+        return value, cpu
 
     def _get(self) -> Any:
         if not self.pipe.poll(600):
@@ -118,15 +119,19 @@ class Start:
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
+        self.cpu_s = 0.0  # used before the start
 
     async def __call__(self) -> None:
         self._pipe.send("ready")
         await asyncio.to_thread(self._pipe.recv)
+        self.cpu_s = time.process_time()
 
 
 def _work(pipe: Connection, task: Task, arguments: tuple[Any, ...]) -> None:
+    start = Start(pipe)
     try:
-        pipe.send(run(task(Start(pipe), *arguments)))
+        value = run(task(start, *arguments))
+        pipe.send((value, time.process_time() - start.cpu_s))
     except Exception as error:  # noqa: BLE001  # the parent shows it
         pipe.send(RuntimeError(f"{type(error).__name__}: {error}"))
 
@@ -225,7 +230,7 @@ def throughput(
         before = [cpu_s(each) for each in brokers]
         receiver.go()
         sender.go()
-        began, ended = sender.result(), receiver.result()
+        (began, publisher_cpu), (ended, subscriber_cpu) = sender.result(), receiver.result()
         cpu = sum(cpu_s(each) - used for each, used in zip(brokers, before, strict=True))
         elapsed = ended - began
         return {
@@ -234,7 +239,9 @@ def throughput(
             "seconds": round(elapsed, 3),
             "messages_per_s": round(count / elapsed),
             "deliveries_per_s": round(expected * len(filters) / elapsed),
-            "broker_cpu_s_per_million": round(cpu / count * 1e6, 2),
+            "broker_cpu_us": round(cpu / count * 1e6, 2),  # per message, all brokers together
+            "publisher_cpu_us": round(publisher_cpu / count * 1e6, 2),
+            "subscribers_cpu_us": round(subscriber_cpu / count * 1e6, 2),
         }
 
 
@@ -320,9 +327,9 @@ def paced(seconds: float, watch: Callable[[Any, float], None] | None = None) -> 
             if watch is not None:
                 watch(process, time.monotonic() - began)
             time.sleep(min(5.0, seconds / 4))
-        sent = sender.result()
+        sent, _ = sender.result()
         cpu = cpu_s(process) - before
-        latencies, received = receiver.result()
+        (latencies, received), _ = receiver.result()
         cuts = statistics.quantiles(latencies, n=1000)
         return {
             "shape": f"b: {publishers} publishers, {subscribers} subscribers, {topics} topics, {rate:,.0f} msg/s",
@@ -413,14 +420,15 @@ def main() -> None:
     }
     results = []
     for shape in options.shapes:
+        columns: list[str] = []
         for result in shapes[shape]():
             results.append(result)
-            shown = "  ".join(
-                f"{key}={value:,}" if isinstance(value, int) else f"{key}={value}"
-                for key, value in result.items()
-                if key != "samples"
-            )
-            print(shown, flush=True)
+            row = {key: value for key, value in result.items() if key != "samples"}
+            if list(row) != columns:
+                columns = list(row)
+                print(f"\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}", flush=True)
+            cells = [f"{value:,}" if isinstance(value, int) else str(value) for value in row.values()]
+            print(f"| {' | '.join(cells)} |", flush=True)
     options.json.parent.mkdir(exist_ok=True)
     machine = {"python": platform.python_version(), "cores": os.cpu_count(), "system": platform.platform(terse=True)}
     options.json.write_text(json.dumps({"machine": machine, "results": results}, indent=2) + "\n", encoding="utf-8")

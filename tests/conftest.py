@@ -13,6 +13,8 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("house", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("house")
 
+pytest_plugins = ("tests.postgres",)
+
 ROOT = Path(__file__).resolve().parents[1]
 
 

@@ -75,6 +75,106 @@ class WireError(PostroadError):
     code = 300
 
 
+class StorageError(PostroadError):
+    """A data directory or database cannot be used."""
+
+    code = 400
+
+
+class StorageUnavailableError(StorageError):
+    """The database is away, restarting or dropped the connection. Whether the last change was kept may be unknown."""
+
+    code = 410
+    retryable = True
+
+
+class StorageSchemaError(StorageError):
+    """The database holds a schema this version does not know, or a migration file was changed after it was applied."""
+
+    code = 411
+
+
+class StorageInUseError(StorageError):
+    """Another process has the embedded database open."""
+
+    code = 412
+
+
+class QueueError(PostroadError):
+    """A queue operation was refused."""
+
+    code = 600
+
+
+class UnknownClientError(QueueError):
+    """No client has this id."""
+
+    code = 602
+
+
+class UnknownQueueError(QueueError):
+    """No queue has this id or name."""
+
+    code = 603
+
+
+class NameTakenError(QueueError):
+    """A client or queue of this name exists already."""
+
+    code = 604
+
+
+class ReadOnlyClientError(QueueError):
+    """A read-only client tried to change something."""
+
+    code = 605
+
+
+class LeaseLostError(QueueError):
+    """The lease ended, so the message is waiting again or with somebody else."""
+
+    code = 606
+
+
+class QueueLimitError(QueueError):
+    """A payload, batch, wait or lease is beyond the configured limit."""
+
+    code = 608
+
+
+class NoResponseError(QueueError):
+    """No response to a request arrived in time. The request may still be answered later."""
+
+    code = 609
+    retryable = True
+
+
+class QueueBusyError(QueueError):
+    """Too many calls or takes are waiting already; come again later."""
+
+    code = 610
+    retryable = True
+
+
+class UnknownBindingError(QueueError):
+    """No binding has this id."""
+
+    code = 611
+
+
+class ConnectionLostError(QueueError):
+    """The connection to the broker is gone; reconnect and repeat what is safe to repeat."""
+
+    code = 612
+    retryable = True
+
+
+class RemoteError(QueueError):
+    """A broker answered with an error code this version does not know."""
+
+    code = 613
+
+
 class MalformedFrameError(WireError):
     """A frame's header makes no sense. `frames` are the sound frames of the same chunk that stood before it."""
 
@@ -179,12 +279,6 @@ class ListenError(PostroadError):
     """A broker cannot listen on its address: another program does, or the address is not this machine's."""
 
     code = 354
-
-
-class StorageError(PostroadError):
-    """A broker's data directory cannot be used."""
-
-    code = 400
 
 
 class StorageFullError(StorageError):
@@ -413,6 +507,55 @@ class _Described:
 
 
 _DESCRIBED: Final[dict[type[PostroadError], type[PostroadError]]] = {}  # at most one per class of this file
+
+
+class TopicsError(PostroadError):
+    """A topic operation failed. The seed's guarantees for an error hold: nothing was received or lost by a `get`."""
+
+    code = 700
+
+
+class TopicsUnavailableError(TopicsError):
+    """No proxy answered, or the topic's server is away, busy or moving the topic. Whether the operation was done is not known."""
+
+    code = 701
+    retryable = True
+
+
+class TopicsNotSubscribedError(TopicsError):
+    """A `get` by a client that is not subscribed to the topic."""
+
+    code = 702
+
+
+class TopicsRefusedError(TopicsError):
+    """The service refuses the operation: a limit is reached, or the request is older than what it already knows."""
+
+    code = 703
+
+
+class TopicsConflictError(TopicsUnavailableError):
+    """The client's own copy of the topic is on another server, and the two are not merged yet."""
+
+    code = 704
+
+
+class TopicsStoreError(TopicsError):
+    """The data directory cannot be read or written, belongs to someone else, or is in use by another process."""
+
+    code = 705
+
+
+class TopicsProtocolError(TopicsError, WireError):
+    """Bytes from a peer are not one of the eight messages, or break a bound."""
+
+    code = 706
+
+
+class TopicsDependencyError(TopicsError):
+    """The topics service needs pyzmq, which is not installed."""
+
+    code = 707
 
 
 def _pointer(text: str, position: int, width: int = 72) -> str:

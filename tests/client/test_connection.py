@@ -26,7 +26,7 @@ from postroad.errors import (
     PositionFileError,
     UnfinishedError,
 )
-from postroad.runtime.config import NodeConfig, Overlay, Storage
+from postroad.runtime.config import Links, NodeConfig, Overlay, Storage
 from postroad.runtime.node import Node
 from postroad.testing import broker, free_ports, overlay
 
@@ -39,14 +39,15 @@ class Brokers:
         self.nodes: dict[int, Node] = {}
         self.ports: dict[int, int] = {}
 
-    async def start(self, number: int = 1, **storage: int) -> str:
+    async def start(self, number: int = 1, links: Links | None = None, storage: Storage | None = None) -> str:
         port = self.ports.setdefault(number, free_ports(1)[0])
         config = NodeConfig(
             id=number,
             data_dir=str(self.directory / str(number)),
             listen=f"127.0.0.1:{port}",
             overlay=Overlay(silence_s=0.1),
-            storage=Storage(**storage),
+            links=links or Links(),
+            storage=storage or Storage(),
         )
         node = self.nodes[number] = Node(config)
         await node.start()
@@ -222,8 +223,8 @@ def test_a_gap_is_raised_in_its_place_or_told(tmp_path: Path) -> None:
     """Retention passed its bound: the subscription learns what it lost and goes on."""
 
     async def scenario(brokers: Brokers) -> None:
-        small = {"retention_bytes": 4096, "segment_bytes": 1024}
-        url = await brokers.start(1, **small)
+        small = Storage(retention_bytes=4096, segment_bytes=1024)
+        url = await brokers.start(1, storage=small)
         async with postroad.connect(url) as client:
             publisher = client.publisher()
             first = await client.subscribe(name="late")
@@ -237,7 +238,7 @@ def test_a_gap_is_raised_in_its_place_or_told(tmp_path: Path) -> None:
                     await publisher.flush()
             await publisher.flush()
         await brokers.stop()
-        await brokers.start(1, **small)
+        await brokers.start(1, storage=small)
         async with postroad.connect(url) as client:
             first = await client.subscribe(name="late")
             with pytest.raises(GapError) as caught:
@@ -260,14 +261,41 @@ def test_a_reader_that_is_slow_makes_the_broker_wait_not_the_memory_grow(tmp_pat
         url = await brokers.start()
         config = ClientConfig(receive_bytes=200_000)
         async with postroad.connect(url, config) as slow, postroad.connect(url) as fast:
-            subscription = await slow.subscribe()
+            subscription = await slow.subscribe("n >= 0")
             publisher = fast.publisher()
             for number in range(5_000):
                 await publisher.publish({"n": number}, b"x" * 1000)
             await publisher.flush()
             await asyncio.sleep(0.5)
-            assert slow._buffered < 2_000_000
+            assert subscription._buffered < 3_000_000
+            other = slow.publisher()  # the connection is read all the while
+            await other.publish({"x": 1})
+            await other.flush(5)
+            second = await slow.subscribe("x = 2")
+            await other.publish({"x": 2})
+            assert (await anext(second))["x"] == 2
             assert await take(subscription, 5_000) == list(range(5_000))
+
+    run(tmp_path, scenario)
+
+
+def test_a_reader_that_does_not_read_for_long_stays_connected(tmp_path: Path) -> None:
+    """An application that takes nothing for longer than any timeout keeps its connection and its place."""
+
+    async def scenario(brokers: Brokers) -> None:
+        url = await brokers.start(links=Links(client_heartbeat_s=0.1, client_timeout_s=0.6))
+        config = ClientConfig(receive_bytes=50_000, heartbeat_s=0.1, timeout_s=0.6)
+        async with postroad.connect(url, config) as slow, postroad.connect(url) as fast:
+            subscription = await slow.subscribe()
+            publisher = fast.publisher()
+            for number in range(500):
+                await publisher.publish({"n": number}, b"x" * 1000)
+            await publisher.flush()
+            link = slow._main
+            await asyncio.sleep(1.5)
+            assert slow._main is link
+            assert await take(subscription, 500) == list(range(500))
+            assert slow._main is link
 
     run(tmp_path, scenario)
 

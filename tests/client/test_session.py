@@ -14,6 +14,7 @@ from postroad.core.packets import (
     Acknowledge,
     Advance,
     Deliver,
+    Flow,
     Gap,
     OpenPublisher,
     Packet,
@@ -454,6 +455,38 @@ def test_silence_is_acknowledged_once_every_delivered_message_is() -> None:
     assert send.message == Acknowledge(number, {PUBEND: 120})
     client.hear(link, Advance(number, {PUBEND: 130}))
     assert client.session.positions(key) == {PUBEND: 130}
+
+
+def test_a_reader_that_asked_for_no_more_rows_says_so_again_after_a_reconnect() -> None:
+    """The broker it came back to does not know that the subscription is closed for now."""
+    client = Client()
+    link = client.connect(Broker(7))
+    key = subscribed(client, link)
+    client.sent()
+    client.session.flow(key, is_open=False)
+    assert [send.message for send in client.sent()] == [Flow(handle(client, key), open=False)]
+    client.cut(link)
+    link = client.connect(Broker(7))
+    request = activate(client, link, 100)
+    assert Flow(request.handle, open=False) in [send.message for send in client.sent()]
+    client.session.flow(key, is_open=True)
+    assert [send.message for send in client.sent()] == [Flow(request.handle, open=True)]
+
+
+def test_positions_kept_in_a_file_are_told_to_the_broker_only_when_they_are_there() -> None:
+    """Else the broker might release what a new life of the client, going by its file, asks for."""
+    client = Client()
+    link = client.connect(Broker(7))
+    key = client.session.subscribe("n > 0", saved=True)
+    request = activate(client, link, 100)
+    client.sent()
+    client.hear(link, Deliver(request.handle, PUBEND, 100, 110), rows(105))
+    client.session.acknowledge(key, PUBEND, 105)
+    client.hear(link, Advance(request.handle, {PUBEND: 120}))
+    assert client.sent() == []
+    client.session.approve(key, {PUBEND: 110})
+    assert [send.message for send in client.sent()] == [Acknowledge(request.handle, {PUBEND: 110})]
+    assert client.session.positions(key) == {PUBEND: 120}
 
 
 def test_saved_positions_are_asked_for() -> None:

@@ -82,7 +82,19 @@ def nested(random: Random, make: Maker) -> Iterator[Condition]:
 @pytest.mark.parametrize("make", [generated.some_conjunction, generated.some_filter])
 def test_covering_is_sound(make: Maker) -> None:
     """On over 100,000 pairs, no message matches the covered filter and not the covering one; nor both of a disjoint pair."""
-    random = announced(SEED)
+    check_soundness(make, SEED)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("make", [generated.some_conjunction, generated.some_filter])
+def test_covering_is_sound_for_many_seeds(make: Maker) -> None:
+    """The same, twenty times."""
+    for seed in range(SEED + 1, SEED + 21):
+        check_soundness(make, seed)
+
+
+def check_soundness(make: Maker, seed: int) -> None:
+    random = announced(seed)
     messages = [generated.some_message(random) for _ in range(600)]
     filters = pool(random, make, 150, messages)
     filters += [f for _ in range(25) for f in nested(random, make)]

@@ -81,6 +81,8 @@ def values(kind: types.Type) -> st.SearchStrategy[Any]:
             return st.one_of([values(each) for each in kind.types])
         case types.StructType():
             return st.builds(kind.cls, *[values(field.type) for field in kind.fields])
+        case types.FloatType():
+            return st.floats(allow_nan=False)
         case types.BoolType():
             return st.booleans()
         case types.NoneType():

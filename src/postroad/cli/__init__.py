@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import click
 
 from postroad import __version__
-from postroad.errors import PostroadError
+from postroad.cli.lazy import LazyGroup
 
 # name -> (module, attribute, one line for --help)
 COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
@@ -17,38 +15,12 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
     "overlay": ("postroad.cli.overlay", "overlay", "Run all brokers of a topology file on this machine."),
     "publish": ("postroad.cli.publish", "publish", "Publish messages: JSON lines from standard input."),
     "subscribe": ("postroad.cli.subscribe", "subscribe", "Receive messages: JSON lines to standard output."),
+    "queue": ("postroad.cli.queue", "queue", "Create, fill, look into and empty queues."),
     "demo": ("postroad.cli.demo", "demo", "A short tour of what Postroad does, on embedded defaults."),
+    "topics": ("postroad.cli.topics", "topics", "Run and show the topics service: servers, proxies, status."),
+    "topic": ("postroad.cli.topics", "topic", "Use topics: subscribe, unsubscribe, get, put."),
     "sim": ("postroad.cli.sim", "sim", "Try to break Postroad in a simulated world."),
 }
-
-
-class LazyGroup(click.Group):
-    """A group whose commands are imported when they are used."""
-
-    def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str, str]], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.lazy: Final = lazy
-
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        return list(self.lazy)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name not in self.lazy:
-            return None
-        module, attribute, _ = self.lazy[cmd_name]
-        command = getattr(importlib.import_module(module), attribute)
-        assert isinstance(command, click.Command)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, _, line) in self.lazy.items()])
-
-    def invoke(self, ctx: click.Context) -> object:
-        try:
-            return super().invoke(ctx)
-        except PostroadError as error:
-            raise click.ClickException(f"{error}  [error {error.code}]") from error
 
 
 @click.group(cls=LazyGroup, lazy=COMMANDS)

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from postroad.queues.mount import services_of
 from postroad.runtime.config import DEFAULT_PORT, Neighbour, NodeConfig, load_config, split_address
 from postroad.runtime.serve import serve
 
@@ -51,4 +52,4 @@ def broker(
         host, _ = split_address(chosen.listen)
         click.echo(f"broker {chosen.id} ({chosen.title}) listens on postroad://{host}:{port}")
 
-    serve(chosen, ready)
+    serve(chosen, ready, services_of(chosen))

@@ -6,11 +6,12 @@ from typing import Final
 
 import click
 
-from postroad.cli import LazyGroup
+from postroad.cli.lazy import LazyGroup
 
 # name -> (module, attribute, one line for --help)
 COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
     "soak": ("postroad.cli.soak", "soak", "Run many random seeds of the overlay and check every delivery."),
+    "topics": ("postroad.cli.sim_topics", "topics", "Run random seeds of the topics service: crashes, cuts, two owners."),
     "replay": ("postroad.cli.replay", "replay", "Tell the story of one seed."),
 }
 

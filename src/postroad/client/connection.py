@@ -65,7 +65,7 @@ class ClientConfig:
     heartbeat_s: float = 5.0
     timeout_s: float = 20.0  # a broker that said nothing for this long is gone
     close_s: float = 10.0  # how long leaving the `async with` waits for the last acknowledgements
-    receive_bytes: int = 16 << 20  # received and not yet read by the application; then the broker has to wait
+    receive_bytes: int = 8 << 20  # of one subscription, received and not yet taken by the application; then the broker waits
     session: SessionConfig = field(default_factory=SessionConfig)
 
 
@@ -88,7 +88,6 @@ class Client:
         self._known: dict[int, Address] = {}  # broker -> where it was seen
         self._publishers: dict[int, Publisher] = {}
         self._subscriptions: dict[int, Subscription] = {}
-        self._buffered = 0
         self._pump_planned = False
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -228,7 +227,16 @@ class Client:
         if auto_ack is None:
             auto_ack = name is None and path is None
         key = self.session.subscribe(text, name=name, positions=positions, earliest=start == "earliest", saved=path is not None)
-        subscription = Subscription(self, key, text, name=name, position_file=path, on_gap=on_gap, auto_ack=auto_ack)
+        subscription = Subscription(
+            self,
+            key,
+            text,
+            name=name,
+            position_file=path,
+            on_gap=on_gap,
+            auto_ack=auto_ack,
+            receive_bytes=self._config.receive_bytes,
+        )
         self._subscriptions[key] = subscription
         self.plan_pump()
         try:
@@ -330,9 +338,7 @@ class Client:
             return
         match event:
             case Delivered(_, pubend, batch):
-                size = batch.size
-                subscription.delivered(pubend, batch, size)
-                self._received(size)
+                subscription.delivered(pubend, batch, batch.size)
             case SubscriptionActive(_, starts):
                 subscription.active(starts)
             case PubendJoined(_, pubend, tick):
@@ -344,16 +350,17 @@ class Client:
             case SubscriptionEnded():
                 subscription.ended()
 
-    def _received(self, size: int) -> None:
-        self._buffered += size
-        if self._buffered > self._config.receive_bytes and self._main is not None:
-            self._main.channel.pause()
+    def flow(self, key: int, *, is_open: bool) -> None:
+        """Ask for no more rows of a subscription, or to go on. The connection is read on: others share it."""
+        if key in self.session.subscriptions:
+            self.session.flow(key, is_open=is_open)
+            self.plan_pump()
 
-    def consumed(self, size: int) -> None:
-        """Note that the application is done with this many bytes."""
-        self._buffered -= size
-        if self._main is not None and not self._main.channel.reading and self._buffered <= self._config.receive_bytes // 2:
-            self._main.channel.resume()
+    def flooded(self, size: int) -> None:
+        """Give up a broker that goes on sending rows it was asked to keep."""
+        log.warning("%d bytes came for a subscription that asked for none", size)
+        if self._main is not None:
+            self._main.channel.abort()
 
     # --- links -----------------------------------------------------------------------------------------------------------
 
@@ -404,8 +411,6 @@ class Client:
         self.session.connected(link.number, link.broker, now=self._loop.time())
         self.plan_pump()
         self._connected.set()
-        if self._buffered > self._config.receive_bytes:
-            link.channel.pause()
         try:
             await asyncio.shield(link.gone)
         finally:
@@ -469,7 +474,7 @@ class Client:
             if self._loop.time() - due > self._config.heartbeat_s:
                 continue  # we were late ourselves, which proves nothing about the broker
             for link in (self._main, *self._homes.values()):
-                if link is not None and link.channel.reading:
+                if link is not None:
                     self._probe(link)
 
     def _probe(self, link: Link) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 OnGap: TypeAlias = Literal["raise", "skip"] | Callable[[GapError], None]
 
 IDLE_SAVE_S: Final = 5.0
+FLOOD_BYTES: Final = 128 << 20  # beyond its bound, before we give the broker up: more than can be on its way
 AUTO_ACK_S: Final = 0.5  # how far behind acknowledgements may be that nobody asked for
 
 
@@ -61,6 +62,7 @@ class Subscription:
         position_file: Path | None,
         on_gap: OnGap,
         auto_ack: bool,
+        receive_bytes: int,
     ) -> None:
         self.filter: Final = filter_text
         self.name: Final = name
@@ -70,6 +72,9 @@ class Subscription:
         self._file: Final = position_file
         self._on_gap: Final = on_gap
         self._auto_ack: Final = auto_ack
+        self._receive_bytes: Final = receive_bytes
+        self._buffered = 0  # bytes received and not finished by the application
+        self._open = True
         self._waiting: deque[_Arrived | GapError] = deque()
         self._arrived: Final = asyncio.Event()
         self._active: Final[asyncio.Future[None]] = asyncio.get_running_loop().create_future()
@@ -104,6 +109,11 @@ class Subscription:
 
     async def batches(self) -> AsyncIterator[Batch]:
         """Yield the messages as batches: columns `tick`, `id`, `payload` and one per attribute."""
+        async for _, batch in self.deliveries():
+            yield batch
+
+    async def deliveries(self) -> AsyncIterator[tuple[int, Batch]]:
+        """Yield batches, each with the pubend whose stream it is a stretch of."""
         while True:
             self._release_current()
             try:
@@ -112,7 +122,7 @@ class Subscription:
                 return
             self._current_arrived = arrived
             self._last = ReceivedMessage(RowColumns(arrived.batch.columns), len(arrived.batch) - 1, arrived.pubend)
-            yield arrived.batch
+            yield arrived.pubend, arrived.batch
 
     async def _next(self) -> _Arrived:
         while True:
@@ -141,7 +151,10 @@ class Subscription:
             return
         self._current_arrived = self._last = None
         self._given[arrived.pubend] = int(arrived.batch.ticks()[-1])
-        self._client.consumed(arrived.size)
+        self._buffered -= arrived.size
+        if not self._open and self._buffered <= self._receive_bytes // 2:
+            self._open = True
+            self._client.flow(self._key, is_open=True)
         if self._auto_ack and self._ack_timer is None:
             self._ack_timer = asyncio.get_running_loop().call_later(AUTO_ACK_S, self._ack_by_itself)
 
@@ -235,6 +248,12 @@ class Subscription:
     def delivered(self, pubend: int, batch: Batch, size: int) -> None:
         self._waiting.append(_Arrived(pubend, batch, size))
         self._arrived.set()
+        self._buffered += size
+        if self._open and self._buffered > self._receive_bytes:
+            self._open = False
+            self._client.flow(self._key, is_open=False)
+        elif self._buffered > self._receive_bytes + FLOOD_BYTES:
+            self._client.flooded(self._buffered)
 
     def missed(self, gap: GapError) -> None:
         self._waiting.append(gap)
@@ -262,11 +281,7 @@ class Subscription:
 
     def _drop(self, error: Exception) -> None:
         self._failure = self._failure or error
-        if self._current_arrived is not None:
-            self._client.consumed(self._current_arrived.size)
-            self._current_arrived = self._last = None
-        for item in self._waiting:
-            if isinstance(item, _Arrived):
-                self._client.consumed(item.size)
+        self._current_arrived = self._last = None
+        self._buffered = 0
         self._waiting.clear()
         self._current = iter(())

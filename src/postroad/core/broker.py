@@ -198,6 +198,8 @@ class Broker:
                 self._subscribing.subscribe(link, message, packet, now)
             case p.Acknowledge():
                 self._subscribing.acknowledge(link, message)
+            case p.Flow():
+                self._subscribing.flow(link, message, now)
             case p.Unsubscribe():
                 self._subscribing.unsubscribe(link, message, packet, now)
             case _:

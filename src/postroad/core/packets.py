@@ -153,6 +153,13 @@ class Acknowledge(Packet, frozen=True, array_like=True):
     positions: Positions
 
 
+class Flow(Packet, frozen=True, array_like=True):
+    """Send no rows of this subscription for now, or go on: its reader is slow, and others share the connection."""
+
+    handle: U32
+    open: bool
+
+
 class Unsubscribe(Packet, frozen=True, array_like=True):
     """End a subscription; with `forget`, a durable one is deleted, else it waits for its client."""
 

@@ -17,6 +17,7 @@ from postroad.core.packets import (
     CatchUp,
     CatchUpReply,
     DurableHome,
+    Flow,
     HomeQuery,
     HomeReply,
     Positions,
@@ -109,6 +110,15 @@ class Subscribing:
         self._parts.edge.acknowledge(subscription, packet.positions)
         if subscription.name is not None:
             self._parts.durables.moved_on(subscription.name, self._parts.edge.cursors(subscription))
+
+    def flow(self, link: LinkId, packet: Flow, now: float) -> None:
+        subscription = self._parts.edge.find(link, packet.handle)
+        if subscription is None:
+            return
+        self._parts.edge.flow(subscription, is_open=packet.open)
+        if packet.open:
+            for pubend in subscription.progress:
+                self.catch_up(pubend, now)
 
     def link_lost(self, link: LinkId, now: float) -> None:
         """Keep what the clients of a lost link may come back for."""

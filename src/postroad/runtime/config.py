@@ -90,6 +90,18 @@ class Storage(_Section, frozen=True):
     segment_bytes: Annotated[Bytes, described("The size of one file of the log.")] = 64 << 20
 
 
+class Queues(_Section, frozen=True):
+    """`[queues]`: the queue service on the broker's port."""
+
+    store: Annotated[
+        str,
+        described(
+            "Where queues are kept: a file name below `data_dir` (SQLite), a `postgresql://` URL that several brokers may share, "
+            "or empty for a broker without queues."
+        ),
+    ] = "queues.sqlite"
+
+
 class Overlay(_Section, frozen=True):
     """`[overlay]`: how this broker takes part in the network of brokers."""
 
@@ -119,6 +131,7 @@ class NodeConfig(_Section, frozen=True):
     links: Annotated[Links, described("See below.")] = Links()
     storage: Annotated[Storage, described("See below.")] = Storage()
     overlay: Annotated[Overlay, described("See below.")] = Overlay()
+    queues: Annotated[Queues, described("See below.")] = Queues()
 
     @property
     def title(self) -> str:

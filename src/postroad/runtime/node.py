@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -32,11 +33,12 @@ from postroad.core.orders import (
 from postroad.core.packets import Packet
 from postroad.core.parts import BrokerConfig
 from postroad.errors import FrameTooLargeError, HandshakeError, ShuttingDownError
-from postroad.runtime.config import NodeConfig
+from postroad.runtime.config import NodeConfig, split_address
 from postroad.runtime.disk import Disk, open_disk
 from postroad.runtime.links import Dialler, newer_wins
 from postroad.runtime.listener import Listener
 from postroad.runtime.peer import Peer
+from postroad.runtime.services import Service
 from postroad.transport.outbox import OutboxLimits
 from postroad.version import VERSION
 from postroad.wire.packets.session import (
@@ -57,8 +59,10 @@ SOFTWARE: Final = f"postroad {VERSION}"
 class Node:
     """One broker. `start`, then `run` until it is told to stop, or `stop`."""
 
-    def __init__(self, config: NodeConfig) -> None:
+    def __init__(self, config: NodeConfig, services: Sequence[Service] = ()) -> None:
         self.config: Final = config
+        self._services: Final = tuple(services)
+        self._by_method: Final = {method: service for service in services for method in service.methods}
         self.peers: Final[dict[int, Peer]] = {}
         self.failure: Exception | None = None
         self._links = 0
@@ -84,6 +88,8 @@ class Node:
             self._broker = Broker(self._disk.state, self._machine_config(), now=self._loop.time())
             self._listener = Listener(self.config.listen, self.config.limits, self._make_peer, self._count)
             await self._listener.start()
+            for service in self._services:
+                await service.start(self.url)
         except BaseException:
             await asyncio.to_thread(self._disk.close)
             raise
@@ -97,6 +103,19 @@ class Node:
     @property
     def port(self) -> int:
         return self._listener.port
+
+    @property
+    def url(self) -> str:
+        """Where a client on this machine reaches the broker."""
+        host, _ = split_address(self.config.listen)
+        return f"postroad://{'127.0.0.1' if host in ('0.0.0.0', '') else host}:{self.port}"  # noqa: S104  # compared, not bound
+
+    @property
+    def frame_bytes_max(self) -> int:
+        return self.config.limits.frame_bytes_max
+
+    def service(self, method: int) -> Service | None:
+        return self._by_method.get(method)
 
     async def run(self) -> None:
         """Serve until `request_stop`, then stop in good order; raise what made it stop, if anything did."""
@@ -114,6 +133,8 @@ class Node:
             return
         self._stopping = True
         await self._listener.stop()
+        for service in self._services:
+            await service.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -280,7 +301,7 @@ class Node:
         return peer
 
     def _count(self) -> tuple[int, int]:
-        return len(self.peers), sum(peer.role is None for peer in self.peers.values())
+        return len(self.peers), sum(not peer.known for peer in self.peers.values())
 
     def _hello(self, cost: int) -> Hello:
         return Hello(
@@ -401,7 +422,10 @@ class Node:
 
     def _probe(self, peer: Peer) -> None:
         links = self.config.links
-        if peer.role is None or not peer.channel.reading:
+        if peer.role is None:
+            return
+        if not peer.channel.reading:
+            peer.channel.ping()  # we do not hear its probes, so we tell it by ourselves that we are there
             return
         broker = peer.role is Role.BROKER
         quiet = self._loop.time() - peer.channel.received_at

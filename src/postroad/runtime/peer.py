@@ -19,6 +19,7 @@ from postroad.core.batch import Batch
 from postroad.core.layout import BatchLimits
 from postroad.core.packets import Packet, Publish, PublishColumns
 from postroad.errors import (
+    FrameTooLargeError,
     HandshakeError,
     NotIdentifiedError,
     PostroadError,
@@ -26,6 +27,7 @@ from postroad.errors import (
     WireError,
     WrongDirectionError,
 )
+from postroad.runtime.services import Exchanges, Service
 from postroad.transport.channel import Channel
 from postroad.transport.outbox import OutboxLimits
 from postroad.wire.batches import BatchDecoder
@@ -52,6 +54,10 @@ def _methods(role: Role | None) -> frozenset[int]:
 class PeerHost(Protocol):
     """What a peer needs of the broker it belongs to."""
 
+    @property
+    def frame_bytes_max(self) -> int:
+        """The largest frame the broker takes from an identified peer."""
+
     def greet(self, peer: Peer, hello: Hello) -> Welcome:
         """Accept a peer that said hello, or raise."""
 
@@ -66,6 +72,9 @@ class PeerHost(Protocol):
 
     def backlog_low(self, peer: Peer) -> None:
         """Go on sending rows."""
+
+    def service(self, method: int) -> Service | None:
+        """Return the service that answers a method, if there is one."""
 
     def lost(self, peer: Peer) -> None:
         """Forget the peer."""
@@ -92,6 +101,13 @@ class Peer:
         self._allowed = _methods(None)
         self._handshake: asyncio.TimerHandle | None = None
         self._loop: Final = loop
+        self._exchanges: Exchanges | None = None
+        self._known_to_service = False
+
+    @property
+    def known(self) -> bool:
+        """Whether the peer has said who it is, to us or to a service."""
+        return self.role is not None or self._known_to_service
 
     def __repr__(self) -> str:
         kind = "peer" if self.role is None else self.role.name.lower()
@@ -151,6 +167,8 @@ class Peer:
     def lost(self) -> None:
         if self._handshake is not None:
             self._handshake.cancel()
+        if self._exchanges is not None:
+            self._exchanges.lost()
         self._host.lost(self)
         if not self.gone.done():
             self.gone.set_result(None)
@@ -158,6 +176,10 @@ class Peer:
     # --- packets ---------------------------------------------------------------------------------------------------------
 
     def _take(self, frame: Frame) -> None:
+        service = self._host.service(frame[0])
+        if service is not None:
+            self._ask(service, frame)
+            return
         if frame[0] not in self._allowed:
             self._not_allowed(frame[0])
         packet, packet_id, body = decode(frame)
@@ -188,6 +210,32 @@ class Peer:
                 raise HandshakeError(f"{type(packet).__name__} out of place: the handshake is over or goes the other way")
             case _:
                 raise UnknownMethodError(method)  # of a service this broker does not offer
+
+    def _ask(self, service: Service, frame: Frame) -> None:
+        """Hand a request to a service; it answers, and refuses, by itself."""
+        if self._exchanges is None:
+            self._exchanges = service.open(self._answer, self.channel.resume)
+        try:
+            packet, packet_id, _ = decode(frame)
+        except WireError as error:
+            self.channel.send_error(error, frame[1], control=False)
+            return
+        self._exchanges.receive(packet, packet_id)
+        if self._exchanges.full:
+            self.channel.pause()
+
+    def _answer(self, packet: msgspec.Struct, packet_id: int) -> bool:
+        """Send a service's answer; once it knows the peer, larger frames are taken and no hello is waited for."""
+        if self.role is None and not self._known_to_service and self._exchanges is not None and self._exchanges.identified:
+            self._known_to_service = True
+            self.channel.identified(self._host.frame_bytes_max)
+            if self._handshake is not None:
+                self._handshake.cancel()
+        try:
+            return self.channel.send(packet, packet_id, control=False)
+        except FrameTooLargeError as error:
+            self.channel.send_error(error, packet_id, control=False)
+            return False
 
     def _not_allowed(self, method: int) -> None:
         spec = REGISTRY.of_method(method)

@@ -7,18 +7,19 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from postroad.runtime.config import NodeConfig
 from postroad.runtime.node import Node
+from postroad.runtime.services import Service
 from postroad.transport.loops import run
 
 # The machine's state has few cycles; with the default threshold a busy broker looks for them hundreds of times a second.
 GC_THRESHOLD: Final = 50_000
 
 
-def serve(config: NodeConfig, ready: Callable[[int], None]) -> None:
+def serve(config: NodeConfig, ready: Callable[[int], None], services: Sequence[Service] = ()) -> None:
     """Run a broker until SIGTERM or SIGINT; `ready` is told the port once it listens."""
     logging.basicConfig(
         level=config.log_level.upper(),
@@ -26,11 +27,11 @@ def serve(config: NodeConfig, ready: Callable[[int], None]) -> None:
         stream=sys.stderr,
     )
     gc.set_threshold(GC_THRESHOLD)
-    run(_serve(config, ready))
+    run(_serve(config, ready, services))
 
 
-async def _serve(config: NodeConfig, ready: Callable[[int], None]) -> None:
-    node = Node(config)
+async def _serve(config: NodeConfig, ready: Callable[[int], None], services: Sequence[Service]) -> None:
+    node = Node(config, services)
     await node.start()
     gc.freeze()
     loop = asyncio.get_running_loop()

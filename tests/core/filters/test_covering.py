@@ -104,6 +104,8 @@ NO: list[tuple[Condition, Condition]] = [
     (gt("x", 2**53), ge("x", 2**53 + 0.0)),
     (eq("x", 2**53), eq("x", 2**53 + 1)),
     (gt(SUM, 3), gt(Arithmetic("-", A, B), 3)),
+    (gt(Arithmetic("-", A, B), 3), gt(Arithmetic("-", B, A), 3)),
+    (gt(Arithmetic("/", A, B), 3), gt(Arithmetic("/", B, A), 3)),
     (gt(Arithmetic("/", A, Literal(2)), 1), gt(Arithmetic("/", A, Literal(2.0)), 1)),
     (compare(A, "<=", B), negation(compare(A, ">", B))),
     (either(le("a", 5), negation(le("a", 5))), compare(A, "=", B)),  # two strings can be equal

@@ -63,7 +63,7 @@ class Rows:
 class Axis:
     """The cells of one attribute, for a fixed set of constraints."""
 
-    __slots__ = ("_floats", "_ints", "_null", "_number_places", "_special", "_string_cells", "_string_places", "count", "name")
+    __slots__ = ("_floats", "_ints", "_number_places", "_special", "_string_cells", "_string_places", "count", "name", "null")
 
     def __init__(self, name: str, constraints: Sequence[Constraint]) -> None:
         numbers = sorted({cut for constraint in constraints for cut in constraint.numbers})
@@ -76,8 +76,8 @@ class Axis:
         self._string_places = {cut: first + 5 + i for i, cut in enumerate(strings)}
         texts = [text for above_all, text in strings if not above_all]
         self._string_cells = _StringCells(texts, first + 4)
-        self._null = first + 4 + len(texts) + 1
-        self.count = self._null + 1
+        self.null = first + 4 + len(texts) + 1
+        self.count = self.null + 1
 
     def places(self, constraint: Constraint) -> list[int]:
         """Return the cells a constraint allows, as the ends of ascending ranges that do not touch."""
@@ -93,22 +93,22 @@ class Axis:
                 places += (cell, cell + 1)
         places += [self._string_places[cut] for cut in strings]
         if flags & NULL:
-            places += (self._null, self._null + 1)
+            places += (self.null, self.null + 1)
         return _joined(places)
 
     @property
     def crowded(self) -> tuple[int, int, int]:
         """The first and last of the cells that many rows may share (NaN, bytes, booleans), and the cell of NULL, which is one."""
-        return self._special[NAN], self._special[TRUE], self._null
+        return self._special[NAN], self._special[TRUE], self.null
 
-    def cells(self, rows: Rows) -> Ints:
-        """Translate the attribute's column: the cell of each row."""
+    def cells(self, rows: Rows) -> Ints | None:
+        """Translate the attribute's column: the cell of each row, or None if all are NULL."""
         vector = rows.columns.vector(self.name)
         if vector is None:
-            return np.full(rows.count, self._null, np.int32)
+            return None
         cells = self._known_cells(vector, rows)
         if vector.known is not None:
-            cells[~vector.known] = self._null
+            cells[~vector.known] = self.null
         return cells
 
     def _known_cells(self, vector: Vector, rows: Rows) -> Ints:

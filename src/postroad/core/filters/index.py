@@ -67,6 +67,8 @@ class FilterIndex(Generic[K]):
         self._by_signature: dict[Hashable, Entry[K]] = {}
         self._loose: dict[Hashable, Entry[K]] = {}
         self._segments: list[Segment[Entry[K]]] = []
+        self._sources: list[Segment[Entry[K]] | Loose[Entry[K]]] = []
+        self._settled = 0
         self.version = 0
         """Changes with every change of the filters."""
 
@@ -105,13 +107,12 @@ class FilterIndex(Generic[K]):
 
     def match(self, batch: Batch) -> Matches[K]:
         """Say which filters match which rows. Read the result before the index changes."""
-        self._settle()
+        if self._settled != self.version:
+            self._settle()
         blocks = [
             (offset, Rows(Columns(Batch(batch.columns.slice(offset, ROWS_MAX))))) for offset in range(0, len(batch), ROWS_MAX)
         ]
-        loose: Loose[Entry[K]] = self._placed(Loose(list(self._loose.values())))
-        sources: list[Segment[Entry[K]] | Loose[Entry[K]]] = [*self._segments, loose]
-        parts = [_Parts(source, [(offset, source.match(rows)) for offset, rows in blocks]) for source in sources]
+        parts = [_Parts(source, [(offset, source.match(rows)) for offset, rows in blocks]) for source in self._sources]
         return Matches(len(batch), parts, self)
 
     def entry(self, key: K) -> Entry[K]:
@@ -133,14 +134,17 @@ class FilterIndex(Generic[K]):
         while kept and fresh and _alive(kept[-1]) < SEGMENT_RATIO * len(fresh):
             fresh = _living(kept.pop()) + fresh
         if fresh:
-            kept.append(self._placed(Segment(fresh)))
+            kept.append(_placed(Segment(fresh)))
         self._segments = kept
+        self._sources = [*kept, _placed(Loose(list(self._loose.values())))]
+        self._settled = self.version
 
-    def _placed(self, source: S) -> S:
-        """Tell the entries of a segment where they stand."""
-        for place, entry in enumerate(source.entries):
-            entry.segment, entry.place = source, place
-        return source
+
+def _placed(source: S) -> S:
+    """Tell the entries of a segment where they stand."""
+    for place, entry in enumerate(source.entries):
+        entry.segment, entry.place = source, place
+    return source
 
 
 def _alive(segment: Segment[Entry[K]]) -> int:

@@ -6,6 +6,7 @@ they are needed, and all are stored one behind the other, so that a slice of any
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -42,11 +43,12 @@ class Slices:
 
 
 class Join:
-    """One batch against one layout. `cells` has a line for each axis."""
+    """One batch against one layout. `cells` has a line for each axis; on those in `absent` every row is NULL."""
 
-    def __init__(self, layout: Layout, cells: Ints) -> None:
+    def __init__(self, layout: Layout, cells: Ints, absent: Sequence[bool]) -> None:
         self.layout = layout
         self.count = cells.shape[1]
+        self._absent = absent
         self.words = (self.count + 63) >> 6
         self._cells = cells
         self._orders: list[Ints] = [np.arange(self.count, dtype=np.int32)]
@@ -71,14 +73,20 @@ class Join:
     def candidates(self) -> Slices:
         """Find the postings that have candidates, by their access alone."""
         everywhere = self.layout.everywhere
-        whole = np.full(len(everywhere), self.count)
-        found = [Slices(np.arange(everywhere.start, everywhere.stop), np.zeros_like(whole), whole)]
+        found = [self._all_rows(np.arange(everywhere.start, everywhere.stop))]
         for access in self.layout.accesses:
+            if self._absent[access.axis]:
+                if len(access.of_null):
+                    found.append(self._all_rows(access.of_null))
+                continue
             number = self.order(access.axis)
             base = number * self.count
             for postings, starts, stops in (_by_point(access, self._sorted[number]), _by_range(access, self._sorted[number])):
                 found.append(Slices(postings, starts + base, stops + base))
         return concatenated(found)
+
+    def _all_rows(self, postings: Longs) -> Slices:
+        return Slices(postings, np.zeros(len(postings), np.int64), np.full(len(postings), self.count))
 
     def pairs(self, candidates: Slices, store: Ints) -> tuple[Slices, Ints]:
         """Join postings with their candidates one by one and apply the checks: the matches, as slices of new rows."""

@@ -39,7 +39,8 @@ class Access(NamedTuple):
     """The postings whose access is on one axis.
 
     Points: those of cell c are the postings from `offsets[c]` to `offsets[c + 1]`. Ranges: posting `first_range + i` has the i-th
-    of the ascending `lows`; its end stands at `high_places[i]` among the ascending `highs`.
+    of the ascending `lows`; its end stands at `high_places[i]` among the ascending `highs`. `of_null` are the postings that NULL
+    satisfies, for batches that do not have the attribute.
     """
 
     axis: int
@@ -48,6 +49,7 @@ class Access(NamedTuple):
     lows: Longs
     highs: Longs
     high_places: Longs
+    of_null: Longs
 
 
 class Checks(NamedTuple):
@@ -198,9 +200,16 @@ def _accesses(axes: Sequence[Axis], points: Longs, ranges: Longs) -> list[Access
         own_ranges = slice(*np.searchsorted(ranges[0], (i, i + 1)).tolist())
         if own_points.stop > own_points.start or own_ranges.stop > own_ranges.start:
             offsets = own_points.start + np.searchsorted(points[1, own_points], np.arange(axis.count + 1))
-            highs = np.sort(ranges[2, own_ranges])
-            places = np.searchsorted(highs, ranges[2, own_ranges])
-            accesses.append(Access(i, offsets, points.shape[1] + own_ranges.start, ranges[1, own_ranges], highs, places))
+            lows, highs = ranges[1, own_ranges], ranges[2, own_ranges]
+            ascending = np.sort(highs)
+            first_range = points.shape[1] + own_ranges.start
+            of_null = np.concatenate(
+                (
+                    np.arange(offsets[axis.null], offsets[axis.null + 1]),
+                    first_range + np.flatnonzero((lows <= axis.null) & (axis.null < highs)),
+                )
+            )
+            accesses.append(Access(i, offsets, first_range, lows, ascending, np.searchsorted(ascending, highs), of_null))
     return accesses
 
 

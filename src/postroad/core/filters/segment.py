@@ -129,7 +129,7 @@ class Segment(Generic[E]):
     def match(self, rows: Rows) -> Part:
         assert 0 < rows.count <= ROWS_MAX
         layout = self._layout
-        join = Join(layout, np.array([axis.cells(rows) for axis in layout.axes], np.int32).reshape(-1, rows.count))
+        join = self._joined(rows)
         found = join.candidates()
         if self.dead:
             found = found.where(self.alive.take(self._entry.take(found.postings)))
@@ -150,6 +150,15 @@ class Segment(Generic[E]):
             rows.count,
         )
         return self._completed(part, rows)
+
+    def _joined(self, rows: Rows) -> Join:
+        axes = self._layout.axes
+        cells, absent = np.empty((len(axes), rows.count), np.int32), [False] * len(axes)
+        for i, axis in enumerate(axes):
+            own = axis.cells(rows)
+            absent[i] = own is None
+            cells[i] = axis.null if own is None else own
+        return Join(self._layout, cells, absent)
 
     def _completed(self, part: Part, rows: Rows) -> Part:
         """Unite the results of entries with several postings, and evaluate the opaque entries that have candidates."""

@@ -25,6 +25,7 @@ from postroad.core.packets import (
     Acknowledge,
     Advance,
     Deliver,
+    Flow,
     Gap,
     OpenPublisher,
     Packet,
@@ -390,6 +391,13 @@ class Session:
         """Return, per pubend, the tick up to which the application has done with everything: what to save."""
         return self.subscriptions[key].acknowledged()
 
+    def flow(self, key: int, *, is_open: bool) -> None:
+        """Ask the broker for no more rows of this subscription, or to go on; some may still be on their way."""
+        subscription = self.subscriptions[key]
+        subscription.open = is_open
+        if subscription.active and self.main is not None:
+            self._outputs.append(Send(self.main, Flow(subscription.handle, is_open)))
+
     def approve(self, key: int, positions: Mapping[int, int]) -> None:
         """Note that these positions are safe in the application's file."""
         if key in self.subscriptions:
@@ -429,6 +437,8 @@ class Session:
             subscription.pubends.clear()
         for pubend, tick in sorted(message.starts.items()):
             self._missed(subscription, pubend, subscription.join(pubend, tick))
+        if not subscription.open and self.main is not None:
+            self._outputs.append(Send(self.main, Flow(subscription.handle, open=False)))
         subscription.changed.update(subscription.pubends)  # a broker we came back to may remember less
         self._events.append(SubscriptionActive(subscription.key, dict(message.starts)))
 

@@ -47,6 +47,7 @@ class SubscriptionState:
     holes: int = 0  # without a delivery in between
     retry_at: float | None = None
     ending: bool = False
+    open: bool = True  # the application takes rows
     saved: bool = False  # positions are kept in a file: the broker hears of them only when they are there
     changed: set[int] = field(default_factory=set)  # pubends whose acknowledgement the broker does not know
     approved: dict[int, int] = field(default_factory=dict)  # with `saved`: what the file holds

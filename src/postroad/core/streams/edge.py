@@ -78,6 +78,7 @@ class Subscription:
     earliest: bool
     progress: dict[int, Progress] = field(default_factory=dict)
     answered: bool = False
+    open: bool = True  # the client takes rows; see `Flow`
 
 
 @dataclass(slots=True)
@@ -350,13 +351,13 @@ class Edge:
     def catching_up(self, pubend: int) -> Iterator[tuple[Subscription, Progress]]:
         """Yield who wants a piece now: behind, with a link that takes rows, and no answer outstanding."""
         for subscription in list(self._behind.get(pubend, {}).values()):
-            takes_rows = subscription.progress[pubend].announced and subscription.link not in self._congested
+            takes_rows = subscription.progress[pubend].announced and self._takes_rows(subscription)
             if takes_rows and not self._join_if_level(subscription, pubend):
                 yield subscription, subscription.progress[pubend]
 
     def wants_more(self, subscription: Subscription, pubend: int) -> bool:
         progress = subscription.progress[pubend]
-        return progress.phase is Phase.CATCHING_UP and progress.announced and subscription.link not in self._congested
+        return progress.phase is Phase.CATCHING_UP and progress.announced and self._takes_rows(subscription)
 
     def target(self, progress: Progress, pubend: int) -> int:
         return max(self.streams[pubend].delivered, progress.live_from)
@@ -401,13 +402,25 @@ class Edge:
         """A slow reader catches up later, from the cache or the log; nothing waits for it here."""
         self._congested[link] = None
         for subscription in self.of_link(link):
-            for pubend, progress in subscription.progress.items():
-                if progress.phase is Phase.LIVE:
-                    progress.position = self.reached(progress, pubend)
-                    self._fall_behind(subscription, pubend)
+            self._leave_live(subscription)
 
     def drained(self, link: LinkId) -> None:
         self._congested.pop(link, None)
+
+    def flow(self, subscription: Subscription, *, is_open: bool) -> None:
+        """Do for one subscription what `congested` and `drained` do for all of a link."""
+        subscription.open = is_open
+        if not is_open:
+            self._leave_live(subscription)
+
+    def _takes_rows(self, subscription: Subscription) -> bool:
+        return subscription.open and subscription.link not in self._congested
+
+    def _leave_live(self, subscription: Subscription) -> None:
+        for pubend, progress in subscription.progress.items():
+            if progress.phase is Phase.LIVE:
+                progress.position = self.reached(progress, pubend)
+                self._fall_behind(subscription, pubend)
 
     def link_lost(self, link: LinkId) -> list[Subscription]:
         """Take out the subscriptions of a link and return them."""
@@ -428,7 +441,7 @@ class Edge:
         now, self._telling = self._telling[:TOLD_AT_ONCE], self._telling[TOLD_AT_ONCE:]
         for number in now:
             subscription = self.subscriptions.get(number)
-            if subscription is None or subscription.link in self._congested or not subscription.answered:
+            if subscription is None or not self._takes_rows(subscription) or not subscription.answered:
                 continue
             ahead = {}
             for pubend, progress in subscription.progress.items():
@@ -447,7 +460,7 @@ class Edge:
 
     def _join_if_level(self, subscription: Subscription, pubend: int) -> bool:
         progress = subscription.progress[pubend]
-        if not progress.announced or subscription.link in self._congested:
+        if not progress.announced or not self._takes_rows(subscription):
             return False
         if progress.position < self.target(progress, pubend):
             return False

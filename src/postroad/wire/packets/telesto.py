@@ -54,6 +54,14 @@ class ReadMode(enum.IntEnum):
     ARRIVAL = 2
 
 
+class MessageState(enum.IntEnum):
+    """Where a message stands."""
+
+    WAITING = 0
+    SCHEDULED = 1
+    LEASED = 2
+
+
 class Queue(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A queue (Table 3.2)."""
 
@@ -65,7 +73,12 @@ QueuePage: TypeAlias = Annotated[tuple[Queue, ...], Meta(max_length=PAGE_MAX)]
 
 
 class QueueMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A message in a queue (Table 3.3). Broker and database set its id, sender and time; no receiver means anyone."""
+    """A message in a queue (Table 3.3). Broker and database set its id, sender and time; no receiver means anyone.
+
+    The report does not have the fields below the message: `delivery` counts how often it was taken, `key` is the idempotency
+    key it was put with, `attributes` are those of a message the overlay fed in, `origin_queue_id` is where a dead
+    letter came from.
+    """
 
     message_id: U63
     queue_id: QueueId
@@ -75,6 +88,11 @@ class QueueMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     priority: Priority
     time_of_arrival_ms: U63
     message: Payload
+    state: MessageState = MessageState.WAITING
+    delivery: U32 = 0
+    key: bytes | None = None
+    attributes: bytes | None = None
+    origin_queue_id: QueueId | None = None
 
 
 MessagePage: TypeAlias = Annotated[tuple[QueueMessage, ...], Meta(max_length=PAGE_MAX)]

@@ -1,0 +1,307 @@
+"""`postroad topics` runs and shows the service; `postroad topic` uses it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from postroad.errors import PostroadError, TopicsNotSubscribedError, TopicsUnavailableError
+from postroad.topics import messages as m
+from postroad.topics.client import to_bytes
+from postroad.topics.drivers import Process, proxy_process, server_process
+from postroad.topics.options import CallOptions, ClientOptions, ServerOptions
+from postroad.topics.server import REPORT, readable
+from postroad.topics.sockets import Dealer, endpoint, import_zmq
+from postroad.topics.sync import TopicClient
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DEFAULT_PROXY = "127.0.0.1:7101"
+EMPTY = 3  # exit code of `get` when there is nothing to receive
+
+
+def _proxies_option(function: F) -> F:
+    return click.option(
+        "--proxy",
+        "proxies",
+        multiple=True,
+        envvar="POSTROAD_PROXIES",
+        default=(DEFAULT_PROXY,),
+        show_default=True,
+        help="Address host:port of a proxy; give it once for each proxy, in the order to try them.",
+    )(function)
+
+
+def _data_option(function: F) -> F:
+    return click.option(
+        "--data",
+        type=click.Path(file_okay=False, path_type=Path),
+        envvar="POSTROAD_TOPICS_DATA",
+        default=Path("postroad-topics"),
+        show_default=True,
+        help="Directory of the databases. Nothing is written anywhere else.",
+    )(function)
+
+
+@click.group()
+def topics() -> None:
+    """Run the topics service: servers that own topics, proxies in front of them."""
+
+
+@topics.command()
+@click.argument("server_id")
+@click.option("--bind", default="127.0.0.1:0", show_default=True, help="Where to listen; port 0 takes a free one.")
+@click.option("--advertise", help="The address others reach this server at, when it is not the one it listens on.")
+@_proxies_option
+@_data_option
+@click.option(
+    "--period", type=click.FloatRange(0.05, 3600), default=5.0, show_default=True, help="Seconds between announcements."
+)
+@click.option(
+    "--skew", type=click.IntRange(0, 200), default=20, show_default=True, help="Most milliseconds two servers' clocks differ."
+)
+@click.option(
+    "--retention", type=click.FloatRange(0), default=7 * 86_400.0, show_default=True, help="Most seconds to keep what is read."
+)
+def server(
+    *,
+    server_id: str,
+    bind: str,
+    advertise: str | None,
+    proxies: tuple[str, ...],
+    data: Path,
+    period: float,
+    skew: int,
+    retention: float,
+) -> None:
+    """Run the server SERVER_ID. Give it every proxy of the service."""
+    options = ServerOptions(period_s=period, skew_ms_max=skew, retention_s=retention)
+    _run(
+        server_process(to_bytes(server_id), bind=bind, advertise=advertise, proxies=proxies, data=data, options=options), "server"
+    )
+
+
+@topics.command()
+@click.argument("proxy_id")
+@click.option("--bind", default=DEFAULT_PROXY, show_default=True, help="Where to listen; servers and clients know this address.")
+@_data_option
+@click.option("--forget", multiple=True, metavar="SERVER_ID", help="Forget a server that will never return, with its topics.")
+def proxy(*, proxy_id: str, bind: str, data: Path, forget: tuple[str, ...]) -> None:
+    """Run the proxy PROXY_ID."""
+    _run(proxy_process(to_bytes(proxy_id), bind=bind, data=data, forget=[to_bytes(name) for name in forget]), "proxy")
+
+
+def _run(process: Process, kind: str) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: process.stop())
+    process.on_ready = lambda: click.echo(f"{kind} {readable(process.name)} listens on {process.address.decode()}")
+    process.run()
+    click.echo(f"{kind} {readable(process.name)} stopped", err=True)
+
+
+@topics.command()
+@_proxies_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option(
+    "--timeout", type=click.FloatRange(0.01, 60), default=1.0, show_default=True, help="Seconds to wait for each answer."
+)
+def status(*, proxies: tuple[str, ...], as_json: bool, timeout: float) -> None:
+    """Show proxies, servers, topics with their owners, and sizes."""
+    seen = [(address, _inquire(address, timeout)) for address in proxies]
+    addresses: dict[str, str] = {}
+    for _, report in seen:
+        for entry in (report or {}).get("servers", []):
+            addresses[entry["server"]] = entry["address"]
+    servers = {name: (address, _inquire(address, timeout)) for name, address in sorted(addresses.items())}
+    if as_json:
+        whole = {
+            "proxies": [{"address": address, "up": report is not None, "report": report} for address, report in seen],
+            "servers": [
+                {"server": name, "address": address, "up": report is not None, "report": report}
+                for name, (address, report) in servers.items()
+            ],
+        }
+        click.echo(json.dumps(whole))
+    else:
+        _show(seen, servers)
+    if not any(report for _, report in seen):
+        raise TopicsUnavailableError(f"no proxy answers at {', '.join(proxies)}; start one with: postroad topics proxy ID")
+
+
+def _inquire(address: str, timeout: float) -> Any:
+    """Ask a proxy or a server for its report; None when it does not answer."""
+    zmq = import_zmq()
+    context = zmq.Context()
+    try:
+        dealer = Dealer(context, endpoint(address).encode())
+        dealer.send(1, m.format_message(m.Status(b"status", REPORT, extensions=m.extend(t=0))))
+        if not dealer.socket.poll(int(timeout * 1000)):
+            return None
+        for answer in dealer.receive():
+            return json.loads(m.parse_status(answer.payload).body)
+    except (PostroadError, ValueError):
+        return None
+    finally:
+        context.destroy(linger=0)
+    return None
+
+
+def _show(seen: list[tuple[str, Any]], servers: dict[str, tuple[str, Any]]) -> None:
+    from rich.console import Console  # noqa: PLC0415 - rich costs a tenth of a second, which a put should not pay
+    from rich.table import Table  # noqa: PLC0415
+
+    console = Console()
+    table = Table("proxy", "address", "state", "servers", "topics", "requests under way")
+    for address, report in seen:
+        if report is None:
+            table.add_row("?", address, "[red]no answer[/red]", "", "", "")
+        else:
+            counts = [str(len(report["servers"])), str(len(report["topics"])), str(report["under_way"])]
+            table.add_row(report["proxy"], address, "up", *counts)
+    console.print(table)
+    table = Table("server", "address", "state", "topics", "messages", "bytes")
+    for name, (address, report) in servers.items():
+        if report is None:
+            table.add_row(name, address, "[red]no answer[/red]", "", "", "")
+        else:
+            own = report["topics"]
+            sums = [str(report["count"]), str(sum(t["messages"] for t in own)), str(sum(t["bytes"] for t in own))]
+            table.add_row(name, address, "up", *sums)
+    console.print(table)
+    table = Table("topic", "owner", "state", "subscribers", "unread", "kept", "bytes")
+    for name, (_, report) in servers.items():
+        for topic in report["topics"] if report else []:
+            counts = [str(topic[key]) for key in ("subscribers", "unread", "messages", "bytes")]
+            table.add_row(topic["topic"], name, topic["state"], *counts)
+    console.print(table)
+
+
+@click.group()
+def topic() -> None:
+    """Use the topics service as a client: subscribe, unsubscribe, get, put."""
+
+
+def _client_options(function: F) -> F:
+    patience = click.option(
+        "--patience", type=click.FloatRange(0), default=5.0, show_default=True, help="Seconds to repeat what a retry may cure."
+    )
+    timeout = click.option(
+        "--timeout-ms", type=click.IntRange(1, 60_000), default=100, show_default=True, help="Wait for one answer; three tries."
+    )
+    return patience(timeout(_proxies_option(_data_option(function))))
+
+
+def _open(client_id: str, proxies: tuple[str, ...], data: Path, patience: float, timeout_ms: int) -> TopicClient:
+    options = ClientOptions(calls=CallOptions(timeout_ms=timeout_ms))
+    return TopicClient(client_id, proxies, data=data, patience_s=patience, options=options)
+
+
+def _quoted(*words: str) -> str:
+    return shlex.join(words)
+
+
+@topic.command()
+@click.argument("client_id")
+@click.argument("topic_name", metavar="TOPIC")
+@_client_options
+def subscribe(*, client_id: str, topic_name: str, proxies: tuple[str, ...], data: Path, patience: float, timeout_ms: int) -> None:
+    """Subscribe CLIENT_ID to TOPIC: it receives what is put from now on."""
+    with _open(client_id, proxies, data, patience, timeout_ms) as client:
+        client.subscribe(topic_name)
+
+
+@topic.command()
+@click.argument("client_id")
+@click.argument("topic_name", metavar="TOPIC")
+@_client_options
+def unsubscribe(
+    *, client_id: str, topic_name: str, proxies: tuple[str, ...], data: Path, patience: float, timeout_ms: int
+) -> None:
+    """Unsubscribe CLIENT_ID from TOPIC: what it has not received yet is gone for it."""
+    with _open(client_id, proxies, data, patience, timeout_ms) as client:
+        client.unsubscribe(topic_name)
+
+
+@topic.command()
+@click.argument("client_id")
+@click.argument("topic_name", metavar="TOPIC")
+@click.option("--wait", type=click.FloatRange(0), default=0.0, show_default=True, help="Seconds to wait for a message.")
+@click.option("--again", is_flag=True, help="Print the message received last once more: a crash may have eaten the output.")
+@_client_options
+def get(
+    *,
+    client_id: str,
+    topic_name: str,
+    wait: float,
+    again: bool,
+    proxies: tuple[str, ...],
+    data: Path,
+    patience: float,
+    timeout_ms: int,
+) -> None:
+    """Receive one message of TOPIC as CLIENT_ID; its content goes to standard output. Exit code 3 when there is none."""
+    with _open(client_id, proxies, data, patience, timeout_ms) as client:
+        try:
+            message = client.last(topic_name) if again else client.get(topic_name, wait_s=wait)
+        except TopicsNotSubscribedError as error:
+            hint = f"{error}; subscribe first: postroad topic subscribe {_quoted(client_id, topic_name)}"
+            raise TopicsNotSubscribedError(hint) from error
+        if message is None:
+            click.echo("no message", err=True)
+            sys.exit(EMPTY)
+        sys.stdout.buffer.write(message.body)
+        sys.stdout.buffer.flush()
+
+
+@topic.command()
+@click.argument("client_id")
+@click.argument("topic_name", metavar="TOPIC")
+@click.argument("message_path", type=click.File("rb"), required=False)
+@click.option("--text", help="Put this text instead of the content of a file.")
+@click.option("--finish", is_flag=True, help="Repeat the put that ended with an error or a crash; it happens once in all.")
+@_client_options
+def put(
+    *,
+    client_id: str,
+    topic_name: str,
+    message_path: Any,
+    text: str | None,
+    finish: bool,
+    proxies: tuple[str, ...],
+    data: Path,
+    patience: float,
+    timeout_ms: int,
+) -> None:
+    """Put the content of MESSAGE_PATH (- for standard input) on TOPIC as CLIENT_ID."""
+    if (message_path is not None) + (text is not None) + finish != 1:
+        raise click.UsageError("give one of MESSAGE_PATH, --text and --finish")
+    with _open(client_id, proxies, data, patience, timeout_ms) as client:
+        if finish:
+            client.finish_put(topic_name)
+            return
+        body = text.encode("utf-8", "surrogateescape") if text is not None else message_path.read()
+        try:
+            client.put(topic_name, body)
+        except TopicsUnavailableError as error:
+            raise TopicsUnavailableError(
+                f"{error}; repeat it safely with: postroad topic put {_quoted(client_id, topic_name)} --finish"
+            ) from error
+
+
+@topic.command(name="forget-home")
+@click.argument("client_id")
+@click.argument("topic_name", metavar="TOPIC")
+@_client_options
+def forget_home(
+    *, client_id: str, topic_name: str, proxies: tuple[str, ...], data: Path, patience: float, timeout_ms: int
+) -> None:
+    """Let CLIENT_ID use any server for TOPIC again, when the server that held its data is lost for ever."""
+    with _open(client_id, proxies, data, patience, timeout_ms) as client:
+        client.forget_home(topic_name)

@@ -1,0 +1,120 @@
+"""The queue service on a broker's port, and the overlay's messages in bound queues.
+
+A binding is fed by a durable subscription of the broker to itself. The cursors in the queue's database decide what is new,
+since rows and cursor are written together; the subscription's name only keeps the logs from being released. Of several
+brokers on one database the one that has claimed a binding feeds it, and its durable subscription moves there with it. When a
+binding ends, so does its durable subscription.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Final, cast
+
+import msgspec
+
+from postroad.client.connection import connect
+from postroad.core.batch import Batch
+from postroad.core.filters.filter import Filter
+from postroad.queues.exchanges import Exchanges
+from postroad.queues.feeder import FedBatch, Feeder
+from postroad.queues.server import open_storage
+from postroad.queues.service import QueueService
+from postroad.runtime.config import NodeConfig
+from postroad.runtime.services import Answer, Service
+from postroad.storage.queues.base import Binding, FeedRow
+from postroad.wire.packets.telesto import Error, Ping, Pong
+from postroad.wire.registry import REGISTRY, Packet
+
+QUEUE_METHODS_MAX: Final = 0xFF
+
+
+def services_of(config: NodeConfig) -> list[Service]:
+    """Return the services a broker's configuration asks for."""
+    store = config.queues.store
+    if not store:
+        return []
+    where = store if store == "memory" or "://" in store else str(Path(config.data_dir) / store)
+    return [MountedQueues(where)]
+
+
+class MountedQueues:
+    """The queues as a service of a broker."""
+
+    def __init__(self, store: str) -> None:
+        self._store = store
+        self._stack = AsyncExitStack()
+        self._open: dict[_Connection, None] = {}
+        self._service: QueueService
+        self._url = ""
+
+    @property
+    def methods(self) -> frozenset[int]:
+        common = {Ping, Pong, Error}
+        return frozenset(spec.method for spec in REGISTRY if spec.method <= QUEUE_METHODS_MAX and spec.type not in common)
+
+    async def start(self, url: str) -> None:
+        self._url = url
+        self._service = QueueService(open_storage(self._store), check_filter=Filter)
+        await self._service.start()
+        self._stack.push_async_callback(self._service.stop)
+        await self._stack.enter_async_context(Feeder(self._service, self._stream, on_unbound=self._forget))
+
+    async def stop(self) -> None:
+        for connection in list(self._open):
+            connection.lost()
+            await connection.exchanges.settle()
+        await self._stack.aclose()
+
+    def open(self, send: Answer, on_room: Callable[[], None]) -> _Connection:
+        connection = _Connection(self._service, send, on_room, self._open)
+        self._open[connection] = None
+        return connection
+
+    async def _stream(self, binding: Binding, cursors: Mapping[int, int]) -> AsyncGenerator[FedBatch, None]:
+        """Read the overlay for one binding, from its cursors on."""
+        async with connect(self._url) as client:
+            subscription = await client.subscribe(binding.filter_text, name=_name(binding), positions=dict(cursors) or None)
+            async for pubend, batch in subscription.deliveries():
+                yield FedBatch(pubend, int(batch.ticks()[-1]), _rows(batch))
+                await subscription.ack()
+
+    async def _forget(self, binding: Binding) -> None:
+        """Let go of the logs that were held for a binding."""
+        async with connect(self._url) as client:
+            subscription = await client.subscribe(binding.filter_text, name=_name(binding))
+            await subscription.close(forget=True)
+
+
+class _Connection:
+    """One connection's requests, as the runtime sees them."""
+
+    def __init__(self, service: QueueService, send: Answer, on_room: Callable[[], None], others: dict[_Connection, None]) -> None:
+        self.exchanges: Final = Exchanges(service, send, on_room)
+        self._others = others
+
+    @property
+    def full(self) -> bool:
+        return self.exchanges.full
+
+    @property
+    def identified(self) -> bool:
+        return self.exchanges.session.client is not None
+
+    def receive(self, packet: msgspec.Struct, packet_id: int) -> None:
+        self.exchanges.receive(cast("Packet", packet), packet_id)
+
+    def lost(self) -> None:
+        self._others.pop(self, None)
+        self.exchanges.lost()
+
+
+def _name(binding: Binding) -> str:
+    return f"queue binding {binding.binding_id}"
+
+
+def _rows(batch: Batch) -> list[FeedRow]:
+    encode = msgspec.msgpack.encode
+    return [FeedRow(m.tick, bytes(m.id), m.payload, encode(dict(m.attributes)) if m.attributes else None) for m in batch]

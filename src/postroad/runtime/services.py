@@ -1,0 +1,50 @@
+"""Services beside the overlay, on the broker's own port.
+
+The broker's listener takes the frames of every connection; those whose method ids a service claims go to that service, which
+answers through `send`. The runtime knows services only by these protocols: they sit above it and are handed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
+
+import msgspec
+
+Answer: TypeAlias = Callable[[msgspec.Struct, int], bool]
+"""Send an answer with its packet id; False when the connection is gone."""
+
+
+class Exchanges(Protocol):
+    """The requests of one connection to a service."""
+
+    @property
+    def full(self) -> bool:
+        """As many requests are under way as one connection may have: it is not read until `on_room` is called."""
+
+    @property
+    def identified(self) -> bool:
+        """The service knows who is at the other end."""
+
+    def receive(self, packet: msgspec.Struct, packet_id: int) -> None:
+        """Take a request; it is answered in its own time."""
+
+    def lost(self) -> None:
+        """The connection is gone."""
+
+
+class Service(Protocol):
+    """Something a broker serves beside publish and subscribe."""
+
+    @property
+    def methods(self) -> frozenset[int]:
+        """The method ids it answers, whoever sends them and whether they may or not."""
+
+    async def start(self, url: str) -> None:
+        """Begin to serve; `url` is where this broker listens."""
+
+    async def stop(self) -> None:
+        """Give up what is under way and close what is open."""
+
+    def open(self, send: Answer, on_room: Callable[[], None]) -> Exchanges:
+        """Begin to serve a connection."""

@@ -1,0 +1,248 @@
+"""The asyncio client of the topics service.
+
+    async with TopicClient("alice", ["127.0.0.1:7101"], data="alice-data") as alice:
+        await alice.subscribe("news")
+        message = await alice.get("news", wait_s=10)
+
+Each operation keeps the seed's promise: a success is durable, an error says what is still possible. `patience_s` repeats an
+operation that failed with a retryable error; a repeated `put` keeps its counter, so it happens once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, Self
+
+from postroad.errors import InvalidValueError, TopicsError
+from postroad.topics.client_machine import (
+    ClientMachine,
+    Finished,
+    FinishPut,
+    GetFrom,
+    Operation,
+    PutTo,
+    Received,
+    SubscribeTo,
+    UnsubscribeFrom,
+)
+from postroad.topics.drivers import store_role
+from postroad.topics.messages import check_name
+from postroad.topics.options import ClientOptions
+from postroad.topics.orders import Ask, Persist
+from postroad.topics.rows import SaveUnfinished
+from postroad.topics.sockets import Dealer, WallClock, endpoint, import_zmq
+from postroad.topics.store import SqliteStore
+
+Name = str | bytes
+BACKOFF_S: Final = (0.05, 0.1, 0.2, 0.4, 0.8)
+POLL_S: Final = (0.02, 0.05, 0.1, 0.2, 0.5)
+FACTOR_MAX: Final = 32.0
+
+
+def to_bytes(name: Name) -> bytes:
+    """Take a name as text (UTF-8) or as the bytes it is."""
+    return name if isinstance(name, bytes) else name.encode("utf-8", "surrogateescape")
+
+
+class ClientCore:
+    """What both clients share: the machine, the store, the sockets; no waiting."""
+
+    def __init__(
+        self, client: Name, proxies: Sequence[str], *, data: str | Path, options: ClientOptions | None, context: Any
+    ) -> None:
+        addresses = [endpoint(proxy).encode() for proxy in proxies]
+        if not addresses:
+            raise InvalidValueError("a client needs the address of at least one proxy, for example 127.0.0.1:7101")
+        name = check_name(to_bytes(client), "client id")
+        self.store = SqliteStore(Path(data), store_role("client", name), name)
+        try:
+            self.machine = ClientMachine(name, addresses, self.store.load_client(), options=options or ClientOptions())
+        except BaseException:
+            self.store.close()
+            raise
+        self.clock = WallClock()
+        self.context = context
+        self.dealers: dict[bytes, Dealer] = {}
+
+    def dealer(self, address: bytes) -> Dealer:
+        found = self.dealers.get(address)
+        if found is None:
+            found = self.dealers[address] = Dealer(self.context, address)
+        elif found.clogged:
+            found.reopen()
+        return found
+
+    def reload(self) -> None:
+        """Go back to what the disk says: a write failed."""
+        machine = self.machine
+        self.close_dealers()  # the new machine counts its requests from one: no old answer may reach it
+        self.machine = ClientMachine(machine.client, machine.proxies, self.store.load_client(), options=machine.options)
+
+    def last(self, topic: Name) -> Received | None:
+        found = self.store.received(to_bytes(topic))
+        return None if found is None else Received(to_bytes(topic), *found)
+
+    def close_dealers(self) -> None:
+        for dealer in self.dealers.values():
+            dealer.socket.close()
+        self.dealers.clear()
+
+    def close(self) -> None:
+        self.close_dealers()
+        self.store.close()
+
+
+def repeated(operation: Operation) -> Operation:
+    """Give the operation to repeat after a failure: a put goes on under its counter."""
+    return FinishPut(operation.topic) if isinstance(operation, PutTo) else operation
+
+
+class TopicClient:
+    """One client id, one process at a time; operations of one client run one after the other."""
+
+    def __init__(
+        self,
+        client: Name,
+        proxies: Sequence[str],
+        *,
+        data: str | Path,
+        patience_s: float = 0.0,
+        options: ClientOptions | None = None,
+    ) -> None:
+        import_zmq()
+        import zmq.asyncio  # noqa: PLC0415 - optional dependency, present here
+
+        self._zmq = zmq
+        context = zmq.asyncio.Context()
+        try:
+            self._core = ClientCore(client, proxies, data=data, options=options, context=context)
+        except BaseException:
+            context.destroy(linger=0)
+            raise
+        self._context = context
+        self._patience_s = patience_s
+        self._lock = asyncio.Lock()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        self._core.close()
+        self._context.destroy(linger=0)
+
+    async def subscribe(self, topic: Name, *, patience_s: float | None = None) -> None:
+        """Receive what is put on the topic from now on."""
+        await self._do(SubscribeTo(to_bytes(topic)), patience_s)
+
+    async def unsubscribe(self, topic: Name, *, patience_s: float | None = None) -> None:
+        """Receive nothing more from the topic, not even what was put before."""
+        await self._do(UnsubscribeFrom(to_bytes(topic)), patience_s)
+
+    async def put(self, topic: Name, body: bytes, *, patience_s: float | None = None) -> None:
+        """Publish; on success every subscriber of this moment will receive it. After an error, `finish_put` repeats it."""
+        await self._do(PutTo(to_bytes(topic), body), patience_s)
+
+    async def finish_put(self, topic: Name, *, patience_s: float | None = None) -> None:
+        """Repeat the put that ended with an error or a crash, under its own counter: it happens once in all."""
+        await self._do(FinishPut(to_bytes(topic)), patience_s)
+
+    async def get(self, topic: Name, *, wait_s: float = 0.0, patience_s: float | None = None) -> Received | None:
+        """Receive the next message; None when there is none within `wait_s`."""
+        until = time.monotonic() + wait_s
+        turn = 0
+        while True:
+            message = await self._do(GetFrom(to_bytes(topic)), patience_s)
+            left = until - time.monotonic()
+            if message is not None or left <= 0:
+                return message
+            await asyncio.sleep(min(left, POLL_S[min(turn, len(POLL_S) - 1)]))
+            turn += 1
+
+    def last(self, topic: Name) -> Received | None:
+        """Return the message received last, also after a crash: what `get` stored before it returned."""
+        return self._core.last(topic)
+
+    def unfinished(self, topic: Name) -> SaveUnfinished | None:
+        """Return the put that may or may not have happened."""
+        return self._core.machine.unfinished(to_bytes(topic))
+
+    async def forget_home(self, topic: Name) -> None:
+        """Give up the copy this client lives on, when its server will never return."""
+        self._core.machine.forget_home(to_bytes(topic))
+        await self._orders()
+
+    async def _do(self, operation: Operation, patience_s: float | None) -> Received | None:
+        until = time.monotonic() + (self._patience_s if patience_s is None else patience_s)
+        async with self._lock:
+            turn = 0
+            while True:
+                finished = await self._once(operation, min(FACTOR_MAX, 2.0**turn))
+                error = finished.error
+                if error is None:
+                    return finished.message
+                pause = BACKOFF_S[min(turn, len(BACKOFF_S) - 1)]
+                if not error.retryable or time.monotonic() + pause > until:
+                    raise error
+                await asyncio.sleep(pause)
+                operation = repeated(operation)
+                turn += 1
+
+    async def _once(self, operation: Operation, factor: float) -> Finished:
+        core = self._core
+        core.machine.begin(operation, now=core.clock.now(), factor=factor)
+        try:
+            while True:
+                finished = await self._orders()
+                if finished is not None:
+                    return finished
+                await self._wait()
+        except BaseException:
+            core.reload()  # cancelled, or the disk failed: the machine must not stay in the middle of an operation
+            raise
+
+    async def _orders(self) -> Finished | None:
+        core = self._core
+        finished = None
+        for order in core.machine.outputs():
+            match order:
+                case Persist(rows):
+                    started = time.monotonic()
+                    await asyncio.to_thread(core.store.commit, rows)
+                    core.machine.delayed(time.monotonic() - started)
+                case Ask(address, request, payload):
+                    await _ignore_full(core.dealer(address).send(request, payload))
+                case Finished():
+                    finished = order
+                case _:
+                    raise TopicsError("a client is never asked")
+        return finished
+
+    async def _wait(self) -> None:
+        core = self._core
+        poller = self._zmq.asyncio.Poller()
+        for dealer in core.dealers.values():
+            poller.register(dealer.socket, self._zmq.POLLIN)
+        deadline = core.machine.deadline()
+        assert deadline is not None, "an operation under way has a deadline"
+        ready = dict(await poller.poll(max(0, int((deadline - core.clock.now()) * 1000) + 1)))
+        for dealer in list(core.dealers.values()):
+            if dealer.socket in ready:
+                answer = dealer.read(await dealer.socket.recv_multipart())
+                if answer is not None:
+                    core.machine.receive(answer, link=(), now=core.clock.now())
+        core.machine.wake(now=core.clock.now())
+
+
+async def _ignore_full(sending: Any) -> None:
+    """Wait for zmq.asyncio's send; a full queue counts as a lost message."""
+    if sending is not None:
+        try:
+            await sending
+        except import_zmq().ZMQError:
+            return

@@ -1,0 +1,624 @@
+"""The topics service on a virtual network, disk and clock: the same machines, the same bytes, seeded faults.
+
+A run has a safety phase, in which messages are lost, doubled and delayed, links are cut, disks fail or stall, and servers,
+proxies and clients crash at any instant (also between a write and its answer); and a liveness phase, in which everything
+heals, conflicts must be resolved, every client reads until there is nothing left, and the servers must then have reclaimed
+every message. The checkers look only at what the clients saw. One seed gives one trace.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final
+
+import xxhash
+
+from postroad.topics import messages as m
+from postroad.topics.checkers import Books, PutBook, SubscriptionBook, Verdicts, check
+from postroad.topics.client_machine import (
+    ClientMachine,
+    ClientOrder,
+    Finished,
+    FinishPut,
+    GetFrom,
+    Operation,
+    PutTo,
+    SubscribeTo,
+    UnsubscribeFrom,
+)
+from postroad.topics.options import ClientOptions, ProxyOptions, ServerOptions
+from postroad.topics.orders import Answered, Ask, Asked, Input, Parcel, Persist, Reply, Route
+from postroad.topics.proxy import ProxyMachine
+from postroad.topics.rows import Row
+from postroad.topics.server import ServerMachine
+from postroad.topics.store import MemoryStore
+from postroad.topics.transfer import TransferredMessage, message_text
+
+EPOCH_S: Final = 1_700_000_000.0
+SKEW_S: Final = 0.020
+HEAL_LIMIT_S: Final = 120.0
+EVENTS_MAX: Final = 2_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """What one run is made of; `from_seed` draws it."""
+
+    seed: int
+    proxies: int
+    servers: int
+    clients: int
+    topics: int
+    safety_s: float
+    period_s: float
+    loss: float
+    double: float
+    slow: float
+    disk_fail: float
+    fault_every_s: float
+    pause_s: float
+    part_bytes: int
+    late_server: bool
+    deaf: float  # chance that a proxy and a server cannot talk for a good part of the safety phase
+    stamps: bool = True
+    homes: bool = True
+    settle: bool = True
+
+    @classmethod
+    def from_seed(cls, seed: int) -> Scenario:
+        rng = random.Random(f"scenario {seed}")  # noqa: S311 - reproducible faults
+        return cls(
+            seed=seed,
+            proxies=rng.choice([1, 2, 2, 3, 3]),
+            servers=rng.choice([1, 2, 3, 3, 4]),
+            clients=rng.randint(2, 5),
+            topics=rng.randint(1, 4),
+            safety_s=rng.uniform(6, 14),
+            period_s=rng.choice([0.5, 1.0, 2.0, 5.0]),
+            loss=rng.choice([0.0, 0.01, 0.05, 0.15]),
+            double=rng.choice([0.0, 0.02, 0.1]),
+            slow=rng.choice([0.0, 0.02, 0.1]),
+            disk_fail=rng.choice([0.0, 0.0, 0.01]),
+            fault_every_s=rng.choice([0.3, 0.7, 1.5]),
+            pause_s=rng.choice([0.03, 0.1, 0.2]),
+            part_bytes=rng.choice([150, 600, 4 << 20]),
+            late_server=rng.random() < 0.3,
+            deaf=rng.choice([0.0, 0.3, 0.6]),
+        )
+
+
+@dataclass(slots=True)
+class Outcome:
+    seed: int
+    verdicts: Verdicts
+    messages: int
+    received: int
+    faults: int
+    merges: int
+    digest: str
+    virtual_s: float
+
+
+class World:
+    """Time, network and chance."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.rng = random.Random(f"world {scenario.seed}")  # noqa: S311 - reproducible faults
+        self.now = 0.0
+        self.healed = False
+        self.faults = 0
+        self.nodes: dict[bytes, Node] = {}
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+        self._cut: dict[tuple[bytes, bytes], float] = {}
+        self._trace = xxhash.xxh3_64()
+
+    def at(self, time: float, action: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._events, (max(time, self.now), self._count, action))
+
+    def run(self, until: float) -> None:
+        while self._events and self._events[0][0] <= until:
+            if self._count > EVENTS_MAX:
+                return
+            self.now, _, action = heapq.heappop(self._events)
+            action()
+        self.now = max(self.now, until)
+
+    def note(self, what: bytes) -> None:
+        self._trace.update(b"%.6f " % self.now)
+        self._trace.update(what[:300])
+
+    def digest(self) -> str:
+        return self._trace.hexdigest()
+
+    def fault(self) -> None:
+        self.faults += 1
+
+    def cut(self, a: bytes, b: bytes, seconds: float) -> None:
+        self.fault()
+        self._cut[min(a, b), max(a, b)] = self.now + seconds
+
+    def send(self, source: bytes, target: bytes, arrive: Callable[[], None]) -> None:
+        """Carry something over the network; while not healed it may be lost, doubled, or late."""
+        s, rng = self.scenario, self.rng
+        if self.healed:
+            self.at(self.now + rng.uniform(0.0002, 0.002), arrive)
+            return
+        if self._cut.get((min(source, target), max(source, target)), 0.0) > self.now or rng.random() < s.loss:
+            self.fault()
+            return
+        copies = 2 if rng.random() < s.double else 1
+        for _ in range(copies):
+            late = rng.random() < s.slow
+            self.faults += late
+            self.at(self.now + (rng.uniform(0.05, 1.5) if late else rng.uniform(0.0002, 0.004)), arrive)
+
+
+Machine = ServerMachine | ProxyMachine | ClientMachine
+
+
+class Node:
+    """A process: a machine, its disk, and what is under way between them."""
+
+    def __init__(self, world: World, address: bytes) -> None:
+        self.world = world
+        self.address = address
+        self.store = MemoryStore()
+        self.machine: Machine | None = None
+        self.incarnation = 0
+        self.skew = 0.0
+        self._queue: list[ClientOrder] = []
+        self._writing: list[Row] | None = None
+        self._armed: float | None = None
+        self.disk_fails = False
+        world.nodes[address] = self
+
+    def make(self) -> Machine:
+        raise NotImplementedError
+
+    @property
+    def now(self) -> float:
+        return EPOCH_S + self.world.now + self.skew
+
+    @property
+    def up(self) -> bool:
+        return self.machine is not None
+
+    def start(self) -> None:
+        if self.up:
+            return
+        self.incarnation += 1
+        self.world.note(b"start " + self.address)
+        self.machine = self.make()
+        self.pump()
+
+    def crash(self) -> None:
+        """Lose everything that is not on disk; a write under way is on disk or not."""
+        if not self.up:
+            return
+        self.world.fault()
+        self.world.note(b"crash " + self.address)
+        if self._writing is not None and self.world.rng.random() < 0.5:
+            self.store.commit(self._writing)
+        self.machine, self._queue, self._writing, self._armed = None, [], None, None
+        self.incarnation += 1
+
+    def deliver(self, message: Input, route: Route) -> None:
+        if self.machine is None:
+            return
+        self.world.note(self.address + b" < " + message.payload)
+        self.machine.receive(message, link=route, now=self.now)
+        self.pump()
+
+    def pump(self) -> None:
+        if self.machine is None:
+            return
+        self._queue += self.machine.outputs()
+        self._work()
+        self._arm()
+
+    def _arm(self) -> None:
+        if self.machine is None:
+            return
+        deadline = self.machine.deadline()
+        if deadline is None:
+            return
+        due = max(self.world.now, deadline - EPOCH_S - self.skew) + 1e-6
+        if self._armed is not None and self.world.now < self._armed <= due:
+            return
+        self._armed = due
+        incarnation = self.incarnation
+        self.world.at(due, lambda: self._wake(incarnation, due))
+
+    def _wake(self, incarnation: int, due: float) -> None:
+        if self.incarnation != incarnation or self.machine is None:
+            return
+        if self._armed == due:
+            self._armed = None
+        self.machine.wake(now=self.now)
+        self.pump()
+
+    def _work(self) -> None:
+        """Group commit: write everything that is queued in one go, then carry it out."""
+        if self._writing is not None or not self._queue:
+            return
+        batch, self._queue = self._queue, []
+        rows = [row for order in batch if isinstance(order, Persist) for row in order.rows]
+        if not rows:
+            self._carry_out(batch)
+            return
+        self._writing = rows
+        stall = not self.world.healed and self.world.rng.random() < 0.02
+        delay = self.world.rng.uniform(0.1, 0.4) if stall else self.world.rng.uniform(0.0001, 0.003)
+        incarnation = self.incarnation
+        self.world.at(self.world.now + delay, lambda: self._written(incarnation, batch, rows))
+
+    def _written(self, incarnation: int, batch: Sequence[ClientOrder], rows: list[Row]) -> None:
+        if self.incarnation != incarnation:
+            return
+        self._writing = None
+        world = self.world
+        if self.disk_fails and not world.healed and world.rng.random() < world.scenario.disk_fail:
+            self._disk_failed([*batch, *self._queue])
+            return
+        self.store.commit(rows)
+        if not world.healed and world.rng.random() < 0.002:  # between the write and the answer
+            self.crash()
+            world.at(world.now + world.rng.uniform(0.05, 2.0), self.start)
+            return
+        self._carry_out(batch)
+        self._work()
+
+    def _disk_failed(self, batch: Sequence[ClientOrder]) -> None:
+        """Section 4: revert the changes in memory and reply with an error."""
+        self.world.fault()
+        self.world.note(b"disk " + self.address)
+        for order in batch:
+            if isinstance(order, Reply):
+                self._send_reply(order.route, m.format_message(m.Status(self.address, m.STORAGE)))
+        self._queue = []
+        self.machine = self.make()
+        self.incarnation += 1
+        self._armed = None
+        self.pump()
+
+    def _carry_out(self, batch: Sequence[ClientOrder]) -> None:
+        for order in batch:
+            match order:
+                case Ask():
+                    self._send_ask(order)
+                case Reply(route, payload, ref):
+                    body = b"" if ref is None else self.store.body(ref.topic, ref.sequence)
+                    if body is not None:
+                        self._send_reply(route, payload + body)
+                case Finished():
+                    self.finished(order)
+                case Persist():
+                    pass
+
+    def finished(self, order: Finished) -> None:
+        raise NotImplementedError
+
+    def _send_ask(self, ask: Ask) -> None:
+        payload = ask.payload if ask.parcel is None else ask.payload + self._fill(ask.parcel)
+        route = (self.address, b"%d" % self.incarnation, b"%d" % ask.request)
+        target = self.world.nodes.get(ask.address)
+        if target is not None:
+            self.world.send(self.address, ask.address, lambda: target.deliver(Asked(payload), route))
+
+    def _fill(self, parcel: Parcel) -> bytes:
+        texts = [parcel.lines]
+        for ref in parcel.messages:
+            body = self.store.body(parcel.topic, ref.sequence)
+            assert body is not None, "a frozen copy keeps its messages"
+            texts.append(message_text(TransferredMessage(ref.id, ref.stamp, body)))
+        return b"".join(texts)
+
+    def _send_reply(self, route: Route, payload: bytes) -> None:
+        asker, incarnation, request = route
+        target = self.world.nodes[asker]
+        answer = Answered(int(request), payload)
+
+        def arrive() -> None:
+            if b"%d" % target.incarnation == incarnation:
+                target.deliver(answer, ())
+
+        self.world.send(self.address, asker, arrive)
+
+
+class ServerNode(Node):
+    def __init__(self, world: World, name: bytes, proxies: Sequence[bytes]) -> None:
+        super().__init__(world, name)
+        self.proxies = proxies
+        self.disk_fails = True
+        s = world.scenario
+        self.options = replace(
+            ServerOptions(),
+            period_s=s.period_s,
+            part_bytes=s.part_bytes,
+            stamps=s.stamps,
+            homes=s.homes,
+            settle=s.settle and s.stamps,
+        )
+
+    def make(self) -> ServerMachine:
+        self.skew = self.world.rng.uniform(-SKEW_S / 2, SKEW_S / 2)
+        return ServerMachine(
+            self.address, self.address, self.proxies, self.store.load_server(), options=self.options, now=self.now
+        )
+
+
+class ProxyNode(Node):
+    def make(self) -> ProxyMachine:
+        silent = max(2.0, 3 * self.world.scenario.period_s)
+        return ProxyMachine(self.address, self.store.load_proxy(), options=ProxyOptions(silent_s=silent))
+
+    def crash(self) -> None:
+        super().crash()
+        if self.world.rng.random() < 0.5:  # section 4: a proxy may lose the state of which servers to dispatch the topics to
+            self.store.routes = {}
+
+
+@dataclass(slots=True)
+class _Pending:
+    """What the application is waiting for."""
+
+    operation: Operation
+    put: PutBook | None = None
+    subscription: SubscriptionBook | None = None
+
+
+class ClientNode(Node):
+    """A client process and the application in it, whose journal (`books`) survives crashes."""
+
+    def __init__(self, world: World, name: str, proxies: Sequence[bytes], topics: Sequence[str], books: Books) -> None:
+        super().__init__(world, name.encode())
+        self.name = name
+        self.books = books
+        self.topics = list(topics)
+        self.proxies = list(proxies)
+        world.rng.shuffle(self.proxies)
+        self.rng = random.Random(f"client {name} {world.scenario.seed}")  # noqa: S311 - reproducible workload
+        self.pending: _Pending | None = None
+        self.journal: dict[str, bytes] = {}
+        self.numbers = 0
+        self.finishing = False
+        self.quiet = False
+        self.draining: dict[str, int] | None = None
+        self.failures = 0
+
+    def make(self) -> ClientMachine:
+        return ClientMachine(self.address, self.proxies, self.store.load_client(), options=ClientOptions())
+
+    def start(self) -> None:
+        if self.up:
+            return
+        super().start()
+        for topic in self.topics:  # what was received just before the crash is still there
+            last = self.store.received(topic.encode())
+            if last is not None and last[0] != self.journal.get(topic):
+                self._enter(topic, *last)
+        self._schedule()
+
+    def crash(self) -> None:
+        super().crash()
+        self.pending = None
+
+    def _enter(self, topic: str, message: bytes, body: bytes) -> None:
+        self.journal[topic] = message
+        self.books.receive(self.name, topic, body, self.world.now)
+
+    def _schedule(self, after: float | None = None) -> None:
+        incarnation = self.incarnation
+        pause = self.rng.expovariate(1 / self.world.scenario.pause_s) if after is None else after
+        self.world.at(self.world.now + pause, lambda: self._next(incarnation))
+
+    def _next(self, incarnation: int) -> None:
+        if self.incarnation != incarnation or self.pending is not None or self.machine is None:
+            return
+        operation = self._drain() if self.finishing else self._choose()
+        if operation is None:
+            return
+        self._begin(operation)
+
+    def _begin(self, operation: Operation) -> None:
+        assert isinstance(self.machine, ClientMachine)
+        topic, now = operation.topic.decode(), self.world.now
+        self.pending = _Pending(operation)
+        match operation:
+            case SubscribeTo() | UnsubscribeFrom():
+                joining = isinstance(operation, SubscribeTo)
+                self.pending.subscription = self.books.subscription(self.name, topic, joining=joining, now=now)
+            case PutTo():
+                self.pending.put = self.books.puts[operation.body]
+            case FinishPut():
+                unfinished = self.machine.unfinished(operation.topic)
+                assert unfinished is not None
+                self.pending.put = self.books.puts[unfinished.body]
+            case _:
+                pass
+        self.machine.begin(operation, now=self.now)
+        self.pump()
+        if not self.world.healed and self.rng.random() < 0.01:  # die while the request is under way
+            incarnation = self.incarnation
+            self.world.at(now + self.rng.uniform(0, 0.03), lambda: self._die(incarnation))
+
+    def _die(self, incarnation: int) -> None:
+        if self.incarnation == incarnation:
+            self.crash()
+            self.world.at(self.world.now + self.rng.uniform(0.02, 1.0), self.start)
+
+    def _choose(self) -> Operation:
+        assert isinstance(self.machine, ClientMachine)
+        opened = 1 + int(len(self.topics) * min(1.0, self.world.now / self.world.scenario.safety_s))
+        topic = self.rng.choice(self.topics[:opened])  # topics open one after the other: new ones are where owners diverge
+        name = topic.encode()
+        if self.machine.unfinished(name) is not None and self.rng.random() < 0.7:
+            return FinishPut(name)
+        kind = self.rng.choices(["get", "put", "subscribe", "unsubscribe"], [45, 40, 12, 3])[0]
+        events = self.books.subscriptions.get((self.name, topic))
+        if kind == "get" and not events:
+            kind = "subscribe"
+        match kind:
+            case "get":
+                return GetFrom(name)
+            case "put":
+                self.numbers += 1
+                return PutTo(name, self.books.new_put(self.name, topic, self.numbers, self.world.now).body)
+            case "subscribe":
+                return SubscribeTo(name)
+            case _:
+                return UnsubscribeFrom(name)
+
+    def _drain(self) -> Operation | None:
+        """Finish what is open; then, when everybody has, read every topic until it is empty."""
+        assert isinstance(self.machine, ClientMachine)
+        for topic in self.topics:
+            if self.machine.unfinished(topic.encode()) is not None:
+                return FinishPut(topic.encode())
+        self.quiet = True
+        for topic, empty in (self.draining or {}).items():
+            if empty <= 2:
+                return GetFrom(topic.encode())
+        return None
+
+    def finished(self, order: Finished) -> None:
+        pending, self.pending = self.pending, None
+        if pending is None:
+            return
+        topic, now = order.operation.topic.decode(), self.world.now
+        error = order.error
+        if error is None:
+            if pending.put is not None:
+                pending.put.done = now
+            if pending.subscription is not None:
+                pending.subscription.done = now
+            if order.message is not None:
+                self._enter(topic, order.message.id, order.message.body)
+        self._after(order, topic)
+
+    def _after(self, order: Finished, topic: str) -> None:
+        pause = None
+        if self.finishing:
+            pause = 0.001
+            if order.error is not None and order.error.retryable:
+                self.failures += 1
+                pause = 0.25
+            elif isinstance(order.operation, GetFrom) and order.message is None and self.draining is not None:
+                self.draining[topic] += 1
+        self._schedule(pause)
+
+    def finish(self) -> None:
+        self.finishing = True
+        if self.pending is None:
+            self._schedule(0.0)
+
+    def drain(self) -> None:
+        self.draining = dict.fromkeys(self.topics, 0)
+        self._schedule(0.0)
+
+    @property
+    def drained(self) -> bool:
+        done = self.draining is not None and all(empty > 2 for empty in self.draining.values())
+        return done and self.pending is None
+
+
+@dataclass(slots=True)
+class Simulation:
+    """One run of one scenario."""
+
+    scenario: Scenario
+    books: Books = field(default_factory=Books)
+    verdicts: Verdicts = field(default_factory=Verdicts)
+
+    def run(self) -> Outcome:
+        s = self.scenario
+        world = World(s)
+        proxy_names = [b"proxy%d" % i for i in range(s.proxies)]
+        proxies = [ProxyNode(world, name) for name in proxy_names]
+        servers = [ServerNode(world, b"server%d" % i, proxy_names) for i in range(s.servers)]
+        topics = [f"topic{i}" for i in range(s.topics)]
+        clients = [ClientNode(world, f"client{i}", proxy_names, topics, self.books) for i in range(s.clients)]
+        for node in [*proxies, *servers[: len(servers) - s.late_server], *clients]:
+            world.at(world.rng.uniform(0, 0.1), node.start)
+        if s.late_server:
+            world.at(s.safety_s / 2, servers[-1].start)
+        self._plan_faults(world, [*servers, *servers, *proxies, *clients])
+        world.run(s.safety_s)
+        self._heal(world, clients, servers)
+        merges = sum(len(server.store.moved) for server in servers)
+        check(self.books, self.verdicts, skew_s=SKEW_S + 0.05)
+        received = sum(map(len, self.books.received.values()))
+        messages = len(self.books.puts)
+        return Outcome(s.seed, self.verdicts, messages, received, world.faults, merges, world.digest(), world.now)
+
+    def _plan_faults(self, world: World, nodes: Sequence[Node]) -> None:
+        rng = world.rng
+        for proxy in [node for node in nodes if isinstance(node, ProxyNode)]:
+            for server in dict.fromkeys(node for node in nodes if isinstance(node, ServerNode)):
+                if rng.random() < self.scenario.deaf:
+                    start, length = (
+                        rng.choice([0.0, rng.uniform(0, self.scenario.safety_s)]),
+                        rng.uniform(1, self.scenario.safety_s),
+                    )
+                    world.at(start, partial(world.cut, proxy.address, server.address, length))
+        time = rng.expovariate(1 / self.scenario.fault_every_s)
+        while time < self.scenario.safety_s:
+            victim = rng.choice(nodes)
+            if rng.random() < 0.6:
+                world.at(time, victim.crash)
+                world.at(time + rng.choice([0.05, 0.5, 3.0]) * rng.uniform(0.5, 1.5), victim.start)
+            else:
+                other = rng.choice([node for node in nodes if node is not victim])
+                world.at(time, partial(world.cut, victim.address, other.address, rng.uniform(0.1, 3.0)))
+            time += rng.expovariate(1 / self.scenario.fault_every_s)
+
+    def _heal(self, world: World, clients: Sequence[ClientNode], servers: Sequence[ServerNode]) -> None:
+        world.healed = True
+        for node in world.nodes.values():
+            node.start()
+        limit = world.now + HEAL_LIMIT_S
+        if not self._until(world, limit, lambda: self._one_owner(servers)):
+            self.verdicts.note("stuck", "two servers still own one topic")
+        for client in clients:
+            client.finish()
+        self._until(world, limit, lambda: all(client.quiet for client in clients))
+        world.run(world.now + 2 * self.scenario.period_s + 2)  # what was delayed arrives, every proxy has heard every server
+        for client in clients:
+            client.drain()
+        self._until(world, limit, lambda: all(client.drained for client in clients))
+        for client in clients:
+            if not client.drained:
+                self.verdicts.note("stuck", f"{client.name} still waits for {client.pending} after {client.failures} failures")
+        self._until(world, world.now + 6 * self.scenario.period_s + 2, lambda: not self._kept(servers))
+        if kept := self._kept(servers):
+            self.verdicts.note("leaked", f"{kept} messages that everybody has read are still stored", kept)
+
+    def _until(self, world: World, limit: float, done: Callable[[], bool]) -> bool:
+        while world.now < limit:
+            if done():
+                return True
+            world.run(world.now + 0.25)
+        return done()
+
+    @staticmethod
+    def _kept(servers: Sequence[ServerNode]) -> int:
+        return sum(len(log) for server in servers for log in server.store.messages.values())
+
+    @staticmethod
+    def _one_owner(servers: Sequence[ServerNode]) -> bool:
+        owners: dict[bytes, int] = {}
+        for server in servers:
+            for topic in server.store.topics:
+                owners[topic] = owners.get(topic, 0) + 1
+        return all(count == 1 for count in owners.values())
+
+
+def simulate(seed: int, *, stamps: bool = True, homes: bool = True, settle: bool = True) -> Outcome:
+    return Simulation(replace(Scenario.from_seed(seed), stamps=stamps, homes=homes, settle=settle)).run()

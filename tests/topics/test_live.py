@@ -1,0 +1,100 @@
+"""Three proxies, three servers, eight clients as real processes, killed at random: the books balance."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.topics.live_service import Service, eventually
+from tests.topics.live_worker import read_journal
+
+from postroad.topics.checkers import Books, Verdicts, check
+
+WORKER = Path(__file__).with_name("live_worker.py")
+TOPICS = ["alpha", "beta", "gamma delta", "a/b/../c"]
+CLIENTS = [f"client{i}" for i in range(8)]
+
+
+def books_of(root: Path) -> Books:
+    """Turn the journals into the books the simulator's checkers read."""
+    books = Books()
+    for name in CLIENTS:
+        for line in read_journal(root / f"{name}.journal"):
+            at, topic = float(str(line["time"])), str(line.get("topic", ""))
+            match line["kind"]:
+                case "subscribe":
+                    books.subscription(name, topic, joining=True, now=at)
+                case "subscribed":
+                    books.subscriptions[name, topic][-1].done = at
+                case "put":
+                    books.new_put(name, topic, int(str(line["number"])), at)
+                case "done":
+                    books.puts[str(line["body"]).encode()].done = at
+                case _:
+                    books.receive(name, topic, str(line["body"]).encode(), at)
+    return books
+
+
+def subscriptions(root: Path) -> int:
+    return sum(line["kind"] == "subscribed" for name in CLIENTS for line in read_journal(root / f"{name}.journal"))
+
+
+def run_live(root: Path, *, seconds: float, seed: int) -> tuple[Books, int]:
+    rng = random.Random(seed)
+    service = Service(root, proxies=3, servers=3)
+    for name in CLIENTS:
+        proxies = rng.sample(service.addresses, 3)
+        service.add(name, [sys.executable, str(WORKER), name, str(root), ",".join(proxies), ",".join(TOPICS)])
+    kills = 0
+    with service:
+        assert eventually(lambda: subscriptions(root) == len(CLIENTS) * len(TOPICS), within_s=60), service.failed()
+        end = time.monotonic() + seconds
+        down: dict[str, float] = {}
+        while time.monotonic() < end:
+            time.sleep(rng.uniform(0.2, 1.2))
+            for name in [n for n, until in down.items() if until < time.monotonic()]:
+                del down[name]
+                service.start(name)
+            name = rng.choice(list(service.commands))
+            if name not in down and service.processes[name].poll() is None:
+                service.kill(name)
+                kills += 1
+                down[name] = time.monotonic() + rng.choice([0.0, 0.3, 2.0])
+        service.start_missing()
+        (root / "finish").touch()
+        assert eventually(lambda: all((root / f"{n}.quiet").exists() for n in CLIENTS), within_s=90), service.failed()
+        time.sleep(3)  # every conflict is announced and merged
+        (root / "drain").touch()
+        assert eventually(lambda: all((root / f"{n}.drained").exists() for n in CLIENTS), within_s=90), service.failed()
+        assert not service.failed()
+    return books_of(root), kills
+
+
+def assert_balanced(books: Books, kills: int, seed: int) -> None:
+    verdicts = Verdicts()
+    check(books, verdicts, skew_s=0.1)
+    received = sum(map(len, books.received.values()))
+    done = sum(put.done is not None for put in books.puts.values())
+    sys.stderr.write(f"\nseed {seed}: {kills} kills, {len(books.puts)} puts, {done} successful, {received} received\n")
+    assert verdicts.total == 0, (seed, verdicts.examples)
+    assert done > 20
+    assert received > 8 * done * 0.5
+    assert kills > 5
+
+
+def test_the_books_balance_after_random_kills(tmp_path: Path) -> None:
+    """Must show 2, in short: SIGKILL of any process at any instant loses and doubles nothing."""
+    seed = 7
+    books, kills = run_live(tmp_path, seconds=12, seed=seed)
+    assert_balanced(books, kills, seed)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_books_balance_after_thirty_seconds_of_kills(tmp_path: Path, seed: int) -> None:
+    """Must show 2, in full length."""
+    books, kills = run_live(tmp_path, seconds=30, seed=seed)
+    assert_balanced(books, kills, seed)
