@@ -179,7 +179,7 @@ def test_a_crash_without_a_file_goes_back_to_where_the_broker_resumes() -> None:
 
 def test_a_gap_told_before_a_crash_stays_told() -> None:
     """The broker need not tell it again."""
-    gap = [Freed(2.9, P, 2, retention=True), Gapped(3.0, "s", P, 0, 2)]
+    gap: list[Event] = [Freed(2.9, P, 2, retention=True), Gapped(3.0, "s", P, 0, 2)]
     assert check(History([*three(durable=True), *gap, Forgot(4.0, "s", None), began(2, at=5.0), got(3)]), odd_only) == []
 
 
