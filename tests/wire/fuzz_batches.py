@@ -7,6 +7,7 @@ with batches. Prints the counts; any exception but `BatchError` ends it.
 from __future__ import annotations
 
 import random
+import resource
 import struct
 import sys
 from pathlib import Path
