@@ -379,9 +379,10 @@ class OverlayError(PostroadError):
 
 
 class DurableBusyError(OverlayError):
-    """Another client is connected to the durable subscription of this name."""
+    """Another client is connected to the durable subscription of this name, or was a moment ago."""
 
     code = 501
+    retryable = True
 
 
 class DurableElsewhereError(OverlayError):

@@ -177,6 +177,12 @@ def test_a_crash_without_a_file_goes_back_to_where_the_broker_resumes() -> None:
     assert kinds_by(Completeness, [*crashed, began(2, at=5.0), got(3)]) == ["lost"]
 
 
+def test_a_gap_told_before_a_crash_stays_told() -> None:
+    """The broker need not tell it again."""
+    gap: list[Event] = [Freed(2.9, P, 2, retention=True), Gapped(3.0, "s", P, 0, 2)]
+    assert check(History([*three(durable=True), *gap, Forgot(4.0, "s", None), began(2, at=5.0), got(3)]), odd_only) == []
+
+
 def test_start_exactness_sees_a_message_that_got_a_tick_before_the_start() -> None:
     """What is published after the subscription was active must get a tick after its start."""
     assert kinds_by(StartExactness, [asked(), began(5, at=0.5), published(4, at=1.0), logged(4)]) == ["lost"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import partial
 from typing import Final
 
 import pytest
@@ -28,7 +29,7 @@ def publish(overlay: Overlay, client: str, symbol: str, *times: float, bulk: int
     """Publish one message of a symbol at each of these times."""
     for number, when in enumerate(times):
         payload = f"{client} {symbol} {number}".encode() + bytes(bulk)
-        overlay.at(when, lambda p=payload: overlay.clients[client].publish({"symbol": symbol}, p))  # type: ignore[misc]
+        overlay.at(when, partial(overlay.clients[client].publish, {"symbol": symbol}, payload))
 
 
 def every(step: float, begin: float, end: float) -> list[float]:

@@ -24,6 +24,7 @@ from postroad.core.packets import (
     Subscribe,
     Subscribed,
     Unsubscribe,
+    Unsubscribed,
     pubend_broker,
 )
 from postroad.core.parts import FULL_HOPS, Parts
@@ -84,6 +85,11 @@ class Subscribing:
 
     def unsubscribe(self, link: LinkId, packet: Unsubscribe, request: int, now: float) -> None:
         subscription = self._parts.edge.find(link, packet.handle)
+        moving = next((m.name for m in self._moves.values() if (m.link, m.handle) == (link, packet.handle)), None)
+        if moving is not None:
+            del self._moves[moving]
+            self._parts.send(link, Unsubscribed(packet.handle), request)
+            return
         if subscription is None:
             self._parts.refuse(link, request, UnknownHandleError(f"no subscription {packet.handle} on this connection"))
             return
@@ -202,6 +208,9 @@ class Subscribing:
         move = self._moves.get(reply.name)
         if move is None or move.version != reply.version:
             return
+        if not reply.known and move.asked:
+            self._not_there(move, reply.source, now)
+            return
         del self._moves[reply.name]
         if reply.busy:
             self._parts.refuse(move.link, move.packet, DurableBusyError(f"another client is connected as {reply.name!r}"))
@@ -216,7 +225,19 @@ class Subscribing:
         for name, move in list(self._moves.items()):
             if now >= move.deadline:
                 del self._moves[name]
-                self._move_without_home(move, now)
+                if move.asked:
+                    text = f"whether {name!r} is new is not sure while these brokers do not answer: {list(move.asked)}"
+                    self._parts.refuse(move.link, move.packet, DurableElsewhereError(text))
+                else:
+                    self._move_without_home(move, now)
+
+    def _not_there(self, move: Move, broker: int, now: float) -> None:
+        """Note that a name is not at home at a broker; when it is at none, it is new."""
+        move.asked.pop(broker, None)
+        if move.asked:
+            return
+        del self._moves[move.name]
+        self._begin_move(move, {}, now)
 
     # --- catching up ---
 
@@ -253,31 +274,39 @@ class Subscribing:
             return
         home = durables.elsewhere(name)
         if home is None:
-            if name not in durables.homes and not self._may_create(packet.positions):
-                text = f"{name!r} is not known here, and not every broker is in reach to tell; try again later"
-                self._parts.refuse(link, request, DurableElsewhereError(text))
+            if name not in durables.homes and self._parts.known and not self._names_every_pubend(packet.positions):
+                self._ask_everyone(link, request, packet, name, now)
                 return
             durables.take_home(name, packet.filter, {**packet.positions, **packet.acknowledged})
             self._begin(link, request, packet, dict(packet.positions), dict(packet.acknowledged), now)
             return
         self._move(link, request, packet, name, home, now)
 
-    def _may_create(self, positions: Positions) -> bool:
-        """Tell whether a name we never heard of is surely new, or may be treated so: what is out of reach could be its home."""
-        if all(self._parts.router.reachable(broker) for broker in self._parts.known):
-            return True
-        return self._names_every_pubend(positions)
+    def _ask_everyone(self, link: LinkId, request: int, packet: Subscribe, name: str, now: float) -> None:
+        """Find out whether a name we never heard of is new: word of its home may be on its way still."""
+        deadline = now + self._parts.config.home_query_s
+        brought, done = dict(packet.positions), dict(packet.acknowledged)
+        version = self._parts.next_epoch()  # never used before, so that no answer to an earlier question counts
+        move = Move(link, request, packet.handle, packet.filter, name, brought, done, version, deadline, packet.earliest)
+        self._moves[name] = move
+        for broker in self._parts.known:
+            move.asked[broker] = None
+            self._parts.unicast(HomeQuery(broker, self._parts.broker, FULL_HOPS, name, version))
 
     def _names_every_pubend(self, positions: Positions) -> bool:
         known = [*self._parts.pubends, *(pubend for pubends in self._parts.known.values() for pubend in pubends)]
         return all(pubend in positions for pubend in known)
 
     def _is_rival(self, home: DurableHome) -> bool:
-        """Tell whether another broker says it is the home of a durable whose client is here, with the same version as ours."""
+        """Tell whether word of a durable's home contradicts that its client is here.
+
+        Either another broker names itself with the same version as ours, or the name was forgotten in a former life.
+        """
         ours = self._parts.durables.here.get(home.name)
-        if ours is None or ours.subscription is None or home.broker in (0, self._parts.broker):
+        if ours is None or ours.subscription is None or home.broker == self._parts.broker or home.version < ours.version:
             return False
-        return home.version == ours.version and self._parts.edge.subscriptions[ours.subscription].answered
+        contradicts = home.version == ours.version or home.broker == 0
+        return contradicts and self._parts.edge.subscriptions[ours.subscription].answered
 
     def _still_home(self, name: str) -> None:
         if name in self._parts.durables.here:
@@ -287,7 +316,7 @@ class Subscribing:
         version = self._parts.durables.homes[name].version
         deadline = now + self._parts.config.home_query_s
         brought, done = dict(packet.positions), dict(packet.acknowledged)
-        move = Move(link, request, packet.handle, packet.filter, name, brought, done, version, deadline)
+        move = Move(link, request, packet.handle, packet.filter, name, brought, done, version, deadline, packet.earliest)
         query = HomeQuery(home, self._parts.broker, FULL_HOPS, name, version)
         if self._parts.unicast(query):
             self._moves[name] = move
@@ -306,7 +335,7 @@ class Subscribing:
         positions = self._parts.durables.positions(cursors, move.positions)
         done = self._parts.durables.positions(cursors, move.acknowledged)
         self._parts.durables.take_home(move.name, move.filter, {**positions, **done})
-        packet = Subscribe(move.handle, move.filter, move.name, move.positions)
+        packet = Subscribe(move.handle, move.filter, move.name, move.positions, move.earliest)
         self._begin(move.link, move.packet, packet, positions, done, now)
 
     def _begin(self, link: LinkId, request: int, packet: Subscribe, positions: Positions, done: Positions, now: float) -> None:

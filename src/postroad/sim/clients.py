@@ -167,15 +167,19 @@ class ClientNode:
 
     def move(self, brokers: list[BrokerNode]) -> None:
         """Dial these brokers from now on, leaving the present one."""
-        self.brokers = brokers
         self.world.note("client", f"{self.name} moves to broker {brokers[0].broker}")
         if self.session is not None and self._main is not None:
             self._leave_main()
+            self._act()
+        self.brokers = brokers
 
-    def cut_off(self) -> None:
-        """Break the main connection."""
+    def cut_off(self, *, silently: bool = False) -> None:
+        """Break the main connection; silently, each end notices in its own time."""
         if self._main is not None:
-            self._main.reset()
+            if silently:
+                self._main.cut()
+            else:
+                self._main.reset()
 
     def pause_reading(self, paused: bool) -> None:
         """Stop or go on reading from the main connection."""
@@ -306,11 +310,13 @@ class ClientNode:
         """Try the next broker when this one did not answer."""
         if self._main is cable and cable.connection is None and self.session is not None:
             self._leave_main()
+            self._act()
 
     def _leave_main(self) -> None:
         cable = self._main
         assert cable is not None
         self._main = None
+        self._lose(cable)
         self._drop_cable(cable)
         self.brokers = self.brokers[1:] + self.brokers[:1] if len(self.brokers) > 1 else self.brokers
         self.world.after(self.habits.redial_s, self._dial_main)
@@ -333,24 +339,32 @@ class ClientNode:
         self._act()
 
     def disconnected(self, end: End) -> None:
-        self._readers.pop(end.link, None)
-        if self._ends.pop(end.link, None) is None or self.session is None:
+        if end.link not in self._ends or self.session is None:
             return
-        if end.link == self.session.main:
-            for following in self.following:
-                if not following.ended:
-                    self.history.add(seen.Disconnected(self.world.now, following.subscription))
-        self.session.clock(self._wall_ms())
-        self.session.disconnected(end.link, now=self.world.now)
+        self._lose(end.cable)
         if end.cable is self._main:
             self._leave_main()
         self._act()
+
+    def _lose(self, cable: Cable) -> None:
+        """Tell the session that its connection over a cable is gone, if there was one."""
+        assert self.session is not None
+        for end in [end for end in self._ends.values() if end.cable is cable]:
+            del self._ends[end.link], self._readers[end.link]
+            if end.link == self.session.main:
+                for following in self.following:
+                    if not following.ended:
+                        self.history.add(seen.Disconnected(self.world.now, following.subscription))
+            self.session.clock(self._wall_ms())
+            self.session.disconnected(end.link, now=self.world.now)
 
     def received(self, end: End, data: bytes) -> None:
         reader = self._readers.get(end.link)
         if reader is None or self.session is None:
             return
         for packet, packet_id, batch in reader.feed(data):
+            if end.link not in self._ends:
+                return
             self.session.clock(self._wall_ms())
             if isinstance(packet, Error):
                 self.session.refused(packet_id, error_of_code(packet.code, packet.text), link=end.link, now=self.world.now)

@@ -90,9 +90,9 @@ def client_slow(overlay: Overlay, chance: random.Random) -> str:
 
 
 def client_cut(overlay: Overlay, chance: random.Random) -> str:
-    client = _any_client(overlay, chance)
-    client.cut_off()
-    return client.name
+    client, silently = _any_client(overlay, chance), chance.random() < 0.5
+    client.cut_off(silently=silently)
+    return client.name + (", silently" if silently else "")
 
 
 def client_move(overlay: Overlay, chance: random.Random) -> str:

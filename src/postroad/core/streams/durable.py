@@ -5,8 +5,8 @@ says where it is; the highest version counts. A move raises the version: the new
 its holds are confirmed. The former home keeps its record, and with it the hold on the logs, until then.
 
 Every broker stores what it was told, so that after a restart it does not take a known name for a new one. A name it was never
-told of may have been created while it was cut off: it takes that for new only when every broker it ever heard of is in
-reach, or when the client brings a position for every pubend.
+told of may still exist, word of it being on its way: it takes that for new only when every broker it ever heard of says that
+it is not there, or when the client brings a position for every pubend.
 
 Invariant: at every moment at least one broker holds the logs for a durable subscription that was ever reported active.
 """
@@ -196,3 +196,5 @@ class Move:
     acknowledged: Positions
     version: int
     deadline: float
+    earliest: bool
+    asked: dict[int, None] = field(default_factory=dict)  # brokers that must say whether they know the name

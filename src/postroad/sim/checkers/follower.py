@@ -40,9 +40,8 @@ class Stream:
     resuming: bool = False  # its client forgot, and the broker has not yet said where it goes on
 
     def go_back(self, tick: int) -> None:
-        """Forget everything after a tick."""
+        """Forget everything after a tick, but not what was told to be gone: it was told, and is not told again."""
         self.rows = [row for row in self.rows if row[0] <= tick]
-        self.gaps = [(lo, min(hi, tick)) for lo, hi in self.gaps if lo < tick]
         self.position = min(self.position, tick)
         self.committed = min(self.committed, tick)
 

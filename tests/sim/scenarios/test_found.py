@@ -1,0 +1,176 @@
+"""What the simulator has found: the seeds, and where the story is short enough, the schedule written out.
+
+A seed's run changes when workload or faults change, so the seeds guard little by themselves; the schedules keep their meaning.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+from typing import Final
+
+import pytest
+
+from postroad.core.parts import BrokerConfig
+from postroad.sim.clients import Habits
+from postroad.sim.disk import DiskProfile
+from postroad.sim.network import CableProfile
+from postroad.sim.overlay import Overlay
+from postroad.sim.predicates import equals, everything
+from postroad.sim.soak import run_seed
+
+SEEDS: Final = (2, 4, 5, 8, 9, 10, 14, 15, 24, 32, 36, 37, 50, 67, 98, 100, 101, 107, 136)
+FORGETFUL: Final = Habits(keeps_file=False)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_seed_that_once_failed(seed: int) -> None:
+    """It holds now."""
+    result = run_seed(seed)
+    assert result.sound, f"{result.violations[0]}\nto repeat: {result.command}"
+
+
+def line_of(*brokers: int, config: BrokerConfig | None = None, profile: CableProfile | None = None) -> Overlay:
+    """Join brokers in a line."""
+    overlay = Overlay(1, config=config)
+    for broker in brokers:
+        overlay.broker(broker, disk=DiskProfile(segment_batches=1))
+    for a, b in pairwise(brokers):
+        overlay.link(a, b, profile)
+    return overlay
+
+
+def publish_all(overlay: Overlay, client: str, begin: float, end: float, step: float = 0.1, size: int = 0) -> None:
+    count = int((end - begin) / step)
+    for number in range(count):
+        payload = f"{client} {begin} {number}".encode() + bytes(size)
+        overlay.at(begin + number * step, partial(overlay.clients[client].publish, {"symbol": "A"}, payload))
+
+
+def holds(overlay: Overlay, until: float, within: float = 60.0) -> None:
+    overlay.run(until)
+    overlay.heal()
+    assert overlay.settle(within), "it does not converge"
+    assert overlay.violations() == []
+    assert overlay.deliveries > 0
+
+
+def test_rows_do_not_overtake_the_answer_to_subscribe() -> None:
+    """What is behind a subscription's start in a cache nearby waits until the client knows where it begins."""
+    overlay = line_of(1, 2, profile=CableProfile(latency_s=0.2))
+    overlay.client("writer", 2)
+    reader = overlay.client("reader", 2)
+    publish_all(overlay, "writer", 1.0, 5.0)
+    text = overlay.filter(everything())
+    overlay.at(3.0, lambda: reader.follow(text, subscription="all", earliest=True))
+    holds(overlay, 6.0, within=10.0)
+
+
+def test_a_gap_larger_than_the_cache_is_filled() -> None:
+    """After a long cut more is missing than the cache can hold."""
+    overlay = line_of(1, 2, config=BrokerConfig(cache_bytes=1_500))
+    overlay.client("writer", 1)
+    reader = overlay.client("reader", 2)
+    text = overlay.filter(everything())
+    overlay.at(1.0, lambda: reader.follow(text, subscription="all"))
+    publish_all(overlay, "writer", 2.0, 8.0, size=500)
+    overlay.at(3.0, overlay.cable(1, 2).cut)
+    overlay.at(7.0, overlay.cable(1, 2).heal)
+    holds(overlay, 9.0)
+
+
+def test_the_last_message_is_missed_though_nothing_follows_it() -> None:
+    """After a crash the horizon is ahead of the clock, so no silence follows what was lost on the way."""
+    overlay = line_of(1, 2)
+    overlay.client("writer", 1)
+    reader = overlay.client("reader", 2)
+    text = overlay.filter(everything())
+    overlay.at(1.0, lambda: reader.follow(text, subscription="all"))
+    overlay.at(2.5, overlay.node(1).crash)
+    overlay.at(2.6, overlay.node(1).start)
+    publish_all(overlay, "writer", 4.0, 4.5)
+    overlay.at(4.2, overlay.cable(1, 2).cut)
+    overlay.at(6.0, overlay.cable(1, 2).heal)
+    holds(overlay, 7.0, within=8.0)
+
+
+def test_catching_up_ends_over_a_link_slower_than_the_retry() -> None:
+    """An answer that takes longer than the retry counts all the same."""
+    overlay = line_of(1, 2, config=BrokerConfig(keep_s=60.0), profile=CableProfile(bytes_per_s=15_000))
+    overlay.client("writer", 1)
+    reader = overlay.client("reader", 2)
+    publish_all(overlay, "writer", 1.0, 3.0, step=0.05, size=1_500)
+    text = overlay.filter(everything())
+    overlay.at(4.0, lambda: reader.follow(text, subscription="all", earliest=True))
+    holds(overlay, 5.0)
+
+
+def test_positions_brought_are_not_acknowledged() -> None:
+    """A client that received, reconnected and then crashed gets again what its application had not finished."""
+    overlay = line_of(1)
+    overlay.client("writer", 1)
+    reader = overlay.client("reader", 1, habits=Habits(keeps_file=True, acknowledges_after_s=1.0))
+    text = overlay.filter(everything())
+    overlay.at(1.0, lambda: reader.follow(text, subscription="all", name="all"))
+    publish_all(overlay, "writer", 2.0, 4.0)
+    overlay.at(4.1, reader.cut_off)
+    overlay.at(4.6, reader.crash)
+    overlay.at(5.0, reader.start)
+    holds(overlay, 6.0)
+
+
+def test_a_durable_subscription_is_not_begun_anew_where_it_is_unknown() -> None:
+    """Its client, without a file, comes to a broker that was cut off when the subscription was made."""
+    overlay = line_of(1, 2)
+    overlay.client("writer", 2)
+    reader = overlay.client("reader", 2, habits=FORGETFUL)
+    text = overlay.filter(equals("symbol", "A"))
+    overlay.at(1.0, overlay.cable(1, 2).cut)
+    overlay.at(3.0, lambda: reader.follow(text, subscription="all", name="all"))
+    publish_all(overlay, "writer", 4.0, 14.0)
+    overlay.at(5.0, lambda: reader.crash(lose_file=True))
+    overlay.at(5.0, lambda: reader.move([overlay.node(1)]))
+    overlay.at(5.5, reader.start)
+    overlay.at(7.0, overlay.cable(1, 2).heal)
+    holds(overlay, 15.0)
+
+
+def test_a_restarted_broker_knows_where_durable_subscriptions_are_at_home() -> None:
+    """A client without a file comes to a broker that has just restarted and has no links yet."""
+    overlay = line_of(1, 2)
+    overlay.client("writer", 2)
+    reader = overlay.client("reader", 2, habits=FORGETFUL)
+    text = overlay.filter(equals("symbol", "A"))
+    overlay.at(1.0, lambda: reader.follow(text, subscription="all", name="all"))
+    publish_all(overlay, "writer", 2.0, 6.0)
+    overlay.at(3.0, reader.crash)
+    overlay.at(3.0, lambda: reader.move([overlay.node(1)]))
+    overlay.at(3.9, overlay.node(1).crash)
+    overlay.at(4.0, overlay.node(1).start)
+    overlay.at(4.0, reader.start)
+    holds(overlay, 7.0)
+
+
+def test_a_pubend_that_comes_into_reach_later_is_held_before_it_is_announced() -> None:
+    """What its broker writes between the announcement and the hold must not be released."""
+    overlay = line_of(1, 2, config=BrokerConfig(silence_s=0.1), profile=CableProfile(latency_s=0.3))
+    overlay.client("writer", 1)
+    reader = overlay.client("reader", 2, habits=Habits(acknowledges_after_s=2.0))
+    text = overlay.filter(everything())
+    overlay.at(1.0, overlay.cable(1, 2).cut)
+    overlay.at(3.0, lambda: reader.follow(text, subscription="all"))
+    publish_all(overlay, "writer", 4.0, 8.0)
+    overlay.at(5.0, overlay.cable(1, 2).heal)
+    holds(overlay, 9.0)
+
+
+def test_a_client_returns_before_its_broker_noticed_that_it_was_gone() -> None:
+    """The durable subscription is busy for a moment; the client tries again."""
+    overlay = line_of(1)
+    overlay.client("writer", 1)
+    reader = overlay.client("reader", 1)
+    text = overlay.filter(everything())
+    overlay.at(1.0, lambda: reader.follow(text, subscription="all", name="all"))
+    publish_all(overlay, "writer", 2.0, 4.0)
+    overlay.at(3.0, lambda: reader.cut_off(silently=True))
+    holds(overlay, 5.0)

@@ -1,0 +1,99 @@
+"""Random runs with every kind of fault, and the commands that run and tell them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from postroad.cli import main
+from postroad.sim.checkers import KINDS, Violation
+from postroad.sim.faults import FAULTS
+from postroad.sim.soak import Result, Summary, run_seed
+
+BLOCK = 12
+SMALL = (
+    "from postroad.sim.soak import run_seed; from postroad.sim.workload import Shape; "
+    "print(run_seed(3, Shape(busy_s=6.0)).digest)"
+)
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_seeds_hold(block: int) -> None:
+    """Whatever fails, nothing is lost, doubled, out of order or stuck."""
+    for seed in range(block * BLOCK, (block + 1) * BLOCK):
+        result = run_seed(seed)
+        assert result.messages > 0
+        assert result.sound, f"{result.violations[0]}\nto repeat: {result.command}"
+
+
+def test_a_seed_gives_the_same_digest_in_every_process() -> None:
+    """Neither memory addresses nor the hash seed of the process leak into a run."""
+    digests = set()
+    for hash_seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}
+        done = subprocess.run([sys.executable, "-c", SMALL], env=environment, capture_output=True, text=True, check=True)
+        digests.add(done.stdout)
+    assert len(digests) == 1
+
+
+def test_different_seeds_are_different_runs() -> None:
+    """The seed decides the run."""
+    assert run_seed(1).digest != run_seed(2).digest
+
+
+def test_every_kind_of_fault_occurs_within_the_seeds_of_the_suite() -> None:
+    """A fault that never strikes tests nothing."""
+    kinds = set()
+    for seed in range(8):
+        kinds |= {line.text.split(":")[0] for line in run_seed(seed, story=True).story if line.kind == "fault"}
+    assert kinds == set(FAULTS)
+
+
+def test_soak_prints_a_line_per_seed_and_a_summary() -> None:
+    """`postroad sim soak --json` can be read by a program."""
+    done = CliRunner().invoke(main, ["sim", "soak", "--seeds", "0:2", "--json", "--workers", "1"])
+    assert done.exit_code == 0, done.output
+    *seeds, last = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["seed"] for line in seeds] == [0, 1]
+    summary = last["summary"]
+    assert {"lost", "duplicated", "misordered", "stuck", "faults", "messages", "digest"} <= summary.keys()
+    assert summary["messages"] == sum(line["messages"] for line in seeds)
+
+
+def test_soak_says_how_to_repeat_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A violation makes the exit code 1 and names the seed and the command."""
+    bad = Result(7, "d", 1, 1, 1, 1.0, (Violation("lost", 1.0, "something"),))
+    monkeypatch.setattr("postroad.cli.soak.run_soak", lambda _seeds, workers: iter([bad][:workers]))
+    done = CliRunner().invoke(main, ["sim", "soak", "--seeds", "7:8", "--workers", "1"])
+    assert done.exit_code == 1
+    assert "postroad sim replay --seed 7" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["5", "5:5", "a:b", "9:3", ":"])
+def test_soak_refuses_what_is_no_range(text: str) -> None:
+    """A range of seeds is written A:B."""
+    done = CliRunner().invoke(main, ["sim", "soak", "--seeds", text])
+    assert done.exit_code == 2
+    assert "range of seeds" in done.stderr
+
+
+def test_replay_tells_the_story() -> None:
+    """`postroad sim replay` names the faults and ends with a verdict."""
+    done = CliRunner().invoke(main, ["sim", "replay", "--seed", "3"])
+    assert done.exit_code == 0, done.output
+    assert "everything heals" in done.stdout
+    assert "fault" in done.stdout
+    assert "Nothing was lost" in done.stdout
+
+
+def test_a_summary_counts_every_kind() -> None:
+    """No kind of violation is left out of the sum."""
+    summary = Summary()
+    summary.add(Result(1, "d", 2, 3, 4, 5.0, tuple(Violation(kind, 0.0, "") for kind in KINDS)))
+    assert all(summary.line()[kind] == 1 for kind in KINDS)
+    assert not summary.sound
