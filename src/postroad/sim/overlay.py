@@ -134,6 +134,8 @@ class Overlay:
                 node.start()
         for client in self.clients.values():
             client.pause_reading(False)
+            for following in client.following:
+                client.take_rows(following, True)
             if not client.alive:
                 client.start()
 
