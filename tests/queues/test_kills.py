@@ -1,4 +1,4 @@
-"""Sixteen takers, two server processes, one PostgreSQL, twenty thousand messages; then the same with everything killed once.
+"""Sixteen takers, two brokers, one PostgreSQL, twenty thousand messages; then the same with everything killed once.
 
 The takers are in processes of their own. Each writes what it took and what it finished, line by line, so that a killed taker's
 work is known up to its death. A message counts as finished when `done` returned.
@@ -75,23 +75,25 @@ class Stage:
     """The processes of a run."""
 
     cluster: PrivatePostgres
+    directory: Path
     ports: list[int]
     servers: list[subprocess.Popen[bytes]]
     takers: list[subprocess.Popen[bytes]]
 
     def start_server(self, index: int) -> None:
-        arguments = ["--listen", f"127.0.0.1:{self.ports[index]}", "--store", self.cluster.dsn]
+        arguments = ["--listen", f"127.0.0.1:{self.ports[index]}", "--queues", self.cluster.dsn]
+        arguments += ["--id", str(index + 1), "--data-dir", str(self.directory / f"broker-{index + 1}")]
         if index < len(self.servers):
             _end(self.servers[index])
         self.servers[index:] = [
             subprocess.Popen(
-                [sys.executable, "-m", "postroad.queues.server", *arguments], stdout=subprocess.PIPE, env=_environment()
+                [sys.executable, "-m", "postroad.cli", "broker", *arguments], stdout=subprocess.PIPE, env=_environment()
             ),
             *self.servers[index + 1 :],
         ]
         out = self.servers[index].stdout
         assert out is not None
-        assert b"listening" in out.readline()
+        assert b"listens on" in out.readline()
 
 
 def _environment() -> dict[str, str]:
@@ -100,9 +102,9 @@ def _environment() -> dict[str, str]:
 
 
 @contextmanager
-def stage() -> Iterator[Stage]:
+def stage(directory: Path) -> Iterator[Stage]:
     with PrivatePostgres() as cluster, ExitStack() as stack:
-        built = Stage(cluster, [free_port(), free_port()], [], [])
+        built = Stage(cluster, directory, [free_port(), free_port()], [], [])
         stack.callback(_end_all, built)
         built.start_server(0)
         built.start_server(1)
@@ -123,7 +125,7 @@ def _end_all(built: Stage) -> None:
 
 def run(tmp_path: Path, disturb: Callable[[Stage, Callable[[], int]], None]) -> tuple[list[str], dict[int, int]]:
     """Put all messages, start sixteen takers, disturb, wait until all is done. Return the log lines and the priorities put."""
-    with stage() as built:
+    with stage(tmp_path) as built:
         queue_id, priorities = asyncio.run(_fill(built.ports[0]))
         for i in range(TAKER_PROCESSES):
             arguments = [str(i * TAKERS_EACH), str(tmp_path / f"log{i}"), str(queue_id), *map(str, built.ports)]

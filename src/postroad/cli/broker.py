@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from postroad.queues.mount import services_of
-from postroad.runtime.config import DEFAULT_PORT, Neighbour, NodeConfig, load_config, split_address
+from postroad.runtime.config import DEFAULT_PORT, Neighbour, NodeConfig, Queues, load_config, split_address
 from postroad.runtime.serve import serve
 
 
@@ -21,6 +21,9 @@ from postroad.runtime.serve import serve
 @click.option("--data-dir", help="Where it keeps its files.  [postroad-data]")
 @click.option("--listen", metavar="HOST:PORT", help=f"Where it listens; port 0 takes a free one.  [127.0.0.1:{DEFAULT_PORT}]")
 @click.option("--neighbour", "neighbours", metavar="HOST:PORT", multiple=True, help="Another broker to link to; repeatable.")
+@click.option(
+    "--queues", metavar="STORE", help="Where queues are kept: a file below the data directory, a postgresql:// URL, or ''."
+)
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="How much to tell.  [info]")
 def broker(
     config: Path | None,
@@ -29,6 +32,7 @@ def broker(
     data_dir: str | None,
     listen: str | None,
     neighbours: tuple[str, ...],
+    queues: str | None,
     log_level: str | None,
 ) -> None:
     """Run a broker until Ctrl-C or SIGTERM.
@@ -44,6 +48,8 @@ def broker(
     changes: dict[str, object] = {key: value for key, value in given.items() if value is not None}
     if neighbours:
         changes["neighbours"] = tuple(Neighbour(address=address) for address in neighbours)
+    if queues is not None:
+        changes["queues"] = Queues(store=queues)
     chosen = msgspec.structs.replace(base, **changes)
     for address in (chosen.listen, *(each.address for each in chosen.neighbours)):
         split_address(address)
