@@ -29,7 +29,7 @@ from postroad.core.packets import (
 )
 from postroad.core.parts import FULL_HOPS, Parts
 from postroad.core.releasing import Releasing
-from postroad.core.streams.durable import Move
+from postroad.core.streams.durable import Durable, Move
 from postroad.core.streams.edge import CATCH_UP_BYTES, CATCH_UP_RETRY_S, Phase, Progress, Subscription
 from postroad.core.streams.interest import ReducedSet
 from postroad.errors import (
@@ -379,8 +379,16 @@ class Subscribing:
             for pubend, progress in subscription.progress.items():
                 if progress.stored and not progress.announced:
                     self._parts.edge.announce(subscription, pubend)
+        if subscription.name is not None and subscription.answered:
+            self._settle_home(subscription, self._parts.durables.here[subscription.name])
         if all(s.announced or s.phase is Phase.WAITING for s in subscription.progress.values()):
             self._unsettled.pop(subscription.number, None)
+
+    def _settle_home(self, subscription: Subscription, durable: Durable) -> None:
+        """Tell all that this is the home, once every pubend it has a cursor in is held: then the former home lets go."""
+        held = {pubend: None for pubend, progress in subscription.progress.items() if progress.announced}
+        if not durable.settled and all(pubend in held for pubend in durable.cursors):
+            self._parts.flood(self._parts.durables.settle(durable.name))
 
     def _is_ready(self, pubend: int, progress: Progress) -> bool:
         """Tell whether a start is active on the whole path and its broker holds the log for us."""
@@ -431,8 +439,6 @@ class Subscribing:
         for pubend in starts:
             self._parts.edge.announce(subscription, pubend)
         subscription.answered = True
-        if subscription.name is not None:
-            self._parts.flood(self._parts.durables.settle(subscription.name))
 
     def _reachable(self) -> tuple[int, ...]:
         return tuple(p for p in self._parts.streams if self._parts.router.reachable(pubend_broker(p)))
