@@ -174,6 +174,19 @@ def test_a_dead_peer_is_dialled_until_it_returns() -> None:
     assert a.end is not None
 
 
+def test_a_cable_that_is_no_longer_squeezed_finishes_its_frame_quickly() -> None:
+    """A frame begun while bandwidth was short does not keep the cable for as long as it seemed then."""
+    world, cable, a, b = joined()
+    assert a.end is not None
+    cable.squeeze(0.001)
+    a.end.send(bytes(50))  # 50 s
+    a.end.send(b"next")
+    world.run(1.1)
+    cable.squeeze(1.0)
+    world.run(1.3)
+    assert len(b.heard) == 54
+
+
 def test_a_squeezed_cable_is_slower() -> None:
     """Bandwidth can be taken away."""
     world, cable, a, b = joined()

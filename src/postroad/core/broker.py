@@ -41,7 +41,7 @@ from postroad.core.streams.durable import DURABLE_KEY, HOME_KEY, Durables
 from postroad.core.streams.edge import CATCH_UP_BYTES, Edge
 from postroad.core.streams.holds import FLOOR_KEY, HOLD_KEY, HoldKeeper, HoldTable
 from postroad.core.streams.pubend import Pubend
-from postroad.core.subscribing import Subscribing, joined
+from postroad.core.subscribing import Subscribing, pieces
 from postroad.errors import PostroadError, WrongRoleError
 
 FAST_S: Final = 0.05  # how often gaps and catch-ups are looked at while there are any
@@ -319,11 +319,14 @@ class Broker:
         return True
 
     def _reply_catch_up(self, ask: p.CatchUp, reached: int, rows: list[Batch], released: int) -> None:
-        batch, hi = joined(rows, reached)
-        reply = p.CatchUpReply(ask.source, self._parts.broker, FULL_HOPS, ask.request, ask.pubend, ask.lo, hi, released)
         link = self._parts.router.route(ask.source)
-        if link is not None:
+        if link is None:
+            return
+        me, position = self._parts.broker, ask.lo
+        for batch, hi, more in pieces(rows, reached):
+            reply = p.CatchUpReply(ask.source, me, FULL_HOPS, ask.request, ask.pubend, position, hi, released, more)
             self._orders.append(Send(link, reply, batch, data=True))
+            position = hi
 
     def _released(self, message: p.Released, link: LinkId) -> None:
         stream = self._parts.streams.get(message.pubend)

@@ -281,13 +281,17 @@ class CatchUp(Unicast, frozen=True, array_like=True):
 
 
 class CatchUpReply(Unicast, frozen=True, array_like=True):
-    """In (lo, hi] these rows match and no others (carries rows); what is in (lo, released] is gone."""
+    """In (lo, hi] these rows match and no others (carries rows); what is in (lo, released] is gone.
+
+    With `more`, the answer to the request goes on after `hi`.
+    """
 
     request: U64
     pubend: U64
     lo: U64
     hi: U64
     released: U64
+    more: bool = False
 
 
 class HomeQuery(Unicast, frozen=True, array_like=True):

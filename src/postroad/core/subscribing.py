@@ -7,7 +7,7 @@ that appears joins it with `Started`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, TypeAlias
 
 from postroad.core.batch import Batch, concat
@@ -29,7 +29,7 @@ from postroad.core.packets import (
 )
 from postroad.core.parts import FULL_HOPS, Parts
 from postroad.core.releasing import Releasing
-from postroad.core.streams.durable import Move
+from postroad.core.streams.durable import Durable, Move
 from postroad.core.streams.edge import CATCH_UP_BYTES, CATCH_UP_RETRY_S, Phase, Progress, Subscription
 from postroad.core.streams.interest import ReducedSet
 from postroad.errors import (
@@ -44,6 +44,7 @@ from postroad.errors import (
 
 ReadLogThen: TypeAlias = Callable[[ReadLog, Callable[[LogRead, float], None]], None]
 CATCH_UP_AT_ONCE: Final = 256
+PIECES_MAX: Final = 8  # of one answer
 CATCH_UP_BACKOFF_MAX: Final = 4  # doublings
 PIECES_AT_ONCE: Final = 4
 
@@ -59,7 +60,7 @@ class Subscribing:
         self._unsettled: dict[int, Subscription] = {}  # those that have pubends their client does not know of
         self._moves: dict[str, Move] = {}
         self._local = ReducedSet()
-        self._requests: dict[int, tuple[int, int, int]] = {}  # request -> (subscription, pubend, lo)
+        self._requests: dict[int, tuple[int, int]] = {}  # request -> (subscription, pubend)
         self._request = 0
         self._joined: tuple[int, ...] = ()  # the pubends every subscription takes part in
 
@@ -250,12 +251,15 @@ class Subscribing:
 
     def caught_up(self, reply: CatchUpReply, batch: Batch | None, now: float) -> None:
         """Take a piece of the past from another broker."""
-        number, pubend, lo = self._requests.pop(reply.request, (0, 0, 0))
+        number, pubend = self._requests.get(reply.request, (0, 0))
         subscription = self._parts.edge.subscriptions.get(number)
-        if subscription is None or pubend != reply.pubend or lo != reply.lo:
+        if not reply.more:
+            self._requests.pop(reply.request, None)
+        if subscription is None or pubend != reply.pubend:
             return
         rows = [batch] if batch is not None else []
-        self._piece(subscription, pubend, lo, reply.hi, rows, reply.released, now)
+        awaited = reply.request if reply.more else 0
+        self._piece(subscription, pubend, reply.lo, reply.hi, rows, reply.released, now, awaited)
 
     # --- inside ---
 
@@ -375,8 +379,16 @@ class Subscribing:
             for pubend, progress in subscription.progress.items():
                 if progress.stored and not progress.announced:
                     self._parts.edge.announce(subscription, pubend)
+        if subscription.name is not None and subscription.answered:
+            self._settle_home(subscription, self._parts.durables.here[subscription.name])
         if all(s.announced or s.phase is Phase.WAITING for s in subscription.progress.values()):
             self._unsettled.pop(subscription.number, None)
+
+    def _settle_home(self, subscription: Subscription, durable: Durable) -> None:
+        """Tell all that this is the home, once every pubend it has a cursor in is held: then the former home lets go."""
+        held = {pubend: None for pubend, progress in subscription.progress.items() if progress.announced}
+        if not durable.settled and all(pubend in held for pubend in durable.cursors):
+            self._parts.flood(self._parts.durables.settle(durable.name))
 
     def _is_ready(self, pubend: int, progress: Progress) -> bool:
         """Tell whether a start is active on the whole path and its broker holds the log for us."""
@@ -399,7 +411,7 @@ class Subscribing:
 
     def _store_starts(self, subscription: Subscription, pubends: list[int]) -> None:
         for pubend in pubends:
-            self._parts.edge.begin_at_oldest(subscription, pubend, self._parts.keeper.released(pubend))
+            self._parts.edge.begin_after(subscription, pubend, self._parts.keeper.released(pubend))
         starts = [subscription.progress[pubend] for pubend in pubends]
         changes = self._releasing.floor_changes({p: subscription.progress[p].acknowledged for p in pubends})
         if subscription.name is not None:
@@ -427,8 +439,6 @@ class Subscribing:
         for pubend in starts:
             self._parts.edge.announce(subscription, pubend)
         subscription.answered = True
-        if subscription.name is not None:
-            self._parts.flood(self._parts.durables.settle(subscription.name))
 
     def _reachable(self) -> tuple[int, ...]:
         return tuple(p for p in self._parts.streams if self._parts.router.reachable(pubend_broker(p)))
@@ -491,7 +501,7 @@ class Subscribing:
             horizon = self._parts.pubends[pubend].horizon
             self._read_log(ReadLog(pubend, 0, lo, min(target, horizon), CATCH_UP_BYTES), read)
             return
-        self._requests[request] = (subscription.number, pubend, lo)
+        self._requests[request] = (subscription.number, pubend)
         while len(self._requests) > 4 * CATCH_UP_AT_ONCE:
             del self._requests[next(iter(self._requests))]
         broker = pubend_broker(pubend)
@@ -499,25 +509,42 @@ class Subscribing:
         self._parts.unicast(packet)
 
     def _piece(
-        self, subscription: Subscription, pubend: int, lo: int, hi: int, rows: list[Batch], released: int, now: float
+        self,
+        subscription: Subscription,
+        pubend: int,
+        lo: int,
+        hi: int,
+        rows: list[Batch],
+        released: int,
+        now: float,
+        awaited: int = 0,
     ) -> None:
-        """Take what is told of (lo, hi]; late answers are as good as quick ones, and slow links have only late ones."""
+        """Take what is told of (lo, hi]; late answers are as good as quick ones, and slow links have only late ones.
+
+        `awaited` is the request whose answer goes on after this piece, 0 when it is the last.
+        """
         progress = subscription.progress.get(pubend)
         if progress is None or progress.phase is not Phase.CATCHING_UP or lo > progress.position or hi <= progress.position:
             return
         if released > progress.position:
             self._parts.edge.gap(subscription, pubend, released)
         self._parts.edge.caught_up(subscription, pubend, hi, rows)
-        if self._parts.edge.wants_more(subscription, pubend):
+        if not self._parts.edge.wants_more(subscription, pubend):
+            return
+        if awaited:
+            progress.request, progress.retry_at = awaited, now + CATCH_UP_RETRY_S
+        else:
             self._next_piece(subscription, pubend, progress, now)
 
 
-def joined(rows: list[Batch], hi: int) -> tuple[Batch | None, int]:
-    """Return the first rows that fit in one batch, and up to which tick they tell everything."""
+def pieces(rows: list[Batch], hi: int) -> Iterator[tuple[Batch | None, int, bool]]:
+    """Cut an answer up to `hi` into batches: yield each with the tick up to which it tells all, and whether more follow."""
     batches = concat(rows)
     if not batches:
-        return None, hi
-    return batches[0], hi if len(batches) == 1 else int(batches[0].ticks()[-1])
+        yield None, hi, False
+    for index, batch in enumerate(batches[:PIECES_MAX]):
+        more = index + 1 < min(len(batches), PIECES_MAX)
+        yield batch, hi if index + 1 == len(batches) else int(batch.ticks()[-1]), more
 
 
 def _other_filter(name: str, filter_: str) -> DurableFilterError:

@@ -211,6 +211,13 @@ class ClientNode:
             self.session.unsubscribe(following.key, forget=forget)
             self._act()
 
+    def take_rows(self, following: Following, ready: bool) -> None:
+        """Ask the broker to keep the rows of one subscription for now, or to go on."""
+        if self.session is None or following.key not in self.session.subscriptions or following.ended:
+            return
+        self.session.flow(following.key, is_open=ready)
+        self._act()
+
     def leave(self, following: Following, seconds: float) -> None:
         """Let a durable subscription wait at its broker for a while."""
         if self.session is None or following.key is None or following.ended:

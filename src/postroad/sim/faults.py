@@ -89,6 +89,18 @@ def client_slow(overlay: Overlay, chance: random.Random) -> str:
     return f"{client.name} for {seconds:.2f} s"
 
 
+def reader_slow(overlay: Overlay, chance: random.Random) -> str:
+    client = _any_client(overlay, chance)
+    present = [each for each in client.following if not each.ended]
+    seconds = chance.uniform(0.2, 4.0)
+    if not present:
+        return ""
+    following = chance.choice(present)
+    client.take_rows(following, False)
+    overlay.world.after(seconds, client.take_rows, following, True)
+    return f"{following.subscription} for {seconds:.2f} s"
+
+
 def client_cut(overlay: Overlay, chance: random.Random) -> str:
     client, silently = _any_client(overlay, chance), chance.random() < 0.5
     client.cut_off(silently=silently)
@@ -124,6 +136,7 @@ FAULTS: Final[dict[str, tuple[Fault, int]]] = {
     "link squeeze": (link_squeeze, 3),
     "client crash": (client_crash, 4),
     "client slow": (client_slow, 2),
+    "reader slow": (reader_slow, 2),
     "client cut": (client_cut, 3),
     "client move": (client_move, 3),
     "client leave": (client_leave, 2),

@@ -124,6 +124,9 @@ class End:
         self._pumping = False
         if not self.wired or self.paused or not self.queued:
             return
+        if self.cable.world.now < self._busy_until:
+            self._pump()
+            return
         data = not self._control
         frame = self._data.popleft() if data else self._control.popleft()
         self.queued -= len(frame)
@@ -154,8 +157,8 @@ class End:
 
     def _arrive(self) -> None:
         far = self.far
-        if not self._in_flight:
-            return  # lost
+        if not self._in_flight or self._in_flight[0][0] > self.cable.world.now:
+            return  # lost, or sped up and arrived before
         _, frame = self._in_flight.popleft()
         if not far.open or not far.peer.alive:
             return
@@ -167,6 +170,21 @@ class End:
                 far.peer.received(far, frame[cut:])
         else:
             far.peer.received(far, frame)
+
+    def speed_up(self, factor: float) -> None:
+        """Finish the frame in transmission as many times faster."""
+        world = self.cable.world
+        if not self.wired or self._busy_until <= world.now or not self._in_flight:
+            return
+        saved = (self._busy_until - world.now) * (1 - 1 / factor)
+        arrival, frame = self._in_flight.pop()
+        before = self._in_flight[-1][0] if self._in_flight else world.now
+        self._busy_until -= saved
+        self._last_arrival = max(before, arrival - saved)
+        self._in_flight.append((self._last_arrival, frame))
+        world.at(self._last_arrival, self._arrive)
+        self._pumping = False
+        self._pump()
 
     def break_off(self, deliver: int) -> None:
         """Lose the backlog and all that is on the way but the first `deliver` frames; of the next, a piece arrives."""
@@ -245,12 +263,22 @@ class Cable:
 
     def squeeze(self, factor: float) -> None:
         """Give it this share of its bandwidth from now on."""
-        self.bytes_per_s = self.profile.bytes_per_s * factor
+        self._set_bandwidth(self.profile.bytes_per_s * factor)
+
+    def relieve(self, bytes_per_s: float) -> None:
+        """Give it all its bandwidth back, and at least this much."""
+        self._set_bandwidth(max(self.profile.bytes_per_s, bytes_per_s))
 
     def peer_died(self) -> None:
         self._break(RESET_DELAY_S_MAX)
 
     # --- inside
+
+    def _set_bandwidth(self, bytes_per_s: float) -> None:
+        factor, self.bytes_per_s = bytes_per_s / self.bytes_per_s, bytes_per_s
+        if factor > 1 and self.connection is not None:
+            self.connection.a.speed_up(factor)
+            self.connection.b.speed_up(factor)
 
     def _dialled(self) -> None:
         self._dialling = False

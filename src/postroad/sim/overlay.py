@@ -38,6 +38,7 @@ from postroad.sim.world import World
 SETTLE_S_MAX: Final = 60.0  # what a healed overlay may take to converge
 SETTLE_STEP_S: Final = 0.25
 MEASURE_EVERY_S: Final = 1.0
+HEALTHY_BYTES_PER_S: Final = 1e6
 
 
 class Overlay:
@@ -124,16 +125,18 @@ class Overlay:
             self.failure = Violation("crashed", self.world.now, f"{text}\n{''.join(traceback.format_exception(error))}")
 
     def heal(self) -> None:
-        """End every fault: the liveness phase begins."""
+        """End every fault, and give every cable room to catch up: the liveness phase begins."""
         self.world.note("phase", "everything heals")
         for cable in self.network.cables:
-            cable.squeeze(1.0)
+            cable.relieve(HEALTHY_BYTES_PER_S)
             cable.heal()
         for node in self.nodes.values():
             if not node.alive:
                 node.start()
         for client in self.clients.values():
             client.pause_reading(False)
+            for following in client.following:
+                client.take_rows(following, True)
             if not client.alive:
                 client.start()
 

@@ -33,6 +33,7 @@ class DurableRecord(msgspec.Struct, frozen=True, array_like=True):
     filter: str
     version: int
     cursors: Positions
+    settled: bool = True
 
 
 @dataclass(slots=True)
@@ -46,6 +47,7 @@ class Durable:
     subscription: int | None = None  # the live subscription, while a client is connected
     moved: bool = False  # another home has taken over and is not settled yet
     stored: bool = False
+    settled: bool = False  # the logs of all its pubends are held for it here: the former home may let go
 
 
 class Durables:
@@ -67,8 +69,10 @@ class Durables:
             return
         name = key.removeprefix(DURABLE_KEY)
         record = msgspec.msgpack.decode(value, type=DurableRecord)
-        self.here[name] = Durable(name, record.filter, record.version, dict(record.cursors), stored=True)
-        self._know(DurableHome(name, record.version, self._broker, settled=True))
+        durable = Durable(name, record.filter, record.version, dict(record.cursors), stored=True, settled=record.settled)
+        self.here[name] = durable
+        if durable.settled:
+            self._know(DurableHome(name, record.version, self._broker, settled=True))
 
     def _know(self, home: DurableHome) -> None:
         known = self.homes.get(home.name)
@@ -90,6 +94,8 @@ class Durables:
 
     def settle(self, name: str) -> DurableHome:
         """Become the home of a record that is stored and whose logs are held; the caller floods it."""
+        self.here[name].settled = True
+        self._dirty[name] = None
         self.homes[name] = DurableHome(name, self.here[name].version, self._broker, settled=True)
         return self.homes[name]
 
@@ -122,6 +128,8 @@ class Durables:
         if home.broker != self._broker:
             self._dirty_homes[home.name] = None
         gone = self.here.get(home.name)
+        if gone is not None and home.broker == self._broker:
+            gone.settled = True  # said before a crash
         if gone is None or home.broker == self._broker:
             return True, None
         gone.moved = True
@@ -162,7 +170,7 @@ class Durables:
             durable = self.here.get(name)
             value = None
             if durable is not None:
-                value = msgspec.msgpack.encode(DurableRecord(durable.filter, durable.version, durable.cursors))
+                value = msgspec.msgpack.encode(DurableRecord(durable.filter, durable.version, durable.cursors, durable.settled))
                 durable.stored = True
             changes.append((DURABLE_KEY + name, value))
         self._dirty = {}

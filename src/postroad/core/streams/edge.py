@@ -55,7 +55,6 @@ class Progress:
     told: int = 0  # and knows that; at most `position`
     acknowledged: int = 0
     live_from: int = 0  # live delivery is complete for it from here on
-    from_earliest: bool = False
     hold: int = 0  # the version of our hold on the log that must be confirmed before the client hears of the start
     storing: bool = False  # and what must be remembered of it is being stored,
     stored: bool = False  # or was
@@ -189,7 +188,6 @@ class Edge:
         frontier = max(edge.stream.cache.frontier, edge.delivered)
         progress.live_from = max(tick, frontier)
         if pubend not in subscription.positions:
-            progress.from_earliest = subscription.earliest
             progress.start = 0 if subscription.earliest else max(tick, progress.acknowledged)
             progress.position = progress.told = progress.acknowledged = progress.start
         if not self._guards.subscribe_waits_for_path:
@@ -203,11 +201,10 @@ class Edge:
         del self._waiting[pubend][subscription.number]
         self._fall_behind(subscription, pubend)
 
-    def begin_at_oldest(self, subscription: Subscription, pubend: int, released: int) -> None:
-        """Let one that wants all there is start after what was gone when the log was held for it."""
+    def begin_after(self, subscription: Subscription, pubend: int, released: int) -> None:
+        """Let a new start lie after what was gone when the log was held for it: what comes before was never promised."""
         progress = subscription.progress[pubend]
-        if progress.from_earliest:
-            progress.from_earliest = False
+        if pubend not in subscription.positions and progress.start < released:
             progress.start = progress.position = progress.told = progress.acknowledged = released
 
     def announce(self, subscription: Subscription, pubend: int) -> None:
