@@ -45,7 +45,8 @@ from postroad.errors import (
 ReadLogThen: TypeAlias = Callable[[ReadLog, Callable[[LogRead, float], None]], None]
 CATCH_UP_AT_ONCE: Final = 256
 PIECES_MAX: Final = 8  # of one answer
-CATCH_UP_BACKOFF_MAX: Final = 4  # doublings
+CATCH_UP_BACKOFF_MAX: Final = 2  # doublings
+CATCH_UP_SPREAD_S: Final = 0.15
 PIECES_AT_ONCE: Final = 4
 
 
@@ -488,7 +489,9 @@ class Subscribing:
     def _ask_for_past(self, subscription: Subscription, pubend: int, progress: Progress, target: int, now: float) -> None:
         self._request += 1
         progress.request = self._request
-        progress.retry_at = now + CATCH_UP_RETRY_S * 2 ** min(progress.tries, CATCH_UP_BACKOFF_MAX)
+        # Spread, so that those who lost to an overflow together do not come again together.
+        wait = CATCH_UP_RETRY_S * 2 ** min(progress.tries, CATCH_UP_BACKOFF_MAX)
+        progress.retry_at = now + wait + CATCH_UP_SPREAD_S * (self._request % 8)
         progress.tries += 1
         request, lo = self._request, progress.position
         if pubend in self._parts.pubends:
