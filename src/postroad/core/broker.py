@@ -78,6 +78,8 @@ class Broker:
                 durables.load(key, value)
             elif key.startswith(HORIZON_KEY):
                 horizons[int(key.removeprefix(HORIZON_KEY))] = int.from_bytes(value, "big")
+        for broker in self._config.retired:
+            table.retire(broker)
         ids = tuple(sorted(s.pubend for s in state.pubends))
         keeper = HoldKeeper(state.incarnation, _positions(metadata.get(FLOOR_KEY)), now + self._config.subscriber_grace_s)
         return Parts(
@@ -91,7 +93,7 @@ class Broker:
             table=table,
             keeper=keeper,
             durables=durables,
-            known=_decode_known(metadata.get(KNOWN_KEY)),
+            known={b: p for b, p in _decode_known(metadata.get(KNOWN_KEY)).items() if b not in self._config.retired},
         )
 
     # --- the contract ---

@@ -38,6 +38,7 @@ class BrokerConfig:
     publish_window_bytes: int = 4 << 20
     subscriptions_max: int = 200_000
     home_query_s: float = 3.0  # how long to wait for the former home of a durable subscription
+    retired: tuple[int, ...] = ()  # brokers that are gone for good: nobody asks them, and their holds do not count
     guards: Guards = ALL_ON
 
 
@@ -91,7 +92,7 @@ class Parts:
 
     def get_to_know(self, broker: int, pubends: list[int]) -> None:
         """Remember a broker for good: what is out of reach now may hold what we were never told."""
-        if self.known.get(broker) != pubends:
+        if self.known.get(broker) != pubends and broker not in self.config.retired:
             self.known[broker] = pubends
             self.store(((KNOWN_KEY, msgspec.msgpack.encode(self.known)),))
 

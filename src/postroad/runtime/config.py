@@ -107,6 +107,10 @@ class Overlay(_Section, frozen=True):
 
     cache_bytes: Annotated[Bytes, described("Memory for recent messages of each stream, from which gaps are filled.")] = 64 << 20
     silence_s: Annotated[Seconds, described("How often brokers tell each other, and clients, that nothing was published.")] = 1.0
+    retired: Annotated[
+        tuple[BrokerId, ...],
+        described("Brokers that are gone for good: the logs are not held for them, and durable names are not looked for there."),
+    ] = ()
     home_query_s: Annotated[
         Seconds, described("How long to wait for the former home of a durable subscription that came here.")
     ] = 3.0

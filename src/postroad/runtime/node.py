@@ -175,6 +175,7 @@ class Node:
             publish_window_bytes=limits.publish_window_bytes,
             subscriptions_max=limits.subscriptions_max,
             home_query_s=overlay.home_query_s,
+            retired=overlay.retired,
         )
 
     def stats(self) -> dict[str, object]:

@@ -53,6 +53,11 @@ class HoldTable:
     def load(self, key: str, value: bytes) -> None:
         self._records[int(key.removeprefix(HOLD_KEY))] = msgspec.msgpack.decode(value, type=HoldRecord)
 
+    def retire(self, broker: int) -> None:
+        """Let go of what a broker holds that will never come back."""
+        if self._records.pop(broker, None) is not None:
+            self._dirty[broker] = None
+
     def take(self, hold: Hold) -> Taken:
         known = self._records.get(hold.source)
         if known is not None and (known.incarnation, known.version) > (hold.incarnation, hold.version):
