@@ -17,6 +17,8 @@ from postroad.transport.loops import run
 
 # The machine's state has few cycles; with the default threshold a busy broker looks for them hundreds of times a second.
 GC_THRESHOLD: Final = 50_000
+# A thread that comes back from the disk waits for the interpreter this long at the most; the default of 5 ms is more than a write takes.
+SWITCH_INTERVAL_S: Final = 0.0005
 
 
 def serve(config: NodeConfig, ready: Callable[[int], None], services: Sequence[Service] = ()) -> None:
@@ -27,6 +29,7 @@ def serve(config: NodeConfig, ready: Callable[[int], None], services: Sequence[S
         stream=sys.stderr,
     )
     gc.set_threshold(GC_THRESHOLD)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     run(_serve(config, ready, services))
 
 
