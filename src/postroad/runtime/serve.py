@@ -17,7 +17,7 @@ from postroad.transport.loops import run
 
 # The machine's state has few cycles; with the default threshold a busy broker looks for them hundreds of times a second.
 GC_THRESHOLD: Final = 50_000
-# A thread that comes back from the disk waits for the interpreter this long at the most; the default of 5 ms is more than a write takes.
+# How long a thread that comes back from the disk may wait for the interpreter; the default, 5 ms, is more than a write takes.
 SWITCH_INTERVAL_S: Final = 0.0005
 
 
