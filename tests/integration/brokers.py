@@ -4,72 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
-from postroad.runtime.config import Links, Neighbour, NodeConfig, Overlay, Storage, dump_config
+from postroad.runtime.config import Links, Neighbour, NodeConfig, Overlay, Storage
+from postroad.runtime.process import BrokerProcess
 from postroad.testing import free_ports
 
-SOURCE = Path(__file__).parents[2] / "src"
+__all__ = ["QUICK_LINKS", "QUICK_OVERLAY", "BrokerProcess", "FaultProxy", "config"]
+
 QUICK_LINKS = Links(heartbeat_s=0.3, timeout_s=2.5, retry_s=0.05, retry_s_max=0.5)
 QUICK_OVERLAY = Overlay(silence_s=0.2, subscriber_grace_s=30.0)
-
-
-class BrokerProcess:
-    """One broker that can be killed and started again."""
-
-    def __init__(self, config: NodeConfig, directory: Path) -> None:
-        self.config = config
-        self.url = f"postroad://{config.listen}"
-        self.log = directory / f"{config.title}.log"
-        self._file = directory / f"{config.title}.toml"
-        self._file.write_text(dump_config(config), encoding="utf-8")
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        assert self._process is None
-        command = [sys.executable, "-m", "postroad.cli", "broker", "--config", str(self._file)]
-        environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment)
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert b"listens on" in line, self.log.read_text(encoding="utf-8")
-
-    def kill(self) -> None:
-        """End it as a crash would."""
-        self._end(signal.SIGKILL)
-
-    def stop(self) -> int:
-        """End it in good order; return its exit code."""
-        return self._end(signal.SIGTERM)
-
-    def _end(self, number: signal.Signals) -> int:
-        process, self._process = self._process, None
-        assert process is not None
-        assert process.stdout is not None
-        process.send_signal(number)
-        code = process.wait(20)
-        process.stdout.close()
-        return code
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._process is not None:
-            self.kill()
 
 
 def config(number: int, name: str, port: int, directory: Path, neighbours: list[int], **changes: object) -> NodeConfig:

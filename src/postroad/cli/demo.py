@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import signal
-import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +19,8 @@ from postroad.client.connection import Client, ClientConfig, connect
 from postroad.client.subscription import Subscription
 from postroad.core.filters.filter import Filter
 from postroad.errors import FilterSyntaxError, OverlayError
-from postroad.runtime.config import Links, Neighbour, NodeConfig, Overlay, dump_config
+from postroad.runtime.config import Links, Neighbour, NodeConfig, Overlay
+from postroad.runtime.process import BrokerProcess
 from postroad.testing import free_ports
 from postroad.types import AttributeValue, MessageId
 
@@ -34,37 +32,6 @@ READERS: Final = (  # name, broker, filter, durable
     ("halts", 2, "halted OR symbol LIKE 'B%'", True),
 )
 CONVERGE_S: Final = 60.0
-
-
-@dataclass(slots=True)
-class _Broker:
-    """A broker in a process of its own."""
-
-    config: NodeConfig
-    directory: Path
-    process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        file = self.directory / f"{self.config.title}.toml"
-        file.write_text(dump_config(self.config), encoding="utf-8")
-        command = [sys.executable, "-m", "postroad.cli", "broker", "--config", str(file)]
-        with (self.directory / f"{self.config.title}.log").open("ab") as log:
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log)  # noqa: S603  # our own program
-        assert self.process.stdout is not None
-        if b"listens on" not in self.process.stdout.readline():
-            raise OverlayError(f"{self.config.title} did not start; see its log in {self.directory}")
-
-    def end(self, number: signal.Signals) -> None:
-        if self.process is not None:
-            self.process.send_signal(number)
-            self.process.wait(20)
-            assert self.process.stdout is not None
-            self.process.stdout.close()
-            self.process = None
-
-    @property
-    def url(self) -> str:
-        return f"postroad://{self.config.listen}"
 
 
 @dataclass(slots=True)
@@ -112,7 +79,8 @@ def demo(messages: int, seed: int) -> None:
             asyncio.run(_show_overlay(console, brokers, messages, seed))
         finally:
             for broker in brokers.values():
-                broker.end(signal.SIGTERM)
+                if broker.running:
+                    broker.stop()
 
 
 def _show_filters(console: Console) -> None:
@@ -128,7 +96,7 @@ def _show_filters(console: Console) -> None:
         console.print(f"  and a mistake is shown where it is:\n    [red]{str(error).replace(chr(10), chr(10) + '    ')}[/red]")
 
 
-def _diamond(directory: Path) -> dict[int, _Broker]:
+def _diamond(directory: Path) -> dict[int, BrokerProcess]:
     """Four brokers: two paths from 1 to 4."""
     ports = free_ports(4)
     neighbours = {1: (), 2: (1,), 3: (1,), 4: (2, 3)}
@@ -142,11 +110,11 @@ def _diamond(directory: Path) -> dict[int, _Broker]:
             links=Links(heartbeat_s=0.3, timeout_s=2.0, retry_s=0.05, retry_s_max=0.5),
             overlay=Overlay(silence_s=0.3),
         )
-        brokers[broker] = _Broker(config, directory)
+        brokers[broker] = BrokerProcess(config, directory)
     return brokers
 
 
-async def _show_overlay(console: Console, brokers: dict[int, _Broker], count: int, seed: int) -> None:
+async def _show_overlay(console: Console, brokers: dict[int, BrokerProcess], count: int, seed: int) -> None:
     console.rule("2. Four brokers, one process each")
     for broker in brokers.values():
         await asyncio.to_thread(broker.start)
@@ -174,7 +142,7 @@ async def _show_overlay(console: Console, brokers: dict[int, _Broker], count: in
 class _Clients:
     """One connection per broker, closed together."""
 
-    def __init__(self, brokers: dict[int, _Broker]) -> None:
+    def __init__(self, brokers: dict[int, BrokerProcess]) -> None:
         self._brokers = brokers
         self._clients: dict[int, Client] = {}
 
@@ -193,7 +161,7 @@ class _Clients:
 
 
 async def _publish(
-    console: Console, brokers: dict[int, _Broker], clients: _Clients, books: _Books, count: int, seed: int
+    console: Console, brokers: dict[int, BrokerProcess], clients: _Clients, books: _Books, count: int, seed: int
 ) -> None:
     """Publish quotes at broker 1; kill a relay a third of the way, and broker 1 itself at two thirds."""
     rng = random.Random(seed)  # noqa: S311  # quotes, not secrets
@@ -223,8 +191,8 @@ async def _publish(
     console.print("  every message is durable: the publisher has all its acknowledgements")
 
 
-async def _crash(console: Console, broker: _Broker) -> None:
-    await asyncio.to_thread(broker.end, signal.SIGKILL)
+async def _crash(console: Console, broker: BrokerProcess) -> None:
+    await asyncio.to_thread(broker.kill)
     console.print(f"  [red]kill -9[/red] broker {broker.config.id}")
     await asyncio.sleep(0.7)
     await asyncio.to_thread(broker.start)

@@ -1,0 +1,71 @@
+"""A broker as a process of its own, for whoever starts one from Python: the demo, tests, benchmarks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final, Self
+
+from postroad.errors import OverlayError
+from postroad.runtime.config import NodeConfig, dump_config
+
+END_S_MAX: Final = 20.0
+
+
+class BrokerProcess:
+    """One broker that can be killed and started again. Its configuration and log are in `directory`."""
+
+    def __init__(self, config: NodeConfig, directory: Path) -> None:
+        self.config: Final = config
+        self.url: Final = f"postroad://{config.listen}"
+        self.log: Final = directory / f"{config.title}.log"
+        self._file: Final = directory / f"{config.title}.toml"
+        self._file.write_text(dump_config(config), encoding="utf-8")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it and wait until it listens."""
+        assert self._process is None
+        command = [sys.executable, "-m", "postroad.cli", "broker", "--config", str(self._file)]
+        source = str(Path(__file__).parents[2])  # the same code, installed or not
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))}
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(  # noqa: S603  # our own program
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=environment
+            )
+        assert self._process.stdout is not None
+        if b"listens on" not in self._process.stdout.readline():
+            self.kill()
+            raise OverlayError(f"{self.config.title} did not start: {self.log.read_text(encoding='utf-8')[-2000:]}")
+
+    def kill(self) -> int:
+        """End it as a crash would."""
+        return self._end(signal.SIGKILL)
+
+    def stop(self) -> int:
+        """End it in good order; return its exit code."""
+        return self._end(signal.SIGTERM)
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self.kill()
+
+    def _end(self, number: signal.Signals) -> int:
+        process, self._process = self._process, None
+        assert process is not None
+        assert process.stdout is not None
+        process.send_signal(number)
+        code = process.wait(END_S_MAX)
+        process.stdout.close()
+        return code
