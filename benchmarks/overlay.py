@@ -370,7 +370,7 @@ def shape_d(scale: float) -> Iterator[dict[str, Any]]:
     for count in (10, 1_000, 100_000):
         index: FilterIndex[int] = FilterIndex()
         for number in range(count):
-            index.add(number, Filter(_random_filter(rng, count)).condition)
+            index.add(number, Filter(_random_filter(rng, count)))
         batch = _random_batch(rng, count)
         times = []
         found = index.match(batch)

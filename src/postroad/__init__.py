@@ -11,17 +11,23 @@ if TYPE_CHECKING:
     from postroad.client.connection import Client, ClientConfig, connect
     from postroad.client.publisher import Publisher
     from postroad.client.subscription import ReceivedMessage, Subscription
+    from postroad.core.batch import Batch
     from postroad.core.filters.filter import Filter
+    from postroad.core.filters.index import FilterIndex
     from postroad.core.filters.limits import FilterLimits
+    from postroad.core.messages import Message
 
 __version__ = VERSION
 
 __all__ = [
+    "Batch",
     "Client",
     "ClientConfig",
     "Filter",
+    "FilterIndex",
     "FilterLimits",
     "FilterSyntaxError",
+    "Message",
     "MessageId",
     "PostroadError",
     "Publisher",
@@ -33,10 +39,13 @@ __all__ = [
 
 # Imported when first used, so that `import postroad.errors` does not load the client with its libraries.
 _LATER: Final = {
+    "Batch": "postroad.core.batch",
     "Client": "postroad.client.connection",
     "ClientConfig": "postroad.client.connection",
     "Filter": "postroad.core.filters.filter",
+    "FilterIndex": "postroad.core.filters.index",
     "FilterLimits": "postroad.core.filters.limits",
+    "Message": "postroad.core.messages",
     "Publisher": "postroad.client.publisher",
     "ReceivedMessage": "postroad.client.subscription",
     "Subscription": "postroad.client.subscription",

@@ -22,6 +22,7 @@ from postroad.core.batch import Batch
 from postroad.core.filters.ast import Condition
 from postroad.core.filters.cells import Ints, Rows
 from postroad.core.filters.columns import Columns, Select, compile_select
+from postroad.core.filters.filter import Filter
 from postroad.core.filters.normal import Normal, prepare
 from postroad.core.filters.postings import Longs
 from postroad.core.filters.segment import ROWS_MAX, Loose, Part, Segment
@@ -78,11 +79,13 @@ class FilterIndex(Generic[K]):
     def __contains__(self, key: K) -> bool:
         return key in self._by_key
 
-    def add(self, key: K, condition: Condition, normal: Normal | None = None) -> None:
-        """Put a filter under a key, in place of the one that was there. `normal` saves preparing it again."""
+    def add(self, key: K, wanted: Filter | Condition | str) -> None:
+        """Put a filter under a key, in place of the one that was there; a text is parsed, a syntax tree taken as it is."""
+        if isinstance(wanted, str):
+            wanted = Filter(wanted)
+        condition, normal = (wanted.condition, wanted.normal) if isinstance(wanted, Filter) else (wanted, prepare(wanted))
         self.remove(key)
         self.version += 1
-        normal = prepare(condition) if normal is None else normal
         signature = frozenset(frozenset(box.items()) for box in normal.boxes)
         entry = self._by_signature.get(signature)
         if entry is None:

@@ -153,7 +153,7 @@ class Edge:
         subscription = Subscription(self._number, link, handle, filter_, name, positions, done, earliest)
         self.subscriptions[subscription.number] = subscription
         self._by_link.setdefault(link, {})[handle] = subscription
-        self._index.add(subscription.number, filter_.condition)
+        self._index.add(subscription.number, filter_)
         return subscription
 
     def remove(self, subscription: Subscription) -> None:

@@ -342,7 +342,7 @@ class Stream:
                 self._wanted.remove(filter_)
         for filter_ in filters:
             if filter_ not in child.active:
-                self._index.add((child.link, filter_), filter_.condition)
+                self._index.add((child.link, filter_), filter_)
         child.active = filters
 
     def _suffices(self, label: int, child: _Child) -> bool:
