@@ -7,9 +7,21 @@ from pathlib import Path
 import click
 import msgspec
 
-from postroad.queues.mount import services_of
+from postroad.queues.mount import queues_of
 from postroad.runtime.config import DEFAULT_PORT, Neighbour, NodeConfig, Queues, load_config, split_address
 from postroad.runtime.serve import serve
+from postroad.runtime.services import Service
+
+
+def _services(config: NodeConfig) -> list[Service]:
+    """Return what the broker serves beside publish and subscribe."""
+    queues = queues_of(config)
+    services: list[Service] = [] if queues is None else [queues]
+    if config.metrics.listen:
+        from postroad.metrics import MetricsService  # noqa: PLC0415  # prometheus-client is an optional extra
+
+        services.append(MetricsService(config.metrics.listen, queues))
+    return services
 
 
 @click.command()
@@ -58,4 +70,4 @@ def broker(
         host, _ = split_address(chosen.listen)
         click.echo(f"broker {chosen.id} ({chosen.title}) listens on postroad://{host}:{port}")
 
-    serve(chosen, ready, services_of(chosen))
+    serve(chosen, ready, _services(chosen))

@@ -21,9 +21,9 @@ from postroad.core.filters.filter import Filter
 from postroad.queues.exchanges import Exchanges
 from postroad.queues.feeder import FedBatch, Feeder
 from postroad.queues.server import open_storage
-from postroad.queues.service import QueueService
+from postroad.queues.service import QueueService, QueueStats
 from postroad.runtime.config import NodeConfig
-from postroad.runtime.services import Answer, Service
+from postroad.runtime.services import Answer, ServiceHost
 from postroad.storage.queues.base import Binding, FeedRow
 from postroad.wire.packets.telesto import Error, Ping, Pong
 from postroad.wire.registry import REGISTRY, Packet
@@ -31,13 +31,12 @@ from postroad.wire.registry import REGISTRY, Packet
 QUEUE_METHODS_MAX: Final = 0xFF
 
 
-def services_of(config: NodeConfig) -> list[Service]:
-    """Return the services a broker's configuration asks for."""
+def queues_of(config: NodeConfig) -> MountedQueues | None:
+    """Return the queues a broker's configuration asks for."""
     store = config.queues.store
     if not store:
-        return []
-    where = store if store == "memory" or "://" in store else str(Path(config.data_dir) / store)
-    return [MountedQueues(where)]
+        return None
+    return MountedQueues(store if store == "memory" or "://" in store else str(Path(config.data_dir) / store))
 
 
 class MountedQueues:
@@ -55,8 +54,8 @@ class MountedQueues:
         common = {Ping, Pong, Error}
         return frozenset(spec.method for spec in REGISTRY if spec.method <= QUEUE_METHODS_MAX and spec.type not in common)
 
-    async def start(self, url: str) -> None:
-        self._url = url
+    async def start(self, host: ServiceHost) -> None:
+        self._url = host.url
         self._service = QueueService(open_storage(self._store), check_filter=Filter)
         await self._service.start()
         self._stack.push_async_callback(self._service.stop)
@@ -67,6 +66,9 @@ class MountedQueues:
             connection.lost()
             await connection.exchanges.settle()
         await self._stack.aclose()
+
+    async def stats(self) -> list[QueueStats]:
+        return await self._service.all_stats()
 
     def open(self, send: Answer, on_room: Callable[[], None]) -> _Connection:
         connection = _Connection(self._service, send, on_room, self._open)

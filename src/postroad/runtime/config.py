@@ -102,6 +102,12 @@ class Queues(_Section, frozen=True):
     ] = "queues.sqlite"
 
 
+class Metrics(_Section, frozen=True):
+    """`[metrics]`: figures for Prometheus (needs the extra `metrics`)."""
+
+    listen: Annotated[str, described("Where `/metrics` is served over HTTP, as `host:port`; empty for nowhere.")] = ""
+
+
 class Overlay(_Section, frozen=True):
     """`[overlay]`: how this broker takes part in the network of brokers."""
 
@@ -136,6 +142,7 @@ class NodeConfig(_Section, frozen=True):
     storage: Annotated[Storage, described("See below.")] = Storage()
     overlay: Annotated[Overlay, described("See below.")] = Overlay()
     queues: Annotated[Queues, described("See below.")] = Queues()
+    metrics: Annotated[Metrics, described("See below.")] = Metrics()
 
     @property
     def title(self) -> str:

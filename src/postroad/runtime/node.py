@@ -90,7 +90,7 @@ class Node:
             self._listener = Listener(self.config.listen, self.config.limits, self._make_peer, self._count)
             await self._listener.start()
             for service in self._services:
-                await service.start(self.url)
+                await service.start(self)
         except BaseException:
             await asyncio.to_thread(self._disk.close)
             raise

@@ -33,6 +33,17 @@ class Exchanges(Protocol):
         """The connection is gone."""
 
 
+class ServiceHost(Protocol):
+    """What a service may know of the broker it runs in."""
+
+    @property
+    def url(self) -> str:
+        """Where this broker listens."""
+
+    def stats(self) -> dict[str, object]:
+        """How the broker is."""
+
+
 class Service(Protocol):
     """Something a broker serves beside publish and subscribe."""
 
@@ -40,8 +51,8 @@ class Service(Protocol):
     def methods(self) -> frozenset[int]:
         """The method ids it answers, whoever sends them and whether they may or not."""
 
-    async def start(self, url: str) -> None:
-        """Begin to serve; `url` is where this broker listens."""
+    async def start(self, host: ServiceHost) -> None:
+        """Begin to serve, once the broker listens."""
 
     async def stop(self) -> None:
         """Give up what is under way and close what is open."""

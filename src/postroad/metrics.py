@@ -1,0 +1,138 @@
+"""`/metrics` for Prometheus, served by the broker when its configuration says where.
+
+The figures are read when they are asked for, on the broker's own event loop; nothing is counted twice. The server speaks just
+enough HTTP for a scraper: one request per connection, small, within a few seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, TypeAlias
+
+from postroad.errors import ListenError, OverlayError
+from postroad.queues.mount import MountedQueues
+from postroad.queues.service import QueueStats
+from postroad.runtime.config import split_address
+from postroad.runtime.services import Answer, Exchanges, ServiceHost
+
+try:
+    from prometheus_client import CollectorRegistry, generate_latest
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+    from prometheus_client.registry import Collector
+except ImportError as missing:  # pragma: no cover - depends on what is installed
+    raise OverlayError("metrics need prometheus-client: pip install 'postroad[metrics]'") from missing
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+REQUEST_BYTES_MAX: Final = 8192
+REQUEST_S_MAX: Final = 5.0
+Read: TypeAlias = Callable[[QueueStats], float]
+
+
+class MetricsService:
+    """A service without packets: it serves figures over HTTP."""
+
+    methods: frozenset[int] = frozenset()
+
+    def __init__(self, listen: str, queues: MountedQueues | None) -> None:
+        self._listen = listen
+        self._queues = queues
+        self._server: asyncio.Server | None = None
+        self._host: ServiceHost
+
+    async def start(self, host: ServiceHost) -> None:
+        self._host = host
+        address, port = split_address(self._listen)
+        try:
+            self._server = await asyncio.start_server(self._serve, address, port, limit=REQUEST_BYTES_MAX)
+        except OSError as error:
+            raise ListenError(f"cannot serve metrics on {self._listen}: {error.strerror or error}") from error
+
+    @property
+    def port(self) -> int:
+        assert self._server is not None
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+
+    def open(self, send: Answer, on_room: Callable[[], None]) -> Exchanges:  # noqa: ARG002  # no method leads here
+        raise AssertionError("metrics answer no packets")
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            async with asyncio.timeout(REQUEST_S_MAX):
+                request = await reader.readuntil(b"\r\n\r\n")
+                writer.write(await self._answer(request.split(b"\r\n", 1)[0]))
+                await writer.drain()
+        writer.close()
+
+    async def _answer(self, line: bytes) -> bytes:
+        if not line.startswith(b"GET /metrics"):
+            return b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+        body = await self.render()
+        lines = ("HTTP/1.1 200 OK", f"Content-Type: {CONTENT_TYPE}", f"Content-Length: {len(body)}", "Connection: close", "", "")
+        return "\r\n".join(lines).encode() + body
+
+    async def render(self) -> bytes:
+        """Return all figures as Prometheus reads them."""
+        queues = await self._queues.stats() if self._queues is not None else ()
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Figures(self._host.stats(), queues))
+        return generate_latest(registry)
+
+
+class _Figures(Collector):
+    def __init__(self, broker: dict[str, object], queues: Sequence[QueueStats]) -> None:
+        self._broker, self._queues = broker, queues
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._of_broker()
+        yield from self._of_streams()
+        yield from self._of_queues()
+
+    def _of_broker(self) -> Iterator[Metric]:
+        label = str(self._broker["broker"])
+        for name, value in self._broker.items():
+            if name == "broker" or isinstance(value, dict):
+                continue
+            gauge = GaugeMetricFamily(f"postroad_{name}", f"{name.replace('_', ' ')} of the broker", labels=["broker"])
+            gauge.add_metric([label], float(str(value)))
+            yield gauge
+
+    def _of_streams(self) -> Iterator[Metric]:
+        streams = self._broker["streams"]
+        assert isinstance(streams, dict)
+        families: dict[str, GaugeMetricFamily] = {}
+        for pubend, figures in streams.items():
+            for name, value in figures.items():
+                text = f"{name.replace('_', ' ')} of a pubend's stream at this broker"
+                family = families.setdefault(name, GaugeMetricFamily(f"postroad_stream_{name}", text, labels=["pubend"]))
+                family.add_metric([f"{pubend:x}"], float(value))
+        yield from families.values()
+
+    def _of_queues(self) -> Iterator[Metric]:
+        gauges: dict[str, tuple[str, Read]] = {
+            "waiting": ("messages that wait in a queue", lambda s: s.depth.waiting),
+            "scheduled": ("messages that are due later", lambda s: s.depth.scheduled),
+            "leased": ("messages that a client works on", lambda s: s.depth.leased),
+            "oldest_seconds": ("age of the oldest waiting message", lambda s: (s.depth.oldest_age_ms or 0) / 1000),
+        }
+        for name, (text, read) in gauges.items():
+            gauge = GaugeMetricFamily(f"postroad_queue_{name}", text, labels=["queue"])
+            for stats in self._queues:
+                gauge.add_metric([stats.queue.name], read(stats))
+            yield gauge
+        counters: dict[str, Read] = {
+            "put": lambda s: s.put_total,
+            "taken": lambda s: s.taken_total,
+            "done": lambda s: s.done_total,
+        }
+        for name, read in counters.items():
+            counter = CounterMetricFamily(f"postroad_queue_{name}", f"messages {name} through this broker", labels=["queue"])
+            for stats in self._queues:
+                counter.add_metric([stats.queue.name], read(stats))
+            yield counter

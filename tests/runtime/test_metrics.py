@@ -1,0 +1,50 @@
+"""The figures a broker shows Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from urllib.request import urlopen
+
+import postroad
+from postroad.metrics import MetricsService
+from postroad.queues.client import QueueClient
+from postroad.queues.mount import MountedQueues
+from postroad.runtime.config import NodeConfig
+from postroad.runtime.node import Node
+
+
+def test_a_broker_shows_its_figures_and_those_of_its_queues(tmp_path: Path) -> None:
+    """Messages published and messages that wait in a queue appear in what a scraper reads; other paths do not exist."""
+
+    async def body() -> tuple[str, bytes]:
+        queues = MountedQueues(str(tmp_path / "queues.sqlite"))
+        metrics = MetricsService("127.0.0.1:0", queues)
+        node = Node(NodeConfig(id=7, data_dir=str(tmp_path / "data"), listen="127.0.0.1:0"), [queues, metrics])
+        await node.start()
+        try:
+            async with postroad.connect(node.url) as client:
+                publisher = client.publisher()
+                for number in range(5):
+                    await publisher.publish({"n": number})
+                await publisher.flush()
+            async with QueueClient.register("127.0.0.1", node.port, name="maker") as maker:
+                queue = await maker.create_queue('odd "name"')
+                for _ in range(3):
+                    await maker.put(queue, b"work")
+            url = f"http://127.0.0.1:{metrics.port}"
+            text = await asyncio.to_thread(lambda: urlopen(f"{url}/metrics").read().decode())
+            reader, writer = await asyncio.open_connection("127.0.0.1", metrics.port)
+            writer.write(b"GET /other HTTP/1.1\r\n\r\n")
+            other = await reader.read()
+            writer.close()
+        finally:
+            await node.stop()
+        return text, other
+
+    text, other = asyncio.run(body())
+    assert 'postroad_appended_rows{broker="7"} 5.0' in text
+    assert 'postroad_queue_waiting{queue="odd \\"name\\""} 3.0' in text
+    assert 'postroad_queue_put_total{queue="odd \\"name\\""} 3.0' in text
+    assert 'postroad_stream_frontier{pubend="700"}' in text
+    assert other.startswith(b"HTTP/1.1 404")
