@@ -38,8 +38,12 @@ format: setup ## Rewrite files to the house format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: setup ## Wall-clock benchmarks; writes benchmarks/results/
-	$(BIN)/python -m benchmarks.run
+$(VENV)/.peers: $(STAMP) requirements/bench.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/bench.txt
+	@touch $@
+
+bench: $(VENV)/.peers ## Wall-clock benchmarks, some beside peers; writes benchmarks/results/
+	$(BIN)/python -m benchmarks.run $(ONLY)
 
 figures: setup ## Figures of the papers (none yet: they arrive with the experiments)
 	@echo "No experiments yet; see README, 'What is there and what is not yet'."
@@ -50,9 +54,11 @@ docs: setup ## Regenerate the generated reference pages
 soak: setup ## Long random runs
 	$(BIN)/python -m pytest -n $(WORKERS) -m soak
 
-lock: ## Renew requirements/dev.txt from pyproject.toml (needs uv)
+lock: ## Renew requirements/*.txt from pyproject.toml (needs uv)
 	uv pip compile --quiet --universal --python-version 3.11 --no-header --no-emit-index-url --no-annotate --generate-hashes \
-	  --group dev --extra uvloop --extra topics --extra postgres --extra metrics pyproject.toml -o requirements/dev.txt
+	  --group dev --extra uvloop --extra topics --extra postgres pyproject.toml -o requirements/dev.txt
+	uv pip compile --quiet --universal --python-version 3.11 --no-header --no-emit-index-url --no-annotate --generate-hashes \
+	  --group bench --constraint requirements/dev.txt pyproject.toml -o requirements/bench.txt
 
 clean: ## Remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -18,6 +18,7 @@ from postroad.runtime.node import Node
 from postroad.runtime.peer import Peer
 from postroad.runtime.worker import Worker
 from postroad.testing import free_ports
+from postroad.transport.loops import new_event_loop
 from postroad.wire.packets.session import Role
 
 LINKS = Links(heartbeat_s=0.1, timeout_s=0.5, retry_s=0.02, retry_s_max=0.1)
@@ -274,3 +275,21 @@ def test_a_worker_does_its_jobs_in_order_and_reports_on_the_loop() -> None:
         worker.stop()
 
     run(scenario)
+
+
+def test_a_deadline_that_has_passed_is_no_trouble_on_any_loop(tmp_path: Path) -> None:
+    """A busy broker is late for its own deadlines; uvloop then gives handles that are no timers."""
+
+    async def scenario() -> None:
+        node = Node(config(tmp_path, 1, 0))
+        await node.start()
+        for _ in range(3):
+            node._set_timer(asyncio.get_running_loop().time() - 1.0)
+            node._set_timer(asyncio.get_running_loop().time() - 2.0)
+            await asyncio.sleep(0.01)
+        assert node.failure is None
+        await node.stop()
+
+    for factory in (new_event_loop, asyncio.new_event_loop):
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(scenario())

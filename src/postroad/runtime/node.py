@@ -69,6 +69,7 @@ class Node:
         self._by_broker: dict[int, Peer] = {}
         self._pump_planned = False
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0  # uvloop's handles do not tell it: one that is due at once is none of its timers
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = False
         self._paused = False
@@ -230,12 +231,12 @@ class Node:
 
     def _set_timer(self, deadline: float | None) -> None:
         if self._timer is not None:
-            if deadline is not None and self._timer.when() <= deadline and not self._timer.cancelled():
+            if deadline is not None and self._timer_at <= deadline:
                 return  # it wakes us early enough; the deadline is looked at again then
             self._timer.cancel()
             self._timer = None
         if deadline is not None:
-            self._timer = self._loop.call_at(deadline, self._wake)
+            self._timer, self._timer_at = self._loop.call_at(deadline, self._wake), deadline
 
     def _wake(self) -> None:
         self._timer = None

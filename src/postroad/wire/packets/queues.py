@@ -19,6 +19,7 @@ BATCH_MAX: Final = 1000
 """Messages or leases in one packet."""
 
 Key: TypeAlias = Annotated[bytes, Meta(min_length=1, max_length=64)]
+BINDINGS_MAX: Final = 10_000
 FilterText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=65_536)]
 Milliseconds: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
 
@@ -231,4 +232,4 @@ class GetBindings(Packet, frozen=True):
 class GetBindingsResponse(Packet, frozen=True):
     """All bindings."""
 
-    bindings: tuple[BoundFilter, ...]
+    bindings: Annotated[tuple[BoundFilter, ...], Meta(max_length=BINDINGS_MAX)]

@@ -32,6 +32,7 @@ ClientId: TypeAlias = U63
 QueueId: TypeAlias = U63
 Priority: TypeAlias = Annotated[int, Meta(ge=1, le=10)]
 Payload: TypeAlias = Annotated[bytes, Meta(max_length=8 << 20)]
+Key: TypeAlias = Annotated[bytes, Meta(max_length=255)]
 
 QUEUE_IDS_MAX: Final = 1024
 """Queues one PutMessage may name."""
@@ -90,8 +91,8 @@ class QueueMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     message: Payload
     state: MessageState = MessageState.WAITING
     delivery: U32 = 0
-    key: bytes | None = None
-    attributes: bytes | None = None
+    key: Key | None = None
+    attributes: Payload | None = None
     origin_queue_id: QueueId | None = None
 
 
