@@ -231,6 +231,7 @@ class Cable:
         self.is_cut = False
         self.connection: Connection | None = None
         self._dialling = False
+        self._bytes_per_s_min = 0.0
 
     # --- what happens to a cable
 
@@ -266,8 +267,9 @@ class Cable:
         self._set_bandwidth(self.profile.bytes_per_s * factor)
 
     def relieve(self, bytes_per_s: float) -> None:
-        """Give it all its bandwidth back, and at least this much."""
-        self._set_bandwidth(max(self.profile.bytes_per_s, bytes_per_s))
+        """Give it all its bandwidth back, and at least this much from now on."""
+        self._bytes_per_s_min = bytes_per_s
+        self._set_bandwidth(self.profile.bytes_per_s)
 
     def peer_died(self) -> None:
         self._break(RESET_DELAY_S_MAX)
@@ -275,7 +277,8 @@ class Cable:
     # --- inside
 
     def _set_bandwidth(self, bytes_per_s: float) -> None:
-        factor, self.bytes_per_s = bytes_per_s / self.bytes_per_s, bytes_per_s
+        before, self.bytes_per_s = self.bytes_per_s, max(bytes_per_s, self._bytes_per_s_min)
+        factor = self.bytes_per_s / before
         if factor > 1 and self.connection is not None:
             self.connection.a.speed_up(factor)
             self.connection.b.speed_up(factor)
