@@ -50,7 +50,7 @@ class Outbox:
             self._control.append((size, frame))
             self.control_bytes += size
             return True
-        if not self.ordered and self.data_bytes + size > self.limits.data_bytes_max:
+        if not self.ordered and self._data and self.data_bytes + size > self.limits.data_bytes_max:  # one frame always fits
             self.dropped_frames += 1
             self.dropped_bytes += size
             return False

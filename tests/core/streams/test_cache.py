@@ -67,10 +67,10 @@ def test_forgetting_the_past_keeps_the_rest(taken: list[tuple[int, int, int]], t
 
 def test_the_oldest_ticks_make_room() -> None:
     """Past its bound the cache drops from the front and never the newest segment."""
-    cache = StreamCache(2000)
+    cache = StreamCache(20_000)
     for tick in range(0, 100, 2):
         cache.add(Segment(tick, tick + 2, 1, rows(tick, tick + 2)))
-        assert cache.size <= 2000
+        assert cache.size <= 20_000
     assert [s.hi for s in cache.read(0, 1000)][-1] == 100
     assert next(iter(cache.read(0, 1000))).lo > 80
     assert cache.frontier == 100

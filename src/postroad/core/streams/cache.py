@@ -19,6 +19,7 @@ from typing import Final
 from postroad.core.batch import Batch
 
 SEGMENT_BYTES: Final = 256  # what a segment costs beside its rows
+ROWS_BYTES: Final = 3072  # what a batch costs beside its bytes: its columns are objects with buffers of their own
 COMPLETE: Final = (1 << 64) - 1  # the label of the pubend's own broker: silence for everybody
 
 
@@ -31,7 +32,7 @@ class Segment:
 
     @property
     def size(self) -> int:
-        return SEGMENT_BYTES + (self.rows.size if self.rows is not None else 0)
+        return SEGMENT_BYTES + (ROWS_BYTES + self.rows.size if self.rows is not None else 0)
 
     def cut(self, lo: int, hi: int) -> Segment:
         """Return the part within (lo, hi], which must not be empty."""
