@@ -149,6 +149,7 @@ class Broker:
                 self._parts.edge.curious(pubend, now)
                 self._subscribing.catch_up(pubend, now)
             self._subscribing.expire_moves(now)
+            self._parts.edge.tell_positions()
         if now >= self._slow_at:
             self._slow_at = now + self._config.silence_s
             self._housekeeping(now)
@@ -385,7 +386,7 @@ class Broker:
             self._learned(pubend, segment, now)
         for stream in self._parts.streams.values():
             stream.flush(now)
-        self._parts.edge.tell_positions()
+        self._parts.edge.begin_telling(max(1, round(self._config.silence_s / FAST_S)))
         self._parts.keeper.expire(now)
         self._releasing.tell(again=True)
         self._releasing.release(now)

@@ -34,7 +34,7 @@ NACK_DELAY_S: Final = 0.05
 NACK_BACKOFF_MAX_S: Final = 2.0
 NACK_TRIES_MAX: Final = 6  # about three seconds
 NACK_RANGES: Final = 64
-TOLD_AT_ONCE: Final = 2000
+TOLD_AT_ONCE: Final = 100
 FOREVER: Final = (1 << 64) - 1
 
 
@@ -128,6 +128,7 @@ class Edge:
         self._waiting: dict[int, dict[int, Subscription]] = {}  # pubend -> number
         self._behind: dict[int, dict[int, Subscription]] = {}
         self._telling: list[int] = []  # whom `tell_positions` has still to visit
+        self._told_at_once = TOLD_AT_ONCE
         self._number = 0
 
     # --- subscriptions ---
@@ -431,11 +432,15 @@ class Edge:
         self._orders.append(Send(subscription.link, Unsubscribed(subscription.handle)))
         self.remove(subscription)
 
-    def tell_positions(self) -> None:
-        """Tell clients how far their subscriptions are without data, so that positions follow the stream; some at a time."""
+    def begin_telling(self, steps: int) -> None:
+        """Begin a round of telling every client its positions, in so many steps, unless one is under way."""
         if not self._telling:
             self._telling = list(self.subscriptions)
-        now, self._telling = self._telling[:TOLD_AT_ONCE], self._telling[TOLD_AT_ONCE:]
+            self._told_at_once = min(-(-len(self._telling) // steps), TOLD_AT_ONCE)
+
+    def tell_positions(self) -> None:
+        """Tell some clients how far their subscriptions are without data, so that positions follow the stream."""
+        now, self._telling = self._telling[: self._told_at_once], self._telling[self._told_at_once :]
         for number in now:
             subscription = self.subscriptions.get(number)
             if subscription is None or not self._takes_rows(subscription) or not subscription.answered:
