@@ -86,8 +86,9 @@ class Parts:
     def store(self, changes: tuple[tuple[str, bytes | None], ...], then: Callable[[float], None] | None = None) -> None:
         """Write metadata; go on with `then` when it is durable."""
         token = self.next_token()
+        self.on_stored[token] = [lambda _now: self.durables.stored(changes)]
         if then is not None:
-            self.on_stored[token] = [then]
+            self.on_stored[token].append(then)
         self.orders.append(Store(token, changes))
 
     def get_to_know(self, broker: int, pubends: list[int]) -> None:

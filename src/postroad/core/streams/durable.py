@@ -44,6 +44,7 @@ class Durable:
     filter: str
     version: int
     cursors: Positions = field(default_factory=dict)
+    kept: Positions = field(default_factory=dict)  # the cursors as they are on disk: after a crash it goes on from these
     subscription: int | None = None  # the live subscription, while a client is connected
     moved: bool = False  # another home has taken over and is not settled yet
     stored: bool = False
@@ -69,7 +70,9 @@ class Durables:
             return
         name = key.removeprefix(DURABLE_KEY)
         record = msgspec.msgpack.decode(value, type=DurableRecord)
-        durable = Durable(name, record.filter, record.version, dict(record.cursors), stored=True, settled=record.settled)
+        durable = Durable(
+            name, record.filter, record.version, dict(record.cursors), dict(record.cursors), stored=True, settled=record.settled
+        )
         self.here[name] = durable
         if durable.settled:
             self._know(DurableHome(name, record.version, self._broker, settled=True))
@@ -155,13 +158,24 @@ class Durables:
                 self._dirty[name] = None
 
     def holds(self) -> Positions:
-        """Return the lowest cursor per pubend of those that are away."""
+        """Return the lowest position per pubend that a durable subscription may go on from: what is on disk counts."""
         ticks: Positions = {}
         for durable in self.here.values():
-            if durable.subscription is None or durable.moved:
-                for pubend, tick in durable.cursors.items():
-                    ticks[pubend] = min(tick, ticks.get(pubend, tick))
+            away = durable.subscription is None or durable.moved
+            needed = {**durable.cursors, **durable.kept} if away else durable.kept
+            for pubend, tick in needed.items():
+                ticks[pubend] = min(tick, ticks.get(pubend, tick))
         return ticks
+
+    def stored(self, changes: tuple[tuple[str, bytes | None], ...]) -> None:
+        """Take note of what is on disk now: only so far may a hold rise."""
+        for key, value in changes:
+            durable = self.here.get(key.removeprefix(DURABLE_KEY)) if key.startswith(DURABLE_KEY) else None
+            if durable is None or value is None:
+                continue
+            record = msgspec.msgpack.decode(value, type=DurableRecord)
+            if record.version == durable.version:
+                durable.kept = dict(record.cursors)
 
     def changes(self) -> tuple[tuple[str, bytes | None], ...]:
         """Return what is not stored yet, and take it for stored."""

@@ -1,0 +1,36 @@
+"""Durable subscriptions: what holds the logs for them."""
+
+from __future__ import annotations
+
+from postroad.core.packets import pubend_id
+from postroad.core.streams.durable import Durables
+
+PUBEND = pubend_id(2)
+
+
+def test_a_hold_rises_only_as_far_as_the_cursor_is_on_disk() -> None:
+    """After a crash the subscription goes on from the stored cursor, so the log must reach back to it."""
+    durables = Durables(1)
+    durables.take_home("orders", "x > 1", {PUBEND: 100}).subscription = 7
+    durables.mark("orders")
+    first = durables.changes()
+    durables.stored(first)
+    assert durables.holds() == {PUBEND: 100}
+    durables.moved_on("orders", {PUBEND: 250})
+    second = durables.changes()
+    assert durables.holds() == {PUBEND: 100}, "it is being written, not yet written"
+    durables.stored(second)
+    assert durables.holds() == {PUBEND: 250}
+
+
+def test_what_is_on_disk_is_found_again_after_a_restart() -> None:
+    """The stored record brings back cursor and hold."""
+    durables = Durables(1)
+    durables.take_home("orders", "x > 1", {PUBEND: 100})
+    durables.mark("orders")
+    again = Durables(1)
+    for key, value in durables.changes():
+        assert value is not None
+        again.load(key, value)
+    assert again.here["orders"].cursors == {PUBEND: 100}
+    assert again.holds() == {PUBEND: 100}
