@@ -25,6 +25,7 @@ from tests.private_postgres import PrivatePostgres, free_port
 
 from postroad.queues.client import QueueClient
 from postroad.wire.packets.queues import NewMessage
+from postroad.wire.packets.telesto import Queue
 
 MESSAGES = 20_000
 TAKER_PROCESSES = 4
@@ -232,3 +233,27 @@ def test_nothing_is_lost_when_a_taker_a_broker_and_postgres_are_killed(tmp_path:
         for number, line in enumerate(path.read_text().splitlines()):
             if line.startswith("T") and finished_at.get(int(line.split()[1]), 1 << 60) < number:
                 pytest.fail(f"message {line.split()[1]} came again after it was finished")
+
+
+def test_request_and_response_cross_from_one_broker_to_the_other(tmp_path: Path) -> None:
+    """Two broker processes on one PostgreSQL: the request goes in at one, the answer comes from the other."""
+
+    async def answer(worker: QueueClient, queue: Queue) -> None:
+        delivery = await worker.take(queue, timeout=30)
+        assert delivery is not None
+        async with delivery:
+            await delivery.reply(b"re: " + delivery.payload)
+
+    async def scenario(ports: list[int]) -> None:
+        async with (
+            QueueClient.register("127.0.0.1", ports[0], name="ann") as ann,
+            QueueClient.register("127.0.0.1", ports[1], name="bob") as bob,
+        ):
+            queue = await ann.create_queue("questions")
+            answering = asyncio.create_task(answer(bob, queue))
+            response = await ann.request(queue, b"hello", receiver=bob.client_id, timeout=30)
+            await answering
+            assert (response.message, response.sender_id) == (b"re: hello", bob.client_id)
+
+    with stage(tmp_path) as built:
+        asyncio.run(scenario(built.ports))
