@@ -168,27 +168,24 @@ class History:
         if timely.any():
             self._put(current, entry.pick(np.flatnonzero(timely)))
         stray = entry.pick(np.flatnonzero(~timely))
-        listed = self._list(current, stray.timestamps.tolist())
-        if listed:
-            part = stray.pick(slice(0, listed))
+        listed = self._list(current, stray.timestamps)
+        if listed.any():
+            part = stray.pick(np.flatnonzero(listed))
             self._ledger.open_bytes += current.add(part.ids, part.masks, *NO_RANGE)
-        return stray.pick(slice(listed, None)) if listed < len(stray.ids) else None
+        return None if listed.all() else stray.pick(np.flatnonzero(~listed))
 
     def _put(self, element: OpenElement, entry: Entry) -> None:
         low, high = int(entry.timestamps.min()), int(entry.timestamps.max())
         self._ledger.open_bytes += element.add(entry.ids, entry.masks, low, high)
 
-    def _list(self, current: OpenElement, timestamps: list[int]) -> int:
-        """Add timestamps to the singletons while there is room; return how many of them are listed now."""
-        for number, timestamp in enumerate(timestamps):
-            if timestamp in current.singletons:
-                continue
-            if len(current.singletons) >= self._settings.singletons_max:
-                return number
-            current.singletons.add(timestamp)
-            current.nbytes += SINGLETON_BYTES
-            self._ledger.open_bytes += SINGLETON_BYTES
-        return len(timestamps)
+    def _list(self, current: OpenElement, timestamps: Milliseconds) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Add timestamps to the singletons, the oldest first, while there is room; say which of them are listed now."""
+        room = self._settings.singletons_max - len(current.singletons)
+        fresh = [timestamp for timestamp in np.unique(timestamps).tolist() if timestamp not in current.singletons][:room]
+        current.singletons.update(fresh)
+        current.nbytes += SINGLETON_BYTES * len(fresh)
+        self._ledger.open_bytes += SINGLETON_BYTES * len(fresh)
+        return np.isin(timestamps, np.array(list(current.singletons), np.int64))
 
     def _add_late(self, entry: Entry, wall_ms: int) -> list[OpenElement]:
         full: list[OpenElement] = []
