@@ -8,7 +8,7 @@ from tests.core.tracking.ids import WALL_MS, ids_at, make_ids
 
 from postroad.core.tracking import blooms
 from postroad.core.tracking.elements import ID_DTYPE, Element, HistoryKey, Kind, Masks
-from postroad.core.tracking.history import ELEMENT_BYTES, NO_RANGE, Entry, History, Ledger, OpenElement, element_of
+from postroad.core.tracking.history import ELEMENT_BYTES, NO_RANGE, Entry, History, Ledger, OpenElement
 from postroad.core.tracking.settings import Strategy, TrackingSettings
 from postroad.core.tracking.strategies import sort_ids
 
@@ -21,7 +21,7 @@ class Bench:
 
     def __init__(self, settings: TrackingSettings = EXACT) -> None:
         self.settings = settings
-        self.ledger = Ledger()
+        self.ledger = Ledger(1, 1)
         self.history = History(KEY, settings, WALL_MS, self.ledger)
         self.closed: list[Element] = []
 
@@ -32,7 +32,7 @@ class Bench:
 
     def view(self, element: OpenElement | None) -> Element:
         assert element is not None
-        return element_of(KEY, 1, self.settings, element, WALL_MS)
+        return self.history.element(element, WALL_MS)
 
     @property
     def current(self) -> Element:
@@ -184,7 +184,7 @@ def test_a_bloom_holds_what_adding_one_by_one_would() -> None:
     """Hashing later, many at a time, gives the same bits."""
     element = bloom_of(2_000, BLOOM)
     bits = blooms.empty(65_536)
-    blooms.add_ids(bits, make_ids(2_000), 65_536, 16)
+    blooms.add_ids(bits, make_ids(2_000), 65_536, 16, broker=1)
     assert element.strategy is Strategy.BLOOM
     assert (element.m, element.k, element.n, element.count) == (65_536, 16, 2_521, 2_000)
     assert element.ids is None
