@@ -1,8 +1,8 @@
 """Theorem 1 and Corollary 2: the largest matching set of the publisher history against the skew and the jitter.
 
 The paper's load with blooms of n = 2,521: T_n is 504 ms. Clocks are spread over the whole tolerance; jitter delays messages
-on their way. Where 2 T_s + T_j <= w T_n the set must not exceed w + 1; the last column keeps w = 1 whatever the skew: that is
-the inequality broken.
+on their way. Where 2 T_s + T_j <= w T_n the set must not exceed w + 1. The paper's settings are for w = 1: the runs beyond
+T_n show what happens when that inequality is broken.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def draw(outcome: Outcome) -> Figure:
         axes.step(
             [row["skew_ms"] for row in rows], [row["bound"] for row in rows], where="mid", color=line.get_color(), alpha=0.5
         )
-    axes.set_xlabel("T_s in ms (T_n = 504 ms); lines: the bound w + 1")
+    axes.set_xlabel("T_s in ms (T_n = 504 ms); dashes: the bound w + 1")
     axes.set_ylabel("largest matching set")
     axes.grid(visible=True, alpha=0.3)
     axes.legend()

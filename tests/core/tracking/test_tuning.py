@@ -139,7 +139,7 @@ def test_wishes_out_of_bounds_are_refused(values: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("m", 7), ("k", 65), ("n", 0), ("ids_max", 0), ("persistence_ms", 0), ("jitter_ms", -1)]
+    ("name", "value"), [("m", 7), ("m", 1_001), ("k", 65), ("n", 0), ("ids_max", 0), ("persistence_ms", 0), ("jitter_ms", -1)]
 )
 def test_settings_out_of_bounds_are_refused(name: str, value: int) -> None:
     """A configuration that cannot work is refused where it is made, by name."""
