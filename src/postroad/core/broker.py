@@ -149,8 +149,7 @@ class Broker:
                 for pubend in self._parts.streams:
                     self._subscribing.catch_up(pubend, now)
             case Tracked(horizons):
-                for each in horizons:
-                    self._parts.tracked[each.pubend] = max(each.tick, self._parts.tracked.get(each.pubend, 0))
+                self._parts.tracked.update({each.pubend: each.tick for each in horizons})
 
     def receive(self, message: p.Packet, *, link: LinkId, now: float, batch: Batch | None = None, packet: int = 0) -> None:
         """Take a packet; a fault of the peer becomes an error packet, never an exception."""
@@ -394,9 +393,9 @@ class Broker:
         if flush:
             horizons = {pubend_id: pubend.horizon for pubend_id, pubend in self._parts.pubends.items()}
             notes.farewell(horizons) if farewell else notes.flush(horizons)
-        events = notes.take()
+        events, ids = notes.take()
         if events or flush:
-            self._orders.append(Track(self._parts.wall_ms, events, flush, farewell))
+            self._orders.append(Track(self._parts.wall_ms, events, ids, flush, farewell))
 
     def _note_forwarded(self, notes: Notes) -> None:
         for order in self._orders:

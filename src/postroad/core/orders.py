@@ -87,6 +87,7 @@ class Track:
 
     wall_ms: int
     events: tuple[TrackEvent, ...]
+    ids: int = 0  # that the events hold: what they cost while they wait
     flush: bool = False
     farewell: bool = False
 
