@@ -433,6 +433,22 @@ class WrongRoleError(OverlayError):
     code = 507
 
 
+class SkewError(OverlayError):
+    """A message's timestamp and the broker's clock differ by more than the broker tolerates: one of the clocks was stepped.
+
+    The client has corrected its clock and goes on; messages from the future can only be published again, under new ids.
+    """
+
+    code = 508
+    retryable = True
+
+    def __init__(self, skew_ms: int, tolerance_ms: int) -> None:
+        self.skew_ms = skew_ms
+        self.tolerance_ms = tolerance_ms
+        side = "behind" if skew_ms > 0 else "ahead of"
+        super().__init__(f"the timestamp is {abs(skew_ms)} ms {side} the broker's clock, which tolerates {tolerance_ms} ms")
+
+
 class ConfigError(PostroadError):
     """A configuration or topology file cannot be used. The text names the key and, where one is near, what was probably meant."""
 

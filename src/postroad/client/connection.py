@@ -273,8 +273,9 @@ class Client:
 
     # --- the session -----------------------------------------------------------------------------------------------------
 
-    def wall_ms(self) -> int:
-        return time.time_ns() // 1_000_000
+    def clock_ms(self) -> int:
+        """Return a clock that is never stepped; what it shows does not matter, since brokers tell theirs."""
+        return time.monotonic_ns() // 1_000_000
 
     def plan_pump(self, then: Callable[[], None] | None = None) -> None:
         """Pump at the end of this turn of the event loop; call `then` before it."""
@@ -290,6 +291,7 @@ class Client:
 
     def pump(self) -> None:
         """Send what the session wants sent and tell what it has to tell."""
+        self.session.clock(self.clock_ms())
         for send in self.session.outputs():
             link = self._link(send.link)
             if link is not None:
@@ -365,7 +367,7 @@ class Client:
     # --- links -----------------------------------------------------------------------------------------------------------
 
     def link_packet(self, link: Link, packet: Packet, batch: Batch | None, packet_id: int) -> None:
-        self.session.clock(self.wall_ms())
+        self.session.clock(self.clock_ms())
         self.session.receive(packet, link=link.number, now=self._loop.time(), batch=batch, packet=packet_id)
 
     def link_error(self, link: Link, error: PostroadError, packet_id: int) -> None:
@@ -407,7 +409,7 @@ class Client:
 
     async def _serve_main(self, link: Link) -> None:
         self._main = link
-        self.session.clock(self.wall_ms())
+        self.session.clock(self.clock_ms())
         self.session.connected(link.number, link.broker, now=self._loop.time())
         self.plan_pump()
         self._connected.set()
@@ -449,7 +451,7 @@ class Client:
             link.channel.close(reason="another broker was expected")
             return False
         self._homes[broker] = link
-        self.session.clock(self.wall_ms())
+        self.session.clock(self.clock_ms())
         self.session.connected(link.number, broker, now=self._loop.time(), main=False)
         link.gone.add_done_callback(lambda _: self._home_lost(link))
         self.plan_pump()

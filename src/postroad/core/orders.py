@@ -11,6 +11,8 @@ from typing import TypeAlias
 
 from postroad.core.batch import Batch
 from postroad.core.packets import Packet
+from postroad.core.tracking.elements import Horizon
+from postroad.core.tracking.events import TrackEvent
 from postroad.errors import PostroadError
 
 LinkId: TypeAlias = int  # a connection, to a client or a neighbour; never used twice by one driver
@@ -76,7 +78,21 @@ class ReleaseLog:
     tick: int
 
 
-Order: TypeAlias = Send | Refuse | Append | Store | ReadLog | ReleaseLog
+@dataclass(frozen=True, slots=True)
+class Track:
+    """Hand events to the tracker, in order. With `flush`, make durable what it holds, then report `Tracked`.
+
+    Nothing waits for it: a tracker that fails or lags costs traces, never messages. `farewell` ends the incarnation.
+    """
+
+    wall_ms: int
+    events: tuple[TrackEvent, ...]
+    ids: int = 0  # that the events hold: what they cost while they wait
+    flush: bool = False
+    farewell: bool = False
+
+
+Order: TypeAlias = Send | Refuse | Append | Store | ReadLog | ReleaseLog | Track
 
 
 # --- facts ---------------------------------------------------------------------------------------------------------------
@@ -94,9 +110,10 @@ class LinkUp:
 
 @dataclass(frozen=True, slots=True)
 class ClientUp:
-    """A client was identified on this link."""
+    """A client was identified on this link; `name` is what it calls itself."""
 
     link: LinkId
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +174,16 @@ class LogReleased:
     tick: int
 
 
-Fact: TypeAlias = LinkUp | ClientUp | LinkLost | Congested | Drained | Appended | AppendFailed | Stored | LogRead | LogReleased
+@dataclass(frozen=True, slots=True)
+class Tracked:
+    """Publisher histories are durable up to these horizons: after a crash the log is needed only beyond them."""
+
+    horizons: tuple[Horizon, ...]
+
+
+Fact: TypeAlias = (
+    LinkUp | ClientUp | LinkLost | Congested | Drained | Appended | AppendFailed | Stored | LogRead | LogReleased | Tracked
+)
 
 
 @dataclass(frozen=True, slots=True)

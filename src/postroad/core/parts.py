@@ -21,6 +21,8 @@ from postroad.core.streams.edge import Edge, EdgeStream
 from postroad.core.streams.holds import HoldKeeper, HoldTable
 from postroad.core.streams.pubend import Pubend
 from postroad.core.streams.stream import Stream
+from postroad.core.tracking.notes import Notes
+from postroad.core.tracking.settings import OFF, TrackingSettings
 from postroad.errors import PostroadError
 
 FILTERS_REMEMBERED: Final = 1 << 14
@@ -39,6 +41,7 @@ class BrokerConfig:
     subscriptions_max: int = 200_000
     home_query_s: float = 3.0  # how long to wait for the former home of a durable subscription
     retired: tuple[int, ...] = ()  # brokers that are gone for good: nobody asks them, and their holds do not count
+    tracking: TrackingSettings = OFF
     guards: Guards = ALL_ON
 
 
@@ -56,9 +59,11 @@ class Parts:
     table: HoldTable
     keeper: HoldKeeper
     durables: Durables
+    notes: Notes | None = None  # None: nothing is tracked
+    tracked: dict[int, int] = field(default_factory=dict)  # hosted pubend -> up to where its publisher history is durable
     streams: dict[int, Stream] = field(default_factory=dict)
     brokers: dict[LinkId, int] = field(default_factory=dict)  # links to neighbours
-    clients: dict[LinkId, None] = field(default_factory=dict)
+    clients: dict[LinkId, str] = field(default_factory=dict)  # links to clients, with their names
     known: dict[int, list[int]] = field(default_factory=dict)  # every other broker ever heard of, with its pubends; stored
     wall_ms: int = 0
     on_stored: dict[int, list[Callable[[float], None]]] = field(default_factory=dict)

@@ -28,7 +28,7 @@ from postroad.core.session.events import (
 from postroad.core.session.machine import Session, SessionConfig
 from postroad.errors import ProtocolViolationError, error_of_code
 from postroad.sim import history as seen
-from postroad.sim.brokers import WALL_MS_AT_START, BrokerNode
+from postroad.sim.brokers import WALL_MS_AT_START, BrokerNode, ids_of
 from postroad.sim.frames import Reader, to_bytes
 from postroad.sim.history import History
 from postroad.sim.network import Cable, CableProfile, End, Network
@@ -108,6 +108,8 @@ class ClientNode:
         self._second: dict[int, Cable] = {}  # to brokers that hold messages in doubt
         self._wake_at: float | None = None
         self._life = 0
+        self._incarnations: dict[int, tuple[int, int]] = {}  # link -> (broker, incarnation)
+        self._hearing = (0, 0)
 
     # --- life
 
@@ -120,7 +122,7 @@ class ClientNode:
         self._life += 1
         self.world.note("client", f"{self.name} starts")
         self.session = Session(self.config)
-        self.session.clock(self._wall_ms())
+        self.session.clock(self._clock_ms())
         for following in self.following:
             if not following.ended:
                 self._subscribe(following)
@@ -290,7 +292,7 @@ class ClientNode:
         assert session is not None
         if publishing is None or publishing.key is None:
             return
-        session.clock(self._wall_ms())
+        session.clock(self._clock_ms())
         while publishing.pending:
             attributes, payload = publishing.pending[0]
             message_id = session.publish(publishing.key, attributes, payload)
@@ -341,7 +343,8 @@ class ClientNode:
             return
         self._ends[end.link] = end
         self._readers[end.link] = Reader()
-        self.session.clock(self._wall_ms())
+        self._incarnations[end.link] = broker.broker, broker.disk.incarnation
+        self.session.clock(self._clock_ms())
         self.session.connected(end.link, broker.broker, now=self.world.now, main=main)
         self._act()
 
@@ -362,7 +365,7 @@ class ClientNode:
                 for following in self.following:
                     if not following.ended:
                         self.history.add(seen.Disconnected(self.world.now, following.subscription))
-            self.session.clock(self._wall_ms())
+            self.session.clock(self._clock_ms())
             self.session.disconnected(end.link, now=self.world.now)
 
     def received(self, end: End, data: bytes) -> None:
@@ -372,7 +375,8 @@ class ClientNode:
         for packet, packet_id, batch in reader.feed(data):
             if end.link not in self._ends:
                 return
-            self.session.clock(self._wall_ms())
+            self.session.clock(self._clock_ms())
+            self._hearing = self._incarnations[end.link]
             if isinstance(packet, Error):
                 self.session.refused(packet_id, error_of_code(packet.code, packet.text), link=end.link, now=self.world.now)
             else:
@@ -390,7 +394,7 @@ class ClientNode:
 
     # --- orders and events
 
-    def _wall_ms(self) -> int:
+    def _clock_ms(self) -> int:
         return WALL_MS_AT_START + self.clock_offset_ms + int(self.world.now * 1000)
 
     def _act(self) -> None:
@@ -418,7 +422,7 @@ class ClientNode:
         if self.session is None or self._wake_at != when or life != self._life:
             return
         self._wake_at = None
-        self.session.clock(self._wall_ms())
+        self.session.clock(self._clock_ms())
         self.session.wake(now=self.world.now)
         self._act()
 
@@ -479,6 +483,7 @@ class ClientNode:
         if following is None:
             return
         now, last = self.world.now, 0
+        self.history.add(seen.Arrived(now, *self._hearing, following.name or f"@{self.name}", ids_of(event.batch)))
         for message in event.batch:
             last = message.tick
             self.history.add(
@@ -538,7 +543,7 @@ class ClientNode:
         registrations = session.publishers[publishing.key].registrations
         for (broker, publisher), ids in publishing.outstanding.items():
             registration = registrations.get(broker)
-            if registration is None or registration.publisher != publisher:
-                continue
-            while len(ids) > registration.messages:
+            known = registration is not None and registration.publisher == publisher
+            left = registration.messages if registration is not None and known else 0  # it is forgotten when it holds none
+            while len(ids) > left:
                 self.history.add(seen.Acknowledged(self.world.now, ids.popleft()))

@@ -18,7 +18,7 @@ from postroad.sim.overlay import Overlay
 from postroad.sim.workload import Shape, Workload
 from postroad.sim.world import Line
 
-CONTAINED = ("lost", "duplicated", "misordered", "stuck", "phantom", "released", "unbounded", "crashed")
+CONTAINED = ("lost", "duplicated", "misordered", "stuck", "phantom", "released", "unbounded", "mistracked", "crashed")
 assert set(CONTAINED) == set(KINDS)
 
 
