@@ -1,11 +1,12 @@
 """The broker's part in traces: questions of clients, of other brokers' clients, and the answers.
 
-A client asks any broker by way of its own. Its broker answers itself or sends the question on as unicast, and tells the client at once
-when there is no way, and after a while when no answer comes: a question always gets an answer while the client is connected. What
-another broker asks us is searched by the driver (`SearchTracks`), or read from the log, and answered to the source.
+A client asks any broker by way of its own. Its broker answers itself or sends the question on as unicast, and tells the client
+at once when there is no way, and after a while when no answer comes: a question always gets an answer while the client is
+connected. What another broker asks us is searched by the driver (`SearchTracks`), or read from the log, and answered to the
+source.
 
-Bounds: questions that wait, per client and in all; searches and log readings under way; the size of an answer. What is beyond them is
-answered `BUSY`.
+Bounds: questions that wait, per client and in all; searches and log readings under way; the size of an answer. What is beyond
+them is answered `BUSY`.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ class Tracing:
         self._read = read
         self._asked: dict[int, _Asked] = {}  # by request
         self._searches: dict[int, _Search] = {}  # by token
+        self._wanted: list[SearchTracks] = []
         self._readings = 0
 
     # --- our clients ---
@@ -146,6 +148,11 @@ class Tracing:
 
     # --- answers ---
 
+    def take_orders(self) -> list[SearchTracks]:
+        """Return what is to be searched: after all that was noted has been ordered to be tracked."""
+        wanted, self._wanted = self._wanted, []
+        return wanted
+
     def _answer(self, question: Question, done: Done) -> None:
         match question:
             case TracksQuestion() | CoverageQuestion():
@@ -163,9 +170,11 @@ class Tracing:
         elif self.waiting >= SEARCHES_MAX:
             done(Status.BUSY, "it has too many questions under way", None)
         else:
+            if isinstance(question, CoverageQuestion):
+                self._parts.notes.note_spans(question.subscriber)
             token = self._parts.next_token()
             self._searches[token] = _Search(question, done)
-            self._parts.orders.append(SearchTracks(token, question))
+            self._wanted.append(SearchTracks(token, question))
 
     def searched(self, token: int, found: Findings | PostroadError) -> None:
         """Take what the driver found."""

@@ -277,9 +277,10 @@ def test_spans_tell_what_a_subscription_was_promised(files: Reopen) -> None:
     longer = Span("s", 1, PUBEND, "a > 1", ms, ms + 200, START, START + 20)
     lost = Lost("s", PUBEND, ms + 150, ms + 160, START + 15)
     store.write(flush(records=[longer, lost, Span("t", 2, PUBEND, "b", ms, ms + 500, START)]), now_ms=START + 20)
-    for again in (store, start(files, incarnation=2, now_ms=START + 30)):
-        assert again.coverage("s", PUBEND, ms + 50).spans == (span,)
-        assert again.coverage("s", PUBEND, ms + 100).spans == (span,)
+    crashed = Span("s", 1, PUBEND, "a > 1", ms, ms + 100, START, START + 20)
+    for again, first in ((store, span), (start(files, incarnation=2, now_ms=START + 30), crashed)):
+        assert again.coverage("s", PUBEND, ms + 50).spans == (first,)
+        assert again.coverage("s", PUBEND, ms + 100).spans == (first,)
         found = again.coverage("s", PUBEND, ms + 155)
         assert (found.spans, found.lost) == ((longer,), (lost,))
         found = again.coverage("s", PUBEND, ms)

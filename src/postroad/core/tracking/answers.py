@@ -6,11 +6,11 @@ Beside what was found stands where the tracks have holes: a broker that says "no
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, TypeAlias
 
-from postroad.core.tracking.elements import Lost, Span
+from postroad.core.tracking.elements import Crash, Lost, Span
 from postroad.core.tracking.search import Hits
 
 STILL: Final = (1 << 63) - 1  # in place of the moment when something ended
@@ -57,6 +57,17 @@ class Covered:
 
 
 Findings: TypeAlias = Searched | Covered
+
+
+def ended(spans: Mapping[tuple[int, int], Span], incarnation: int, crashes: Iterable[Crash]) -> list[Span]:
+    """Return spans by (incarnation, number) so that those which ended with their incarnation are not attached still."""
+    fell_ms = {crash.incarnation: crash.from_ms for crash in crashes}
+    return [
+        replace(span, detached_ms=max(fell_ms.get(of, span.attached_ms), 1))
+        if of != incarnation and not span.detached_ms
+        else span
+        for (of, _), span in spans.items()
+    ]
 
 
 def covered(spans: Iterable[Span], lost: Iterable[Lost], tick: int, holes: tuple[Hole, ...]) -> Covered:

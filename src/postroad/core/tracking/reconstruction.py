@@ -1,13 +1,13 @@
 """Putting a message's path together from what brokers answer: the paper's section 3.3, for many messages at once.
 
-The search is breadth first. In a round, every broker at the same distance is asked, each once, with all the ids that concern it; then
-the neighbours of those that saw a message are next for that message. A broker sees more than its neighbours tell in two cases, and
-then the search goes on behind it as if it had seen the message: it could not be asked, or its tracks have a hole where the message
-belongs. Neighbours are those of then and later, not only those of today; and whoever a broker says it got the message from is asked too.
+The search is breadth first. In a round, every broker at the same distance is asked, each once, with all the ids that concern it;
+then the neighbours of those that saw a message are next for that message. When a broker could not be asked, or its tracks have a
+hole where the message belongs, it may have seen the message, and the search goes on behind it. Neighbours are those of then and
+later, not only those of today; and whoever a broker says it got the message from is asked too.
 
-False positives: a hit counts when the message was there before it could come: published at its origin, then at each broker the one it
-came from. What hangs in the air, because that neighbour answered and did not see the message, is *isolated* (section 5.3), with all
-behind it. A broker that could not be asked, or has a hole, isolates nobody.
+False positives: a hit counts when the message was there before it could come: published at its origin, then at each broker the
+one it came from. What hangs in the air, because that neighbour answered and did not see the message, is *isolated* (section
+5.3), with all behind it. A broker that could not be asked, or has a hole, isolates nobody.
 
 Pure: `asks` says whom to ask, `answered` and `failed` take what came of it; when `asks` is empty, `traces` has the result.
 """
@@ -72,8 +72,8 @@ class TrackHole:
 class Trace:
     """Where a message came from, which way it went, and who got it, as far as could be found out.
 
-    `published` is the probability that the origin's answer is a false positive; None when it does not know the message, or could not
-    be asked. `problem` says what is wrong with the id, if anything is.
+    `published` is the probability that the origin's answer is a false positive; None when it does not know the message, or could
+    not be asked. `problem` says what is wrong with the id, if anything is.
     """
 
     id: MessageId

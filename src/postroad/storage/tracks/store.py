@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from postroad.core.batch import Ids
-from postroad.core.tracking.answers import Covered, Hole, Searched, covered
+from postroad.core.tracking.answers import Covered, Hole, Searched, covered, ended
 from postroad.core.tracking.elements import Crash, Element, Farewell, Flush, Horizon, Lost, Record, Span
 from postroad.core.tracking.search import Hits, search
 from postroad.errors import StorageError, StorageFullError, TrackFileError
@@ -217,7 +217,7 @@ class TrackStore:
                 lost[record] = None
         wall_ms = tick_milliseconds(tick)
         holes = (hole for hole in self._catalog.holes(self.kept_from_ms, open_records) if hole.concerns(wall_ms))
-        return covered(spans.values(), lost, tick, tuple(holes))
+        return covered(ended(spans, self._incarnation, self._catalog.crashes), lost, tick, tuple(holes))
 
     def _steady(self, ask: Callable[[], ResultT]) -> ResultT:
         """Ask the files; when they change meanwhile, list them anew and ask again."""
