@@ -62,12 +62,13 @@ Findings: TypeAlias = Searched | Covered
 def ended(spans: Mapping[tuple[int, int], Span], incarnation: int, crashes: Iterable[Crash]) -> list[Span]:
     """Return spans by (incarnation, number) so that those which ended with their incarnation are not attached still."""
     fell_ms = {crash.incarnation: crash.from_ms for crash in crashes}
-    return [
-        replace(span, detached_ms=max(fell_ms.get(of, span.attached_ms), 1))
-        if of != incarnation and not span.detached_ms
-        else span
-        for (of, _), span in spans.items()
-    ]
+
+    def end(of: int, span: Span) -> Span:
+        if of == incarnation or span.detached_ms:
+            return span
+        return replace(span, detached_ms=max(fell_ms.get(of, span.attached_ms), 1))
+
+    return [end(of, span) for (of, _), span in spans.items()]
 
 
 def covered(spans: Iterable[Span], lost: Iterable[Lost], tick: int, holes: tuple[Hole, ...]) -> Covered:
