@@ -56,7 +56,7 @@ soak: setup ## Long random runs
 
 lock: ## Renew requirements/*.txt from pyproject.toml (needs uv)
 	uv pip compile --quiet --universal --python-version 3.11 --no-header --no-emit-index-url --no-annotate --generate-hashes \
-	  --group dev --extra uvloop --extra topics --extra postgres --extra metrics pyproject.toml -o requirements/dev.txt
+	  --group dev --extra uvloop --extra topics --extra postgres --extra metrics --extra spark pyproject.toml -o requirements/dev.txt
 	uv pip compile --quiet --universal --python-version 3.11 --no-header --no-emit-index-url --no-annotate --generate-hashes \
 	  --group bench --constraint requirements/dev.txt pyproject.toml -o requirements/bench.txt
 

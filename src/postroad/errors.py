@@ -4,7 +4,8 @@ Every error a user can meet is a `PostroadError` with a stable numeric `code` (i
 `docs/reference/errors.md`), a `retryable` flag, and its data as attributes. Expected refusals are return values, not
 exceptions; our own bugs are `AssertionError`.
 
-Codes are grouped: 1xx values and batches, 2xx filters, 3xx wire, 4xx storage, 5xx overlay and clients, 6xx queues, 7xx topics.
+Codes are grouped: 1xx values and batches, 2xx filters, 3xx wire, 4xx storage, 5xx overlay and clients, 6xx queues, 7xx topics,
+8xx Spark.
 """
 
 from __future__ import annotations
@@ -556,6 +557,18 @@ class TopicsDependencyError(TopicsError):
     """The topics service needs pyzmq, which is not installed."""
 
     code = 707
+
+
+class SparkError(PostroadError):
+    """A Spark session, the data source or the sink `postroad`, or a job of the pipeline cannot do what was asked."""
+
+    code = 800
+
+
+class SparkUnavailableError(SparkError):
+    """Spark cannot be started: PySpark or Java is missing or too old. The text says what to install."""
+
+    code = 801
 
 
 def _pointer(text: str, position: int, width: int = 72) -> str:
