@@ -479,6 +479,19 @@ class UnfinishedError(OverlayError):
     retryable = True
 
 
+class UnknownPubendError(OverlayError):
+    """No broker ever heard of hosts this pubend, or no given directory holds its log."""
+
+    code = 561
+
+
+class PubendUnreachableError(OverlayError):
+    """The broker that hosts the pubend cannot be reached now."""
+
+    code = 562
+    retryable = True
+
+
 def error_of_code(code: int, text: str) -> PostroadError:
     """Make the exception a peer described by its code: an instance of its class here, with only the text as data."""
     known = _class_of_code(code)
@@ -569,6 +582,35 @@ class SparkUnavailableError(SparkError):
     """Spark cannot be started: PySpark or Java is missing or too old. The text says what to install."""
 
     code = 801
+
+
+class SparkOptionError(SparkError):
+    """An option of the Spark source or sink `postroad` is unknown, missing, or has a value it cannot have."""
+
+    code = 802
+
+
+class SparkSchemaError(SparkError):
+    """A schema does not fit the Spark source or sink: a column of a type messages cannot have, or names that clash."""
+
+    code = 803
+
+
+class AttributeMismatchError(SparkError):
+    """The messages at `tick` have an attribute of another kind than the column it is read into."""
+
+    code = 804
+
+    def __init__(self, attribute: str, kind: str, wanted: str, pubend: int, tick: int) -> None:
+        self.attribute = attribute
+        self.kind = kind
+        self.wanted = wanted
+        self.pubend = pubend
+        self.tick = tick
+        super().__init__(
+            f"attribute {attribute!r} is {kind} at tick {tick} of pubend {pubend}, and its column is {wanted}; give a schema "
+            "with another type, or the option onMismatch=null to read such values as NULL"
+        )
 
 
 def _pointer(text: str, position: int, width: int = 72) -> str:
