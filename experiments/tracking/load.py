@@ -101,3 +101,18 @@ class Load:
                     part = ids[bounds[topic] : bounds[topic + 1]]
                     events += [Delivered(name, PUBEND, part) for name in names]
             yield turn.wall_ms, events
+
+
+def published(count: int, seed: int = 1) -> Ids:
+    """Return the first ids of the load."""
+    return np.concatenate([turn.ids for turn in Load(count // 5_000 + 1, seed=seed).turns()])[:count]
+
+
+def strangers(count: int, span_ms: int, random: np.random.Generator, from_ms: int = WALL_MS) -> Ids:
+    """Return ids that nobody published, of the same broker, at times within the span."""
+    ids = np.zeros(count, ID_DTYPE)
+    ids["publisher"] = random.integers(1_001, 100_001, count)
+    ids["broker"] = BROKER
+    times = (from_ms + random.integers(0, max(span_ms, 1), count)).astype(np.uint64)
+    ids["tick"] = (times << np.uint64(16)) | random.integers(0, 4, count).astype(np.uint64)
+    return ids.view("V16")

@@ -58,6 +58,8 @@ class TrackingSettings:
             value = getattr(self, name)
             if not low <= value <= high:
                 raise InvalidValueError(f"tracking: {name} must be from {low:,} to {high:,}, not {value:,}")
+        if self.m % 8:
+            raise InvalidValueError(f"tracking: m must be a multiple of 8, not {self.m:,}")
 
     @property
     def late_ms(self) -> int:
