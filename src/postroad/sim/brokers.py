@@ -303,11 +303,10 @@ class BrokerNode:
     def record_tracks(self) -> None:
         """Write into the history what the tracks hold."""
         tracks = self.tracks
-        opened = () if tracks.tracker is None else tuple(tracks.tracker.open_elements())
         spans = tuple((incarnation, span) for (incarnation, _, _), span in tracks.files.spans.items())
         held = tuple(tracks.files.elements.values())
         records = tuple(tracks.files.records)
-        self.history.add(Tracks(self.world.now, self.broker, tracks.settings, held, spans, records, opened))
+        self.history.add(Tracks(self.world.now, self.broker, tracks.settings, held, spans, records, tracks.open_elements()))
 
     # --- what the disk did
 

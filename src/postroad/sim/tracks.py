@@ -125,6 +125,12 @@ class BrokerTracks:
         self._busy_until = 0.0
         self.tracker = None
 
+    def open_elements(self) -> tuple[Element, ...]:
+        """Return what is only in memory, or under way to the disk."""
+        if self.tracker is None:
+            return ()
+        return (*(element for write in self._writes for element in write.flush.closed), *self.tracker.open_elements())
+
     # --- orders
 
     def look_up(self, question: TracksQuestion | CoverageQuestion) -> Findings:
