@@ -22,9 +22,10 @@ from postroad.client.link import Link, dial
 from postroad.client.positions import load_positions
 from postroad.client.publisher import Publisher
 from postroad.client.subscription import OnGap, Subscription
+from postroad.client.tracing import AnyId, Tracer
 from postroad.core.batch import Batch
 from postroad.core.filters.filter import Filter
-from postroad.core.packets import Packet
+from postroad.core.packets import Packet, TracksAnswered
 from postroad.core.session.events import (
     Delivered,
     Event,
@@ -32,12 +33,17 @@ from postroad.core.session.events import (
     Missed,
     PubendJoined,
     PublisherFailed,
+    QuestionAnswered,
+    QuestionFailed,
     SubscriptionActive,
     SubscriptionEnded,
     SubscriptionFailed,
     Writable,
 )
 from postroad.core.session.machine import Session, SessionConfig
+from postroad.core.tracking.explaining import Explanation
+from postroad.core.tracking.questions import Question
+from postroad.core.tracking.reconstruction import Trace
 from postroad.errors import (
     ClosedError,
     GapError,
@@ -51,6 +57,7 @@ from postroad.errors import (
 log = logging.getLogger("postroad.client")
 
 STEADY_S: Final = 1.0  # a link that lived this long was a good one
+ANSWER_S_MAX: Final = 15.0  # for a question about tracks; the broker itself gives up on others before that
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +95,7 @@ class Client:
         self._known: dict[int, Address] = {}  # broker -> where it was seen
         self._publishers: dict[int, Publisher] = {}
         self._subscriptions: dict[int, Subscription] = {}
+        self._questions: dict[int, asyncio.Future[TracksAnswered]] = {}  # by the session's number
         self._pump_planned = False
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -176,6 +184,9 @@ class Client:
             publisher.failed(error)
         for subscription in self._subscriptions.values():
             subscription.failed(error)
+        for future in self._questions.values():
+            if not future.done():
+                future.set_exception(error)
 
     @property
     def broker(self) -> int | None:
@@ -267,6 +278,50 @@ class Client:
                 log.warning("the broker did not confirm the end of a subscription")
         self._subscriptions.pop(key, None)
 
+    # --- tracing ---------------------------------------------------------------------------------------------------------
+
+    async def trace(self, message_id: AnyId) -> Trace:
+        """Find out where a message came from, which way it went and who got it."""
+        return (await self.trace_many([message_id]))[0]
+
+    async def trace_many(self, message_ids: Iterable[AnyId]) -> list[Trace]:
+        """Trace many messages at once, which costs little more than one; the result is in the order of the ids."""
+        return await Tracer(self._ask, self._home()).trace_many(message_ids)
+
+    async def explain(self, message_id: AnyId, subscriber: str) -> Explanation:
+        """Find out why a subscriber got a message, or why not."""
+        return await Tracer(self._ask, self._home()).explain(message_id, subscriber)
+
+    def _home(self) -> int:
+        self._check_open()
+        if self._main is None:
+            raise NotConnectedError("no broker is connected now")
+        return self._main.broker
+
+    async def _ask(self, target: int, question: Question) -> TracksAnswered:
+        number = self.session.ask(target, question)
+        if number is None:
+            raise NotConnectedError("no broker is connected now, or it is asked too much at once")
+        future: asyncio.Future[TracksAnswered] = self._loop.create_future()
+        self._questions[number] = future
+        self.plan_pump()
+        try:
+            async with asyncio.timeout(ANSWER_S_MAX):
+                return await future
+        except TimeoutError:
+            raise UnfinishedError(f"the broker did not answer within {ANSWER_S_MAX:g} s") from None
+        finally:
+            self._questions.pop(number, None)
+
+    def _answered(self, number: int, answer: TracksAnswered | PostroadError) -> None:
+        future = self._questions.get(number)
+        if future is None or future.done():
+            return
+        if isinstance(answer, PostroadError):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
+
     def _check_open(self) -> None:
         if self._closed or not self._tasks:
             raise ClosedError("use the client inside `async with postroad.connect(...)`")
@@ -329,6 +384,10 @@ class Client:
             case MessagesRefused(key, first, last, error):
                 if key in self._publishers:
                     self._publishers[key].refused(PublishRefusedError(first, last, error))
+            case QuestionAnswered(number, answer):
+                self._answered(number, answer)
+            case QuestionFailed(number, error):
+                self._answered(number, error)
             case _:
                 self._tell_subscription(event)
 

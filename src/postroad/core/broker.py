@@ -33,6 +33,7 @@ from postroad.core.orders import (
     Stored,
     Track,
     Tracked,
+    TracksSearched,
 )
 from postroad.core.packets import pubend_broker
 from postroad.core.parts import FULL_HOPS, KNOWN_KEY, BrokerConfig, Parts
@@ -45,6 +46,7 @@ from postroad.core.streams.edge import CATCH_UP_BYTES, Edge
 from postroad.core.streams.holds import FLOOR_KEY, HOLD_KEY, HoldKeeper, HoldTable
 from postroad.core.streams.pubend import Pubend
 from postroad.core.subscribing import Subscribing, pieces
+from postroad.core.tracing import Tracing
 from postroad.core.tracking.notes import Notes, link_brokers
 from postroad.core.tracking.settings import Strategy, TrackingSettings
 from postroad.errors import PostroadError, WrongRoleError
@@ -73,6 +75,7 @@ class Broker:
         self._publishing = Publishing(self._parts, int.from_bytes(metadata.get(PUBLISHER_KEY, b"\0"), "big"))
         self._releasing = Releasing(self._parts, floor)
         self._subscribing = Subscribing(self._parts, self._releasing, self._read)
+        self._tracing = Tracing(self._parts, self._read)
         for pubend_id, pubend in self._parts.pubends.items():
             self._parts.ensure_stream(pubend_id).active_tick = pubend.horizon
 
@@ -150,6 +153,8 @@ class Broker:
                     self._subscribing.catch_up(pubend, now)
             case Tracked(horizons):
                 self._parts.tracked.update({each.pubend: each.tick for each in horizons})
+            case TracksSearched(token, found):
+                self._tracing.searched(token, found)
 
     def receive(self, message: p.Packet, *, link: LinkId, now: float, batch: Batch | None = None, packet: int = 0) -> None:
         """Take a packet; a fault of the peer becomes an error packet, never an exception."""
@@ -168,6 +173,7 @@ class Broker:
                 self._parts.edge.curious(pubend, now)
                 self._subscribing.catch_up(pubend, now)
             self._subscribing.expire_moves(now)
+            self._tracing.expire(now)
             self._parts.edge.tell_positions()
         if now >= self._slow_at:
             self._slow_at = now + self._config.silence_s
@@ -188,6 +194,7 @@ class Broker:
         self._publishing.commit()
         if self._parts.notes is not None:
             self._track(self._parts.notes)
+        self._orders.extend(self._tracing.take_orders())
         taken = list(self._orders)
         self._orders.clear()
         return taken
@@ -202,6 +209,7 @@ class Broker:
             "backlog_rows": self._publishing.backlog_rows,
             "cache_bytes": sum(stream.cache.size for stream in parts.streams.values()),
             "reads": len(self._reads),
+            "traces": self._tracing.waiting,
         }
 
     @property
@@ -233,6 +241,8 @@ class Broker:
                 self._subscribing.flow(link, message, now)
             case p.Unsubscribe():
                 self._subscribing.unsubscribe(link, message, packet, now)
+            case p.AskTracks():
+                self._tracing.ask(link, message, packet, now)
             case _:
                 raise WrongRoleError(f"a client may not send {type(message).__name__}")
 
@@ -271,7 +281,7 @@ class Broker:
             onward = self._parts.router.route(message.target)
             if onward is not None and onward != link and message.hops > 0:
                 passed = msgspec.structs.replace(message, hops=message.hops - 1)
-                self._orders.append(Send(onward, passed, batch, data=batch is not None))
+                self._orders.append(Send(onward, passed, batch, data=batch is not None or isinstance(message, p.TrackReply)))
                 self._note_past(message, link, batch, onward)
             return
         self._note_past(message, link, batch, None)
@@ -287,6 +297,10 @@ class Broker:
                 self._subscribing.home_asked(message)
             case p.HomeReply():
                 self._subscribing.home_answered(message, now)
+            case p.TrackQuery():
+                self._tracing.asked(message)
+            case p.TrackReply():
+                self._tracing.replied(message)
             case _:
                 pass  # a catch-up for a pubend that is not here any more: it is asked again
 
@@ -411,12 +425,14 @@ class Broker:
         sent = {} if onward is None else {self._parts.brokers[onward]: np.arange(len(batch))}
         notes.routed(message.pubend, self._parts.brokers[link], batch, sent)
 
-    def _read(self, order: ReadLog, done: ReadDone) -> None:
+    def _read(self, order: ReadLog, done: ReadDone) -> bool:
+        """Read a log; False when too much is read already, and whoever wants it may ask again."""
         if len(self._reads) >= READS_MAX:
-            return  # whoever asked asks again
+            return False
         token = self._parts.next_token()
         self._reads[token] = done
         self._orders.append(ReadLog(order.pubend, token, order.lo, order.hi, order.bytes_max))
+        return True
 
     # --- links and time ---
 
@@ -433,6 +449,7 @@ class Broker:
             del self._parts.clients[link]
             self._publishing.link_lost(link)
             self._subscribing.link_lost(link, now)
+            self._tracing.link_lost(link)
         elif link in self._parts.brokers:
             del self._parts.brokers[link]
             self._links_changed = True
@@ -450,6 +467,7 @@ class Broker:
             if not router.reachable(pubend_broker(pubend)):
                 self._parts.table.unreachable(pubend_broker(pubend))
         self._subscribing.routes_changed(now)
+        self._tracing.routes_changed()
         self._releasing.tell(again=True)
 
     def _housekeeping(self, now: float) -> None:

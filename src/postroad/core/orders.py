@@ -11,8 +11,10 @@ from typing import TypeAlias
 
 from postroad.core.batch import Batch
 from postroad.core.packets import Packet
+from postroad.core.tracking.answers import Findings
 from postroad.core.tracking.elements import Horizon
 from postroad.core.tracking.events import TrackEvent
+from postroad.core.tracking.questions import CoverageQuestion, TracksQuestion
 from postroad.errors import PostroadError
 
 LinkId: TypeAlias = int  # a connection, to a client or a neighbour; never used twice by one driver
@@ -92,7 +94,15 @@ class Track:
     farewell: bool = False
 
 
-Order: TypeAlias = Send | Refuse | Append | Store | ReadLog | ReleaseLog | Track
+@dataclass(frozen=True, slots=True)
+class SearchTracks:
+    """Look something up in the tracks, with all that was ordered to be tracked before, then report `TracksSearched`."""
+
+    token: int
+    question: TracksQuestion | CoverageQuestion
+
+
+Order: TypeAlias = Send | Refuse | Append | Store | ReadLog | ReleaseLog | Track | SearchTracks
 
 
 # --- facts ---------------------------------------------------------------------------------------------------------------
@@ -181,8 +191,27 @@ class Tracked:
     horizons: tuple[Horizon, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class TracksSearched:
+    """The answer to `SearchTracks`, or why there is none."""
+
+    token: int
+    found: Findings | PostroadError
+
+
 Fact: TypeAlias = (
-    LinkUp | ClientUp | LinkLost | Congested | Drained | Appended | AppendFailed | Stored | LogRead | LogReleased | Tracked
+    LinkUp
+    | ClientUp
+    | LinkLost
+    | Congested
+    | Drained
+    | Appended
+    | AppendFailed
+    | Stored
+    | LogRead
+    | LogReleased
+    | Tracked
+    | TracksSearched
 )
 
 

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from postroad.core.packet_rows import Binary, Rows
+from postroad.core.tracking.questions import Answer, Question, Reason, Status
 
 U32 = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
 U64 = Annotated[int, Meta(ge=0)]  # MessagePack itself ends at 64 bits, and msgspec takes no larger bound than int64
@@ -325,3 +326,38 @@ class HomeReply(Unicast, frozen=True, array_like=True):
     busy: bool
     filter: FilterText
     cursors: Positions
+
+
+# --- tracking -----------------------------------------------------------------------------------------------------------
+
+
+class AskTracks(Packet, frozen=True, array_like=True):
+    """Ask any broker of the overlay about its tracks, by way of the one the client is connected to."""
+
+    target: U32
+    question: Question
+
+
+class TracksAnswered(Packet, frozen=True, array_like=True):
+    """What became of the question, and the answer if there is one."""
+
+    broker: U32
+    status: Status
+    reason: Reason = ""
+    answer: Answer | None = None
+
+
+class TrackQuery(Unicast, frozen=True, array_like=True):
+    """A client of the source asks this."""
+
+    request: U64
+    question: Question
+
+
+class TrackReply(Unicast, frozen=True, array_like=True):
+    """The answer to a query."""
+
+    request: U64
+    status: Status
+    reason: Reason = ""
+    answer: Answer | None = None

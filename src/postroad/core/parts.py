@@ -108,12 +108,12 @@ class Parts:
     def refuse(self, link: LinkId, request: int, error: PostroadError) -> None:
         self.orders.append(Refuse(link, request, error))
 
-    def unicast(self, packet: Unicast, *, came_by: LinkId | None = None) -> bool:
+    def unicast(self, packet: Unicast, *, came_by: LinkId | None = None, data: bool = False) -> bool:
         """Send a packet one link nearer to its target; tell whether there is a way."""
         link = self.router.route(packet.target)
         if link is None or link == came_by or packet.hops <= 0:
             return False
-        self.orders.append(Send(link, packet))
+        self.orders.append(Send(link, packet, data=data))
         return True
 
     def flood(self, packet: Packet, *, except_link: LinkId | None = None) -> None:

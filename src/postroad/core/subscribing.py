@@ -43,7 +43,7 @@ from postroad.errors import (
     UnknownHandleError,
 )
 
-ReadLogThen: TypeAlias = Callable[[ReadLog, Callable[[LogRead, float], None]], None]
+ReadLogThen: TypeAlias = Callable[[ReadLog, Callable[[LogRead, float], None]], object]
 CATCH_UP_AT_ONCE: Final = 256
 PIECES_MAX: Final = 8  # of one answer
 CATCH_UP_BACKOFF_MAX: Final = 2  # doublings

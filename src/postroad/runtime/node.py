@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Final
 
@@ -27,15 +28,18 @@ from postroad.core.orders import (
     ReadLog,
     Refuse,
     ReleaseLog,
+    SearchTracks,
     Send,
     Store,
     Track,
     Tracked,
+    TracksSearched,
 )
 from postroad.core.packets import Packet
 from postroad.core.parts import BrokerConfig
+from postroad.core.tracking.answers import Findings
 from postroad.core.tracking.settings import Strategy
-from postroad.errors import FrameTooLargeError, HandshakeError, ShuttingDownError
+from postroad.errors import FrameTooLargeError, HandshakeError, PostroadError, ShuttingDownError, StorageError
 from postroad.runtime.config import NodeConfig, split_address
 from postroad.runtime.disk import Disk, open_disk
 from postroad.runtime.links import Dialler, newer_wins
@@ -43,6 +47,7 @@ from postroad.runtime.listener import Listener
 from postroad.runtime.peer import Peer
 from postroad.runtime.services import Service
 from postroad.runtime.tracking import Tracking
+from postroad.storage.tracks.answering import look_up
 from postroad.storage.tracks.catalog import TrackOptions
 from postroad.transport.outbox import OutboxLimits
 from postroad.version import VERSION
@@ -304,6 +309,26 @@ class Node:
             case Track():
                 assert self.tracking is not None
                 self.tracking.track(order)
+            case SearchTracks():
+                self._search_tracks(order)
+
+    def _search_tracks(self, order: SearchTracks) -> None:
+        """Look something up in the tracking thread, and tell the machine what was found, or why nothing could be."""
+        assert self.tracking is not None
+        question = order.question
+
+        def found(future: Future[Findings]) -> None:
+            error = future.exception()
+            if error is None:
+                result: Findings | PostroadError = future.result()
+            else:
+                log.error("tracks could not be searched: %s", error)
+                result = error if isinstance(error, PostroadError) else StorageError(f"tracks could not be searched: {error}")
+            with suppress(RuntimeError):  # the loop is closed: nobody is left to hear it
+                self._loop.call_soon_threadsafe(self._fact, TracksSearched(order.token, result))
+
+        asked = self.tracking.ask(lambda store, view: look_up(store, question, view.elements, view.records))
+        asked.add_done_callback(found)
 
     def _send(self, order: Send) -> None:
         peer = self.peers.get(order.link)

@@ -25,12 +25,15 @@ from postroad.core.orders import (
     ReadLog,
     Refuse,
     ReleaseLog,
+    SearchTracks,
     Send,
     Store,
     Track,
+    TracksSearched,
 )
 from postroad.core.packets import Deliver, Packet, Subscribe, pubend_id
 from postroad.core.parts import BrokerConfig
+from postroad.core.tracing import ASKED_MAX, SEARCHES_MAX
 from postroad.sim.disk import Disk, DiskProfile
 from postroad.sim.frames import Reader, to_bytes
 from postroad.sim.history import Freed, History, Logged, Relayed, Sent, Tracks
@@ -43,6 +46,7 @@ WALL_MS_AT_START: Final = 1_800_000_000_000
 BROKERS_MAX: Final = 16  # of a simulated overlay
 BACKLOG_ROWS_MAX: Final = 65_536  # a publisher's window
 CACHE_SLACK_BYTES: Final = 1 << 20
+SEARCH_S: Final = 0.002  # for a look into the tracks
 Input: TypeAlias = Callable[[], None]
 
 
@@ -153,6 +157,8 @@ class BrokerNode:
                 return BACKLOG_ROWS_MAX * max(figures.get("clients", 0), 1)
             case "reads":
                 return READS_MAX
+            case "traces":
+                return ASKED_MAX + SEARCHES_MAX
             case _:
                 return None
 
@@ -245,6 +251,8 @@ class BrokerNode:
             self.world.at(self._wake_at, self._wake, self._wake_at)
 
     def _carry_out(self, order: Order) -> None:
+        machine = self.machine
+        assert machine is not None
         match order:
             case Send(link=link, message=message, batch=batch, data=data, packet=packet):
                 self._watch_sent(link, message, batch)
@@ -261,6 +269,12 @@ class BrokerNode:
                 self._refuse(order)
             case Track():
                 self.tracks.take(order, self._fact)
+            case SearchTracks(token, question):
+                self.world.after(SEARCH_S, self._searched, machine, TracksSearched(token, self.tracks.look_up(question)))
+
+    def _searched(self, machine: Broker, fact: TracksSearched) -> None:
+        if self.machine is machine:
+            self._fact(fact)
 
     def _refuse(self, order: Refuse) -> None:
         end = self._ends.get(order.link)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from postroad.core.packets import Packet
+from postroad.core.packets import Packet, TracksAnswered
 from postroad.core.session.events import (
     Delivered,
     Event,
@@ -20,13 +20,16 @@ from postroad.core.session.events import (
     Missed,
     PubendJoined,
     PublisherFailed,
+    QuestionAnswered,
+    QuestionFailed,
     SubscriptionActive,
     SubscriptionEnded,
     SubscriptionFailed,
     Writable,
 )
 from postroad.core.session.machine import Session, SessionConfig
-from postroad.errors import ProtocolViolationError, error_of_code
+from postroad.core.tracking.questions import Question
+from postroad.errors import PostroadError, ProtocolViolationError, error_of_code
 from postroad.sim import history as seen
 from postroad.sim.brokers import WALL_MS_AT_START, BrokerNode, ids_of
 from postroad.sim.frames import Reader, to_bytes
@@ -102,6 +105,7 @@ class ClientNode:
         self.publishing: Publishing | None = None
         self.session: Session | None = None
         self.clock_offset_ms = 0
+        self.answers: dict[int, TracksAnswered | PostroadError] = {}  # to be taken by whoever asked
         self._ends: dict[int, End] = {}
         self._readers: dict[int, Reader] = {}
         self._main: Cable | None = None
@@ -189,6 +193,14 @@ class ClientNode:
             end.far.pause(paused)
 
     # --- the application
+
+    def ask(self, target: int, question: Question) -> int | None:
+        """Ask a broker about its tracks; the answer comes to `answers` under this number. None without a connection."""
+        if self.session is None:
+            return None
+        number = self.session.ask(target, question)
+        self._act()
+        return number
 
     def follow(self, filter_text: str, *, subscription: str, name: str | None = None, earliest: bool = False) -> Following:
         """Begin a subscription and keep to it."""
@@ -468,6 +480,10 @@ class ClientNode:
                 self.world.note("refused", f"{self.name}: publisher: {error}")
             case SubscriptionEnded():
                 pass
+            case QuestionAnswered(number, answer):
+                self.answers[number] = answer
+            case QuestionFailed(number, error):
+                self.answers[number] = error
 
     def _following(self, key: int) -> Following | None:
         return next((each for each in self.following if each.key == key and not each.ended), None)

@@ -8,13 +8,18 @@ one, which also adds what the pubends' logs hold beyond the horizons to its publ
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from postroad.core.orders import Track, Tracked
-from postroad.core.tracking.elements import Crash, Element, Farewell, Flush, Horizon, Record, Span
+from postroad.core.tracking.answers import STILL, Covered, Findings, Hole, HoleKind, Searched, covered, ended
+from postroad.core.tracking.elements import Crash, Element, Farewell, Flush, Horizon, Links, Lost, Record, Span
 from postroad.core.tracking.events import Published
+from postroad.core.tracking.questions import CoverageQuestion, TracksQuestion
+from postroad.core.tracking.search import search
 from postroad.core.tracking.settings import Strategy, TrackingSettings
 from postroad.core.tracking.tracker import Tracker
 from postroad.sim.disk import Disk, Log
@@ -127,6 +132,43 @@ class BrokerTracks:
         return (*(element for write in self._writes for element in write.flush.closed), *self.tracker.open_elements())
 
     # --- orders
+
+    def look_up(self, question: TracksQuestion | CoverageQuestion) -> Findings:
+        """Answer a question from everything that is durable, being written or held by the tracker."""
+        assert self.tracker is not None
+        flushes = [write.flush for write in self._writes]
+        records = [*self.files.records, *(r for flush in flushes for r in flush.records), *self.tracker.open_records()]
+        holes = tuple(
+            Hole(
+                HoleKind.CRASH, r.from_ms - self.settings.late_ms, r.to_ms + self.settings.late_ms, f"incarnation {r.incarnation}"
+            )
+            for r in records
+            if isinstance(r, Crash)
+        )
+        if isinstance(question, CoverageQuestion):
+            return self._cover(question, records, holes)
+        elements = dict(self.files.elements)
+        for flush in flushes:
+            elements.update({(e.incarnation, e.number): e for e in (*flush.closed, *flush.copies)})
+        elements.update({(e.incarnation, e.number): e for e in self.tracker.open_elements()})
+        hits = search(elements.values(), np.frombuffer(question.ids, "V16"))
+        neighbours = {broker: STILL for r in records if isinstance(r, Links) for broker in r.neighbours}
+        return Searched(hits, holes, neighbours, 0)
+
+    def _cover(self, question: CoverageQuestion, records: Iterable[Record], holes: tuple[Hole, ...]) -> Covered:
+        assert self.tracker is not None
+        spans = {(incarnation, number): span for (incarnation, number, _), span in self.files.spans.items()}
+        spans.update({(self.tracker.incarnation, r.number): r for r in records if isinstance(r, Span)})
+        wanted = (question.subscriber, question.pubend)
+        crashes = [r for r in records if isinstance(r, Crash)]
+        listed = ended(spans, self.tracker.incarnation, crashes)
+        ours = [span for span in listed if (span.subscriber, span.pubend) == wanted]
+        lost = [
+            r
+            for r in records
+            if isinstance(r, Lost) and (r.subscriber, r.pubend) == wanted and r.from_tick < question.tick <= r.to_tick
+        ]
+        return covered(ours, lost, question.tick, holes)
 
     def take(self, order: Track, report: Callable[[Tracked], None]) -> None:
         tracker, world = self.tracker, self._world

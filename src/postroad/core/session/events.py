@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from postroad.core.batch import Batch
+from postroad.core.packets import TracksAnswered
 from postroad.errors import PostroadError
 
 
@@ -85,6 +86,22 @@ class SubscriptionEnded:
     subscription: int
 
 
+@dataclass(frozen=True, slots=True)
+class QuestionAnswered:
+    """A question about tracks was answered; the answer may be that nobody could be asked."""
+
+    question: int
+    answer: TracksAnswered
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionFailed:
+    """A question will not be answered: the connection is gone, or the broker refused it."""
+
+    question: int
+    error: PostroadError
+
+
 Event: TypeAlias = (
     Writable
     | PublisherFailed
@@ -95,4 +112,6 @@ Event: TypeAlias = (
     | Missed
     | SubscriptionFailed
     | SubscriptionEnded
+    | QuestionAnswered
+    | QuestionFailed
 )

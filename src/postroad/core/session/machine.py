@@ -24,6 +24,7 @@ from postroad.core.orders import LinkId, Send
 from postroad.core.packets import (
     Acknowledge,
     Advance,
+    AskTracks,
     Deliver,
     Flow,
     Gap,
@@ -34,6 +35,7 @@ from postroad.core.packets import (
     PublishRefused,
     Started,
     Subscribed,
+    TracksAnswered,
     Unsubscribe,
     Unsubscribed,
 )
@@ -44,6 +46,8 @@ from postroad.core.session.events import (
     Missed,
     PubendJoined,
     PublisherFailed,
+    QuestionAnswered,
+    QuestionFailed,
     SubscriptionActive,
     SubscriptionEnded,
     SubscriptionFailed,
@@ -51,12 +55,14 @@ from postroad.core.session.events import (
 )
 from postroad.core.session.publishing import Doubt, PublishingConfig, Registration, id_tick
 from postroad.core.session.subscribing import SubscriptionState
-from postroad.errors import DurableBusyError, PostroadError, ProtocolViolationError, SkewError, error_of_code
+from postroad.core.tracking.questions import Question
+from postroad.errors import DurableBusyError, NotConnectedError, PostroadError, ProtocolViolationError, SkewError, error_of_code
 from postroad.types import COUNTER_BITS, AttributeValue, MessageId
 
 REGISTRATIONS_MAX: Final = 64
 SKEWS_MAX: Final = 8  # refusals for skew in a row; then the messages are given up
 HANDLE_MAX: Final = 0xFFFF_FFFF
+QUESTIONS_MAX: Final = 64  # under way; a broker takes no more of one client
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +108,7 @@ class Session:
         self._packets = 0
         self._openings: dict[int, _Opening] = {}  # by packet id
         self._subscribing: dict[int, int] = {}  # packet id -> key
+        self._questions: dict[int, None] = {}  # packet ids
         self._handles: dict[int, SubscriptionState] = {}  # by handle on the wire
         self._handle = 0
         self._outputs: list[Send] = []
@@ -141,6 +148,7 @@ class Session:
                     registration.closed()
             self._open(publisher)
         if was_main:
+            self._fail_questions(NotConnectedError("the connection was lost before an answer came"))
             self._subscribing.clear()
             for subscription in self.subscriptions.values():
                 subscription.active = False
@@ -170,6 +178,10 @@ class Session:
                 self._gap(message)
             case Unsubscribed():
                 self._unsubscribed(message, now)
+            case TracksAnswered():
+                if packet in self._questions:
+                    del self._questions[packet]
+                    self._events.append(QuestionAnswered(packet, message))
             case _:
                 raise ProtocolViolationError(f"a broker does not send {type(message).__name__} to a client")
 
@@ -181,6 +193,9 @@ class Session:
         key = self._subscribing.pop(packet, None)
         if key is not None and key in self.subscriptions:
             self._subscribe_refused(self.subscriptions[key], error, now)
+        if packet in self._questions and link == self.main:
+            del self._questions[packet]
+            self._events.append(QuestionFailed(packet, error))
 
     def wake(self, *, now: float) -> None:
         """Try again what a broker refused for the time being."""
@@ -578,6 +593,24 @@ class Session:
     def _forget(self, subscription: SubscriptionState) -> None:
         self.subscriptions.pop(subscription.key, None)
         self._handles.pop(subscription.handle, None)
+
+    # --- asking ----------------------------------------------------------------------------------------------------------
+
+    def ask(self, target: int, question: Question) -> int | None:
+        """Ask a broker about its tracks, by way of the main link; `QuestionAnswered` or `QuestionFailed` name this number.
+
+        None when there is no main link, or too many questions are under way.
+        """
+        if self.main is None or len(self._questions) >= QUESTIONS_MAX:
+            return None
+        packet = self._next_packet()
+        self._questions[packet] = None
+        self._outputs.append(Send(self.main, AskTracks(target, question), packet=packet))
+        return packet
+
+    def _fail_questions(self, error: PostroadError) -> None:
+        self._events += [QuestionFailed(packet, error) for packet in self._questions]
+        self._questions.clear()
 
     # --- numbers ---------------------------------------------------------------------------------------------------------
 

@@ -116,6 +116,12 @@ class Notes:
         self._note(begun, from_tick)
         return self._number
 
+    def note_spans(self, subscriber: str) -> None:
+        """Note how far the attachments of a subscriber are: somebody is about to ask."""
+        for attachment in self._attachments.values():
+            if attachment.subscriber == subscriber and attachment.reached() > attachment.noted:
+                self._note(attachment, attachment.reached())
+
     def detached(self, number: int) -> None:
         attachment = self._attachments.pop(number, None)
         if attachment is not None:

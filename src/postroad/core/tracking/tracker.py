@@ -40,7 +40,7 @@ from postroad.core.tracking.elements import (
     Span,
 )
 from postroad.core.tracking.events import Delivered, Forwarded, Published, Routed, TrackEvent
-from postroad.core.tracking.history import ELEMENT_BYTES, Entry, History, Ledger, OpenElement, element_of
+from postroad.core.tracking.history import ELEMENT_BYTES, Entry, History, Ledger, OpenElement
 from postroad.core.tracking.settings import Strategy, TrackingSettings
 from postroad.types import COUNTER_BITS
 
@@ -65,7 +65,7 @@ class Tracker:
         self.broker: Final = broker
         self.incarnation: Final = incarnation
         self.settings: Final = settings
-        self._ledger: Final = Ledger()
+        self._ledger: Final = Ledger(broker, incarnation)
         self._histories: dict[_Name, History] = {}
         self._finished: list[Element] = []
         self._finished_bytes = 0
@@ -136,7 +136,7 @@ class Tracker:
             self._add_routing_sets(history, events, entry, wall_ms)
             return
         for element in history.add(entry, low, high, wall_ms):
-            self._finish(history.key, element, wall_ms)
+            self._finish(history, element, wall_ms)
 
     def _add_routing_sets(self, history: History, events: list[_Tracked], entry: Entry, wall_ms: int) -> None:
         """Add event by event, as the neighbours that a mask speaks of may change in between."""
@@ -150,7 +150,7 @@ class Tracker:
             if len(part.ids):
                 low, high = int(part.timestamps.min()), int(part.timestamps.max())
                 for element in history.add(part, low, high, wall_ms):
-                    self._finish(history.key, element, wall_ms)
+                    self._finish(history, element, wall_ms)
 
     def _without_omitted(self, events: list[_Tracked]) -> list[_Tracked]:
         kept: list[_Tracked] = []
@@ -176,7 +176,7 @@ class Tracker:
         """Close the history that was opened first."""
         history = self._histories.pop(next(iter(self._histories)))
         for element in history.open():
-            self._finish(history.key, element, wall_ms)
+            self._finish(history, element, wall_ms)
             history.close(element, wall_ms)
 
     def _due(self, since_ms: int) -> None:
@@ -184,8 +184,8 @@ class Tracker:
         due = since_ms + self.settings.lifetime_ms
         self._due_ms = due if self._due_ms is None else min(self._due_ms, due)
 
-    def _finish(self, key: HistoryKey, element: OpenElement, wall_ms: int) -> None:
-        done = element_of(key, self.incarnation, self.settings, element, wall_ms)
+    def _finish(self, history: History, element: OpenElement, wall_ms: int) -> None:
+        done = history.element(element, wall_ms)
         self._finished.append(done)
         self._finished_bytes += _element_bytes(done)
 
@@ -234,10 +234,10 @@ class Tracker:
             for element in history.open():
                 old = wall_ms - element.since_ms >= self.settings.lifetime_ms
                 if everything or old or (stay is not None and element.number not in stay):
-                    self._finish(history.key, element, wall_ms)
+                    self._finish(history, element, wall_ms)
                     history.close(element, wall_ms)
                 else:
-                    copies.append(element_of(history.key, self.incarnation, self.settings, element, wall_ms))
+                    copies.append(history.element(element, wall_ms))
                     self._due(element.since_ms)
         self._histories = {name: history for name, history in self._histories.items() if history.open()}
         return tuple(copies)
@@ -249,7 +249,7 @@ class Tracker:
         yield from self._finished
         for history in self._histories.values():
             for element in history.open():
-                yield element_of(history.key, self.incarnation, self.settings, element, element.opened_ms, view=True)
+                yield history.element(element, element.opened_ms, view=True)
 
     def open_records(self) -> Iterator[Record]:
         """Return the records that are not written yet."""
