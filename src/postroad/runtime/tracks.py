@@ -85,6 +85,9 @@ class _CountedFiles:
     def listed(self) -> list[FileStatus]:
         return self._files.listed()
 
+    def status(self, name: str) -> FileStatus:
+        return self._files.status(name)
+
     def read(self, name: str) -> pa.Buffer:
         return self._files.read(name)
 

@@ -121,6 +121,21 @@ def test_a_copied_element_is_closed_even_when_nothing_comes_any_more() -> None:
     assert [element.count for element in tracker.flush(WALL_MS + 3_000).closed] == [5]
 
 
+def test_a_clock_that_is_set_back_does_not_keep_anything_from_the_disk() -> None:
+    """A flush is wanted at once, closes what began at times still to come, and things go on from the new time."""
+    tracker = started(replace(SETTINGS, lifetime_min_ms=5_000))
+    tracker.take([published(3, WALL_MS)], WALL_MS)
+    back = WALL_MS - 3_600_000
+    tracker.take([published(4, back)], back)
+    assert tracker.wants_flush(back)
+    flush = tracker.flush(back)
+    assert (sum(element.count for element in flush.closed), flush.copies) == (7, ())
+    assert len(search(flush.closed, published(4, back).ids)) == 4
+    tracker.take([published(5, back)], back + 1)
+    assert not tracker.wants_flush(back + 2)
+    assert [element.count for element in tracker.flush(back + 6_000).closed] == [5]
+
+
 def test_the_copies_of_a_flush_are_all_that_lives_on() -> None:
     """Also those that did not change, as the file of the copies before is replaced."""
     tracker = started(replace(SETTINGS, lifetime_min_ms=5_000))

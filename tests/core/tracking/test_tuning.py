@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from postroad.cli import main
 from postroad.core.tracking import blooms, tuning
+from postroad.core.tracking.settings import TrackingSettings
 from postroad.core.tracking.tuning import Plan, Wish, plan
 from postroad.errors import InvalidValueError
 
@@ -135,6 +136,15 @@ def test_wishes_out_of_bounds_are_refused(values: dict[str, float]) -> None:
     """A value that makes no sense is named in the error."""
     with pytest.raises(InvalidValueError):
         Wish(**{"efpp": 1e-5, "rate": 5_000, **values})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("m", 7), ("m", 1_001), ("k", 65), ("n", 0), ("ids_max", 0), ("persistence_ms", 0), ("jitter_ms", -1)]
+)
+def test_settings_out_of_bounds_are_refused(name: str, value: int) -> None:
+    """A configuration that cannot work is refused where it is made, by name."""
+    with pytest.raises(InvalidValueError, match=f"tracking: {name} must be"):
+        TrackingSettings(**{name: value})  # type: ignore[arg-type]
 
 
 def test_unnecessary_searches_are_few() -> None:

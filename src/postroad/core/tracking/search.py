@@ -242,6 +242,8 @@ class _Search:
 
     def _look_in_ids(self, named: list[int]) -> None:
         """Compare ids: those of many small elements at once."""
+        if not named:
+            return
         order = np.lexsort((self._asked.sender, self._asked.tick))
         pool: list[int] = []
         size = 0

@@ -5,9 +5,9 @@ before the next. Between two flushes everything is in memory, so a crash loses a
 element with something in it is in every `Flush` that is not empty: `copies` is the whole of what lives on, and replaces the
 copies before.
 
-Lifetimes end at flushes only. An element in use for less than max(T_p, T_n) is copied, an older one is closed. Since elements
-follow each other without a break, most begin at a flush and end at the next; only those that follow one that was full are
-copied.
+Lifetimes end at flushes only. An element in use for less than max(T_p, T_n) is copied, an older one is closed, and so is one
+that began in the future, as the clock was set back since. Since elements follow each other without a break, most begin at a
+flush and end at the next; only those that follow one that was full are copied.
 
 Bounds: memory (beyond it the fullest elements are closed by the next flush, which is wanted at once), the number of histories
 (beyond it those opened first are closed) and the number of records (beyond it a flush is wanted).
@@ -195,14 +195,17 @@ class Tracker:
         """Say whether `flush` should be called now: T_p is over and there is something to write, or a bound is reached."""
         if self.memory_bytes > self.settings.memory_bytes_max or len(self._records) >= RECORDS_MAX:
             return True
-        if wall_ms - self._flushed_ms < self.settings.persistence_ms:
+        if 0 <= wall_ms - self._flushed_ms < self.settings.persistence_ms:
             return False
-        return self._changed or (self._due_ms is not None and wall_ms >= self._due_ms)
+        return self._changed or self._is_due(wall_ms)
+
+    def _is_due(self, wall_ms: int) -> bool:
+        """Say whether an open element has lived long enough, or began at a time that is still to come: the clock went back."""
+        return self._due_ms is not None and (wall_ms >= self._due_ms or wall_ms < self._flushed_ms)
 
     def flush(self, wall_ms: int, *, farewell: bool = False) -> Flush:
         """Return what has to be durable now, and forget what is finished."""
-        due = self._due_ms is not None and wall_ms >= self._due_ms
-        if not farewell and not due and not self._changed:
+        if not farewell and not self._changed and not self._is_due(wall_ms):
             return _EMPTY
         spare = self._room() if self.memory_bytes > self.settings.memory_bytes_max else None
         copies = self._settle(wall_ms, spare, everything=farewell)
@@ -232,7 +235,7 @@ class Tracker:
         self._due_ms = None
         for history in self._histories.values():
             for element in history.open():
-                old = wall_ms - element.since_ms >= self.settings.lifetime_ms
+                old = not 0 <= wall_ms - element.since_ms < self.settings.lifetime_ms
                 if everything or old or (stay is not None and element.number not in stay):
                     self._finish(history, element, wall_ms)
                     history.close(element, wall_ms)
