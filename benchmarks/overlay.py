@@ -7,9 +7,9 @@
 
 Shapes, as in docs/benchmarks.md: (a) one publisher, ten subscribers that match 10% each, in columns and message by message, and
 ten that want everything; (b) 200 publishers, 500 subscribers, 500 topics, 5,000 messages per second: latency; (c) one and two
-relay hops; (d) matching cost by number of subscriptions; (e) the broker's memory under (b); (t) the columns and messages of (a) and
-the latencies of (b) with each tracking strategy, in turn, as ratios to `null`. Each broker, the publishers and the subscribers are
-processes of their own.
+relay hops; (d) matching cost by number of subscriptions; (e) the broker's memory under (b); (t) the columns and messages of (a)
+and the latencies of (b) with each tracking strategy, in turn, as ratios to `null`. Each broker, the publishers and the
+subscribers are processes of their own.
 """
 
 from __future__ import annotations

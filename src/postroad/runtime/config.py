@@ -135,6 +135,13 @@ class Tracking(_Section, frozen=True):
     )
     retention_s: Annotated[float, Meta(gt=0), described("How long tracks are kept.")] = 30 * 86_400.0
     retention_bytes: Annotated[Bytes, described("The size of all tracks; beyond it the oldest go.")] = 10 << 30
+    ids_max: Annotated[int, Meta(ge=1, le=1 << 24), described("Messages that an element of `exact` or `async` takes.")] = 65_536
+    singletons_max: Annotated[
+        int, Meta(ge=0, le=1 << 20), described("Late messages that an element lists; more of them get an element of their own.")
+    ] = 256
+    few_as_ids: Annotated[
+        bool, described("Write a bloom with so few messages that their ids are shorter as `exact`, without any error.")
+    ] = True
     per_neighbour: Annotated[
         bool, described("Keep a history per neighbour that messages were forwarded to: traces ask fewer brokers.")
     ] = False
@@ -162,6 +169,9 @@ class Tracking(_Section, frozen=True):
             skew_tolerance_ms=self.skew_tolerance_ms,
             jitter_ms=self.jitter_ms,
             memory_bytes_max=self.memory_bytes_max,
+            ids_max=self.ids_max,
+            singletons_max=self.singletons_max,
+            few_as_ids=self.few_as_ids,
             per_neighbour=self.per_neighbour,
             routing_sets=self.routing_sets,
             omit_one_in=self.omit_one_in,

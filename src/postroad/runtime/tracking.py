@@ -24,6 +24,7 @@ from postroad.core.tracking.settings import TrackingSettings
 from postroad.errors import OverlayError, TooManyError
 from postroad.runtime.tracks import FOREVER, Figures, ReadableLog, Tracks, View
 from postroad.storage.tracks.catalog import TrackOptions
+from postroad.storage.tracks.files import TrackFiles
 from postroad.storage.tracks.store import TrackStore
 
 log = logging.getLogger("postroad.tracking")
@@ -53,7 +54,7 @@ class Tracking:
 
     def __init__(
         self,
-        path: Path,
+        place: Path | TrackFiles,
         state: BrokerState,
         logs: Mapping[int, ReadableLog],
         settings: TrackingSettings,
@@ -63,19 +64,18 @@ class Tracking:
         backlog_ids_max: int = BACKLOG_IDS_MAX,
     ) -> None:
         self._figures: Final = Figures()
-        self._open: Final = partial(Tracks, path, state, logs, settings, options, figures=self._figures)
+        self._open: Final = partial(Tracks, place, state, logs, settings, options, figures=self._figures)
         self._pubends: Final = tuple(sorted(logs))
         self._report: Final = report
         self._backlog_ids_max: Final = backlog_ids_max
-        self._work: deque[Track | _Dropped | tuple[Question[Any], Future[Any]]] = deque()
+        self._work: deque[Track | _Dropped] = deque()
+        self._asked: deque[tuple[Question[Any], Future[Any]]] = deque()
         self._wake: Final = threading.Event()
         self._urgent = False  # do not gather any longer
         self._stopping = False
         self._given = 0  # ids, by the event loop
         self._taken = 0  # ids, by the thread
         self._dropped: _Dropped | None = None
-        self._questions = 0
-        self._answered = 0
         self._thread: Final = threading.Thread(target=self._run, name="tracking", daemon=True)
         self._thread.start()
 
@@ -103,16 +103,15 @@ class Tracking:
     def ask(self, question: Question[ResultT]) -> Future[ResultT]:
         """Have a question answered in the thread, by the store and what is not on disk yet.
 
-        The answer knows everything that was ordered to be tracked before the question.
+        The answer knows everything that was ordered to be tracked before the question, and what had to be read from the logs.
         """
         future: Future[ResultT] = Future()
         if self._figures.failed or self._stopping:
             future.set_exception(OverlayError("this broker does not track at the moment"))
-        elif self._questions - self._answered >= QUESTIONS_MAX:
+        elif len(self._asked) >= QUESTIONS_MAX:
             future.set_exception(TooManyError(f"{QUESTIONS_MAX} questions about tracks wait already"))
         else:
-            self._questions += 1
-            self._work.append((question, future))
+            self._asked.append((question, future))
             self._urgent = True
             self._wake.set()
         return future
@@ -149,7 +148,10 @@ class Tracking:
                 self._work_through(tracks)
                 if tracks.replaying:
                     tracks.replay()
+                else:
+                    self._answer_all(tracks)
             self._work_through(tracks)
+            self._answer_all(tracks)
         except Exception:
             log.exception("tracking has failed; the broker goes on without it")
             self._fail()
@@ -172,11 +174,9 @@ class Tracking:
                     self._report(Tracked(tracks.tracked()))
                 self._taken += sum(order.ids for order in orders)
                 continue
-            other = self._work.popleft()
-            if isinstance(other, _Dropped):
-                tracks.missed(other.entries, other.from_ms, other.to_ms)
-            elif isinstance(other, tuple):
-                self._answer(tracks, *other)
+            dropped = self._work.popleft()
+            assert isinstance(dropped, _Dropped)
+            tracks.missed(dropped.entries, dropped.from_ms, dropped.to_ms)
 
     def _next_orders(self) -> list[Track]:
         """Return the orders that stand first, up to a bound or the next flush."""
@@ -190,22 +190,22 @@ class Tracking:
                 break
         return orders
 
-    def _answer(self, tracks: Tracks, question: Question[ResultT], future: Future[ResultT]) -> None:
-        self._answered += 1
-        if not future.set_running_or_notify_cancel():
-            return
-        try:
-            future.set_result(question(tracks.store, tracks.view()))
-        except Exception as error:  # noqa: BLE001  # it is the asker's
-            future.set_exception(error)
+    def _answer_all(self, tracks: Tracks) -> None:
+        for _ in range(len(self._asked)):
+            question, future = self._asked.popleft()
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(question(tracks.store, tracks.view()))
+            except Exception as error:  # noqa: BLE001  # it is the asker's
+                future.set_exception(error)
 
     def _fail(self) -> None:
         """Give up: free the logs, refuse what waits."""
         self._figures.failed = 1
         self._report(Tracked(tuple(Horizon(pubend, FOREVER) for pubend in self._pubends)))
+        while self._asked:
+            self._asked.popleft()[1].set_exception(OverlayError("tracking has failed; see the broker's log"))
         while self._work:
             left = self._work.popleft()
-            if isinstance(left, tuple):
-                left[1].set_exception(OverlayError("tracking has failed; see the broker's log"))
-            elif isinstance(left, Track):
-                self._figures.dropped += left.ids
+            self._figures.dropped += left.ids if isinstance(left, Track) else left.entries

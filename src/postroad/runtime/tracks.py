@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
+import pyarrow as pa
+
 from postroad.core.orders import BrokerState, Track
 from postroad.core.tracking.elements import Crash, Element, Flush, Horizon, Links, Lost, Record
 from postroad.core.tracking.events import Published, TrackEvent
@@ -25,7 +27,7 @@ from postroad.core.tracking.tracker import Tracker
 from postroad.errors import StorageError
 from postroad.storage.base import LogSlice
 from postroad.storage.tracks.catalog import TrackOptions, element_size
-from postroad.storage.tracks.files import DirectoryFiles
+from postroad.storage.tracks.files import DirectoryFiles, FileStatus, TrackFiles
 from postroad.storage.tracks.store import TrackStore
 
 log = logging.getLogger("postroad.tracking")
@@ -73,14 +75,31 @@ class View(NamedTuple):
     records: list[Record]
 
 
-class _CountedFiles(DirectoryFiles):
-    def __init__(self, path: Path, figures: Figures) -> None:
-        super().__init__(path)
+class _CountedFiles:
+    """Files, and how much was written to them."""
+
+    def __init__(self, files: TrackFiles, figures: Figures) -> None:
+        self._files = files
         self._figures = figures
 
+    def listed(self) -> list[FileStatus]:
+        return self._files.listed()
+
+    def status(self, name: str) -> FileStatus:
+        return self._files.status(name)
+
+    def read(self, name: str) -> pa.Buffer:
+        return self._files.read(name)
+
     def write(self, name: str, data: Sequence[bytes | memoryview]) -> None:
-        super().write(name, data)
+        self._files.write(name, data)
         self._figures.bytes_written += sum(map(len, data))
+
+    def remove(self, name: str) -> None:
+        self._files.remove(name)
+
+    def path(self, name: str) -> str:
+        return self._files.path(name)
 
 
 class Tracks:
@@ -88,7 +107,7 @@ class Tracks:
 
     def __init__(
         self,
-        path: Path,
+        place: Path | TrackFiles,
         state: BrokerState,
         logs: Mapping[int, ReadableLog],
         settings: TrackingSettings,
@@ -98,7 +117,7 @@ class Tracks:
         figures: Figures | None = None,
     ) -> None:
         self.figures: Final = figures or Figures()
-        files = _CountedFiles(path, self.figures)
+        files = _CountedFiles(DirectoryFiles(place) if isinstance(place, Path) else place, self.figures)
         self.store: Final = TrackStore.open(files, state.broker, state.incarnation, now_ms=wall_ms, options=options)
         self.tracker: Final = Tracker(state.broker, state.incarnation, settings, wall_ms=wall_ms)
         self._settings: Final = settings

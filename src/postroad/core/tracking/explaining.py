@@ -69,6 +69,8 @@ def explain(evidence: Evidence) -> Explanation:
     receipts = [each for each in evidence.trace.subscribers if each.subscriber == evidence.subscriber and not each.isolated]
     if receipts:
         return _delivered(evidence, min(receipts, key=lambda receipt: receipt.probability))
+    if _is_not_there(evidence):
+        return _explanation(evidence, Verdict.NOT_PUBLISHED, "neither the log nor the tracks of its origin know the message")
     lost = [(broker, each.lost[0]) for broker, each in evidence.coverage.items() if each.lost]
     if lost:
         broker, loss = lost[0]
@@ -77,8 +79,6 @@ def explain(evidence: Evidence) -> Explanation:
     spans = [(broker, span) for broker, each in evidence.coverage.items() for span in each.spans]
     if spans:
         return _promised(evidence, *spans[0])
-    if _is_not_there(evidence):
-        return _explanation(evidence, Verdict.NOT_PUBLISHED, "neither the log nor the tracks of its origin know the message")
     return _not_promised(evidence)
 
 
