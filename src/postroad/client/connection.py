@@ -12,7 +12,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, Self
@@ -21,17 +21,21 @@ from postroad.client.addresses import Address, parse_addresses
 from postroad.client.link import Link, dial
 from postroad.client.positions import load_positions
 from postroad.client.publisher import Publisher
+from postroad.client.reading import Request, read_pubends, read_range
 from postroad.client.subscription import OnGap, Subscription
 from postroad.core.batch import Batch
 from postroad.core.filters.filter import Filter
-from postroad.core.packets import Packet
+from postroad.core.packets import Packet, PubendSpan
 from postroad.core.session.events import (
     Delivered,
     Event,
     MessagesRefused,
     Missed,
     PubendJoined,
+    PubendsListed,
     PublisherFailed,
+    RangeFailed,
+    RangePiece,
     SubscriptionActive,
     SubscriptionEnded,
     SubscriptionFailed,
@@ -88,6 +92,7 @@ class Client:
         self._known: dict[int, Address] = {}  # broker -> where it was seen
         self._publishers: dict[int, Publisher] = {}
         self._subscriptions: dict[int, Subscription] = {}
+        self._requests: dict[int, Request] = {}
         self._pump_planned = False
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -176,6 +181,8 @@ class Client:
             publisher.failed(error)
         for subscription in self._subscriptions.values():
             subscription.failed(error)
+        for request in self._requests.values():
+            request.failed(error)
 
     @property
     def broker(self) -> int | None:
@@ -267,6 +274,44 @@ class Client:
                 log.warning("the broker did not confirm the end of a subscription")
         self._subscriptions.pop(key, None)
 
+    # --- reading ---------------------------------------------------------------------------------------------------------
+
+    async def pubends(self, timeout_s: float | None = 30.0) -> dict[int, PubendSpan]:
+        """Return every pubend within reach with its span: ticks in (released, horizon] can be read."""
+        self._check_open()
+        spans, _ = await read_pubends(self, timeout_s)
+        return spans
+
+    def read(
+        self,
+        pubend: int,
+        lo: int,
+        hi: int,
+        filter: str | Filter = "",  # noqa: A002  # the word of the whole system
+        *,
+        timeout_s: float | None = 30.0,
+        bare: bool = False,
+    ) -> AsyncIterator[Batch]:
+        """Read the ticks in (lo, hi] of a pubend, hosted by any broker: yield batches of the messages that match, in order.
+
+        When the iteration ends, all of them have come. A `GapError` says that some were released, an `UnknownPubendError` or
+        `PubendUnreachableError` that nobody can give them now; `timeout_s` is how long to wait without a step forward.
+        Nothing is held back for a reader: to be sure of what is published from now on, subscribe. With `bare`, payloads and
+        attributes stay where they are.
+        """
+        self._check_open()
+        text = str(filter if isinstance(filter, Filter) else Filter(filter))
+        return read_range(self, pubend, lo, hi, text, timeout_s=timeout_s, bare=bare)
+
+    def request(self, key: int) -> Request:
+        request = self._requests[key] = Request(self, key)
+        self.plan_pump()
+        return request
+
+    def forget_request(self, key: int) -> None:
+        self._requests.pop(key, None)
+        self.session.end_read(key)
+
     def _check_open(self) -> None:
         if self._closed or not self._tasks:
             raise ClosedError("use the client inside `async with postroad.connect(...)`")
@@ -327,6 +372,9 @@ class Client:
             case MessagesRefused(key, first, last, error):
                 if key in self._publishers:
                     self._publishers[key].refused(PublishRefusedError(first, last, error))
+            case PubendsListed() | RangePiece() | RangeFailed():
+                if event.request in self._requests:
+                    self._requests[event.request].told(event)
             case _:
                 self._tell_subscription(event)
 

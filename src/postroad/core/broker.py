@@ -34,6 +34,7 @@ from postroad.core.orders import (
 from postroad.core.packets import pubend_broker
 from postroad.core.parts import FULL_HOPS, KNOWN_KEY, BrokerConfig, Parts
 from postroad.core.publishing import HORIZON_KEY, PUBLISHER_KEY, Publishing
+from postroad.core.reading import OF_A_READ, Reading, bare
 from postroad.core.releasing import Releasing
 from postroad.core.routing.linkstate import LinkStateRouter
 from postroad.core.streams.cache import COMPLETE, Segment
@@ -64,6 +65,7 @@ class Broker:
         self._publishing = Publishing(self._parts, int.from_bytes(metadata.get(PUBLISHER_KEY, b"\0"), "big"))
         self._releasing = Releasing(self._parts, floor)
         self._subscribing = Subscribing(self._parts, self._releasing, self._read)
+        self._reading = Reading(self._parts, self._read)
         for pubend_id, pubend in self._parts.pubends.items():
             self._parts.ensure_stream(pubend_id).active_tick = pubend.horizon
 
@@ -149,6 +151,7 @@ class Broker:
                 self._parts.edge.curious(pubend, now)
                 self._subscribing.catch_up(pubend, now)
             self._subscribing.expire_moves(now)
+            self._reading.wake(now)
             self._parts.edge.tell_positions()
         if now >= self._slow_at:
             self._slow_at = now + self._config.silence_s
@@ -174,6 +177,7 @@ class Broker:
             "backlog_rows": self._publishing.backlog_rows,
             "cache_bytes": sum(stream.cache.size for stream in parts.streams.values()),
             "reads": len(self._reads),
+            "clients_reads": len(self._reading),
         }
 
     @property
@@ -205,6 +209,10 @@ class Broker:
                 self._subscribing.flow(link, message, now)
             case p.Unsubscribe():
                 self._subscribing.unsubscribe(link, message, packet, now)
+            case p.ReadRange():
+                self._reading.read(link, message, packet, now)
+            case p.ListPubends():
+                self._reading.list_pubends(link, packet, now)
             case _:
                 raise WrongRoleError(f"a client may not send {type(message).__name__}")
 
@@ -250,8 +258,14 @@ class Broker:
             case p.HoldConfirmed():
                 self._releasing.confirmed(message)
                 self._subscribing.answer_ready()
+            case p.CatchUpReply() if message.request >= OF_A_READ:
+                self._reading.caught_up(message, batch, now)
             case p.CatchUpReply():
                 self._subscribing.caught_up(message, batch, now)
+            case p.PubendsQuery():
+                self._reading.asked(message)
+            case p.PubendsReply():
+                self._reading.told(message)
             case p.HomeQuery():
                 self._subscribing.home_asked(message)
             case p.HomeReply():
@@ -326,7 +340,7 @@ class Broker:
         if link is None:
             return
         me, position = self._parts.broker, ask.lo
-        for batch, hi, more in pieces(rows, reached):
+        for batch, hi, more in pieces([bare(each) for each in rows] if ask.bare else rows, reached):
             reply = p.CatchUpReply(ask.source, me, FULL_HOPS, ask.request, ask.pubend, position, hi, released, more)
             self._orders.append(Send(link, reply, batch, data=True))
             position = hi
@@ -362,6 +376,7 @@ class Broker:
             del self._parts.clients[link]
             self._publishing.link_lost(link)
             self._subscribing.link_lost(link, now)
+            self._reading.link_lost(link)
         elif link in self._parts.brokers:
             del self._parts.brokers[link]
             for stream in self._parts.streams.values():
