@@ -4,7 +4,8 @@ Every error a user can meet is a `PostroadError` with a stable numeric `code` (i
 `docs/reference/errors.md`), a `retryable` flag, and its data as attributes. Expected refusals are return values, not
 exceptions; our own bugs are `AssertionError`.
 
-Codes are grouped: 1xx values and batches, 2xx filters, 3xx wire, 4xx storage, 5xx overlay and clients, 6xx queues, 7xx topics.
+Codes are grouped: 1xx values and batches, 2xx filters, 3xx wire, 4xx storage, 5xx overlay and clients, 6xx queues, 7xx topics,
+8xx Spark.
 """
 
 from __future__ import annotations
@@ -433,6 +434,22 @@ class WrongRoleError(OverlayError):
     code = 507
 
 
+class SkewError(OverlayError):
+    """A message's timestamp and the broker's clock differ by more than the broker tolerates: one of the clocks was stepped.
+
+    The client has corrected its clock and goes on; messages from the future can only be published again, under new ids.
+    """
+
+    code = 508
+    retryable = True
+
+    def __init__(self, skew_ms: int, tolerance_ms: int) -> None:
+        self.skew_ms = skew_ms
+        self.tolerance_ms = tolerance_ms
+        side = "behind" if skew_ms > 0 else "ahead of"
+        super().__init__(f"the timestamp is {abs(skew_ms)} ms {side} the broker's clock, which tolerates {tolerance_ms} ms")
+
+
 class ConfigError(PostroadError):
     """A configuration or topology file cannot be used. The text names the key and, where one is near, what was probably meant."""
 
@@ -486,6 +503,19 @@ class UnfinishedError(OverlayError):
     """What was waited for did not happen in time; it may still happen."""
 
     code = 556
+    retryable = True
+
+
+class UnknownPubendError(OverlayError):
+    """No broker ever heard of hosts this pubend, or no given directory holds its log."""
+
+    code = 561
+
+
+class PubendUnreachableError(OverlayError):
+    """The broker that hosts the pubend cannot be reached now."""
+
+    code = 562
     retryable = True
 
 
@@ -567,6 +597,47 @@ class TopicsDependencyError(TopicsError):
     """The topics service needs pyzmq, which is not installed."""
 
     code = 707
+
+
+class SparkError(PostroadError):
+    """A Spark session, the data source or the sink `postroad`, or a job of the pipeline cannot do what was asked."""
+
+    code = 800
+
+
+class SparkUnavailableError(SparkError):
+    """Spark cannot be started: PySpark or Java is missing or too old. The text says what to install."""
+
+    code = 801
+
+
+class SparkOptionError(SparkError):
+    """An option of the Spark source or sink `postroad` is unknown, missing, or has a value it cannot have."""
+
+    code = 802
+
+
+class SparkSchemaError(SparkError):
+    """A schema does not fit the Spark source or sink: a column of a type messages cannot have, or names that clash."""
+
+    code = 803
+
+
+class AttributeMismatchError(SparkError):
+    """The messages at `tick` have an attribute of another kind than the column it is read into."""
+
+    code = 804
+
+    def __init__(self, attribute: str, kind: str, wanted: str, pubend: int, tick: int) -> None:
+        self.attribute = attribute
+        self.kind = kind
+        self.wanted = wanted
+        self.pubend = pubend
+        self.tick = tick
+        super().__init__(
+            f"attribute {attribute!r} is {kind} at tick {tick} of pubend {pubend}, and its column is {wanted}; give a schema "
+            "with another type, or the option onMismatch=null to read such values as NULL"
+        )
 
 
 def _pointer(text: str, position: int, width: int = 72) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from postroad.core.batch import Ids
-from postroad.core.tracking.elements import ID_DTYPE, Crash, Element, Lost, Milliseconds, Record, Span
+from postroad.core.tracking.elements import ID_DTYPE, Element, Lost, Milliseconds, Record, Span
 from postroad.core.tracking.settings import Strategy
 from postroad.storage.tracks.format import Head
 from postroad.storage.tracks.schema import HISTORY_KINDS, INT64_MAX, RowError, record_rows, records_of
@@ -34,8 +34,9 @@ class Extent:
 class FileIndex:
     """The rows of one file, without ids and bits."""
 
-    def __init__(self, head: Head, rows: pa.RecordBatch) -> None:
+    def __init__(self, head: Head, digest: int, rows: pa.RecordBatch) -> None:
         self.head: Final = head
+        self.digest: Final = digest
         self.rows: Final = rows
         kinds = rows.column("kind").to_pylist()
         self._is_history = np.array([kind in HISTORY_KINDS for kind in kinds], np.bool_)
@@ -95,9 +96,6 @@ class FileIndex:
         for row, record in zip(rows, record_rows(self.rows, rows), strict=True):
             assert isinstance(record, Span | Lost)
             yield self.rows.column("incarnation")[row].as_py(), record
-
-    def crashes(self) -> list[Crash]:
-        return [record for record in self.records() if isinstance(record, Crash)]
 
 
 def identity_of(element: Element) -> Identity:
