@@ -27,7 +27,7 @@ from postroad.core.orders import (
 )
 from postroad.core.packets import OpenPublisher, Packet, Publish, PublisherOpened, Subscribe, Subscribed, Unsubscribe, pubend_id
 from postroad.core.parts import BrokerConfig
-from postroad.core.tracking.events import TrackEvent
+from postroad.core.tracking.events import DeliveredRows, TrackEvent
 from postroad.core.tracking.settings import TrackingSettings
 from postroad.types import MessageId
 
@@ -148,8 +148,16 @@ class FakeOverlay:
         return [order for order in self.orders[broker] if isinstance(order, Track)]
 
     def events(self, broker: int, kind: type) -> list:  # type: ignore[type-arg]  # of that kind
-        found: Iterator[TrackEvent] = (event for order in self.tracks(broker) for event in order.events)
-        return [event for event in found if isinstance(event, kind)]
+        return [event for order in self.tracks(broker) for event in each_of(order) if isinstance(event, kind)]
+
+
+def each_of(order: Track) -> Iterator[TrackEvent]:
+    """Yield the events of an order, the deliveries of a batch one by one."""
+    for event in order.events:
+        if isinstance(event, DeliveredRows):
+            yield from event.each()
+        else:
+            yield event
 
 
 def id_list(ids: Ids) -> list[bytes]:

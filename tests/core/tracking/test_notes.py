@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.core.tracking.overlay import T_P_S, TRACKING, FakeOverlay, id_list, ids_of
+from tests.core.tracking.overlay import T_P_S, TRACKING, FakeOverlay, each_of, id_list, ids_of
 
 from postroad.core.batch import Batch
 from postroad.core.orders import Append, Appended, LinkLost, Send, Track, Tracked
 from postroad.core.packets import Deliver, Flow, Gap, Publish, pubend_id
 from postroad.core.parts import BrokerConfig
 from postroad.core.tracking.elements import Horizon, Links, Lost, Span
-from postroad.core.tracking.events import Delivered, Forwarded, Published, Routed
+from postroad.core.tracking.events import Delivered, DeliveredRows, Forwarded, Published, Routed
 from postroad.core.tracking.notes import QUIET_MS, SPANS_MAX, Notes, subscriber_name
 from postroad.core.tracking.settings import OFF
 
@@ -74,7 +74,7 @@ def test_a_piece_of_the_past_is_routed_by_everyone_on_its_way() -> None:
 
 
 def test_a_delivery_is_noted_with_the_rows_that_were_sent() -> None:
-    """Each subscription has its own, and those that want the same share the ids."""
+    """Each subscription has its own, and one object tells of all of a batch."""
     overlay = FakeOverlay(1)
     for handle, text in ((1, "symbol = 'A'"), (2, ""), (3, ""), (4, "symbol = 'none'")):
         overlay.subscribe(1, handle, text, name=None if handle != 2 else "audit")
@@ -83,8 +83,9 @@ def test_a_delivery_is_noted_with_the_rows_that_were_sent() -> None:
     for event in overlay.events(1, Delivered):
         found.setdefault(event.subscriber, []).extend(id_list(event.ids))
     assert found == {"~1.1.1@app1": a, "audit": a + b, "~1.1.3@app1": a + b}
-    shared = [event.ids for event in overlay.events(1, Delivered) if event.subscriber in {"audit", "~1.1.3@app1"}]
-    assert shared[0] is shared[1]
+    notes = [event for order in overlay.tracks(1) for event in order.events if isinstance(event, DeliveredRows)]
+    assert [len(event.subscribers) for event in notes] == [3, 2]
+    assert sum(order.ids for order in overlay.tracks(1)) == 4 + 6 + 4
 
 
 def test_the_ids_of_a_note_are_copies() -> None:
@@ -92,8 +93,8 @@ def test_the_ids_of_a_note_are_copies() -> None:
     overlay = FakeOverlay(1, 2)
     overlay.subscribe(2, 1)
     overlay.publish(1, 2)
-    for broker, kind in ((1, Published), (2, Routed), (2, Delivered)):
-        (event,) = overlay.events(broker, kind)
+    for broker, kind in ((1, Published), (2, Routed), (2, DeliveredRows)):
+        (event,) = [event for order in overlay.tracks(broker) for event in order.events if isinstance(event, kind)]
         assert event.ids.base is None
 
 
@@ -145,7 +146,7 @@ def test_no_span_claims_more_than_the_deliveries_noted_before_it() -> None:
             overlay.send(1, Flow(1, open=True))
     rows = [(int(t), i) for b in overlay.logs[P1] for t, i in zip(b.ticks(), id_list(b.ids()), strict=True)]
     for order in overlay.tracks(1):
-        for event in order.events:
+        for event in each_of(order):
             if isinstance(event, Delivered):
                 noted += id_list(event.ids)
             if isinstance(event, Span):

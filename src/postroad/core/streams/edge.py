@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from postroad.core.batch import Batch, Ids
+from postroad.core.batch import Batch
 from postroad.core.filters.filter import Filter
 from postroad.core.filters.index import FilterIndex
 from postroad.core.guards import ALL_ON, Guards
@@ -300,15 +300,23 @@ class Edge:
             if progress is not None and progress.phase is Phase.LIVE:
                 live.append(subscription)
                 wanted.append(matching)
-        noted = self._selected_ids(part.rows, wanted)
-        for index, (subscription, selected) in enumerate(zip(live, select(part.rows, wanted), strict=True)):
+        whole: list[str] = []  # who gets all that matches, and which rows those are
+        rows_of: list[Rows] = []
+        for subscription, matching, selected in zip(live, wanted, select(part.rows, wanted), strict=True):
             position, rows = subscription.progress[pubend].position, selected
             if position > part.lo and self._guards.knowledge_is_idempotent:
                 within = rows_within(selected, position, part.hi)
                 if within is None:
                     continue
                 rows = within
-            self._send_rows(subscription, pubend, part.hi, rows, noted[index] if noted and rows is selected else None)
+            self._send_rows(subscription, pubend, part.hi, rows)
+            if rows is selected:
+                whole.append(subscription.subscriber)
+                rows_of.append(matching)
+            elif self._notes is not None:
+                self._notes.delivered(subscription.subscriber, pubend, rows)
+        if self._notes is not None and whole:
+            self._notes.delivered_rows(whole, pubend, part.rows, rows_of)
 
     def curious(self, pubend: int, now: float) -> None:
         """Ask for the gaps behind `delivered` when their time has come."""
@@ -376,6 +384,8 @@ class Edge:
             within = rows_within(batch, progress.position, hi)
             if within is not None:
                 self._send_rows(subscription, pubend, int(within.ticks()[-1]), within)
+                if self._notes is not None:
+                    self._notes.delivered(subscription.subscriber, pubend, within)
         progress.position = max(progress.position, hi)
         progress.request = progress.tries = 0
         self._join_if_level(subscription, pubend)
@@ -492,21 +502,7 @@ class Edge:
             subscription.subscriber, pubend, text, progress.start, lambda: self.reached(progress, pubend)
         )
 
-    def _selected_ids(self, rows: Batch, wanted: list[Rows]) -> list[Ids]:
-        """Return the ids of each selection for the notes: copies, made once for equal selections. Nothing when not tracked."""
-        if self._notes is None or not wanted:
-            return []
-        every = rows.ids().copy()
-        taken: dict[int, Ids] = {}
-        for selection in wanted:
-            if id(selection) not in taken:
-                taken[id(selection)] = every if len(selection) == len(every) else every[selection]
-        return [taken[id(selection)] for selection in wanted]
-
-    def _send_rows(self, subscription: Subscription, pubend: int, hi: int, rows: Batch, ids: Ids | None = None) -> None:
-        """Send rows; `ids` are theirs, if somebody has copied them out already."""
-        if self._notes is not None:
-            self._notes.delivered(subscription.subscriber, pubend, rows.ids().copy() if ids is None else ids)
+    def _send_rows(self, subscription: Subscription, pubend: int, hi: int, rows: Batch) -> None:
         progress = subscription.progress[pubend]
         message = Deliver(subscription.handle, pubend, progress.told, hi)
         self._orders.append(Send(subscription.link, message, rows, data=True))

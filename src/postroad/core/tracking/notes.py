@@ -11,7 +11,7 @@ Where nothing is published, spans and horizons are noted only every `QUIET_MS`, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -22,7 +22,7 @@ from postroad.core.batch import Batch, Ids
 from postroad.core.orders import LinkId
 from postroad.core.streams.selection import Rows
 from postroad.core.tracking.elements import Horizon, Links, Lost, Masks, Span
-from postroad.core.tracking.events import Delivered, Forwarded, Published, Routed, TrackEvent
+from postroad.core.tracking.events import Delivered, DeliveredRows, Forwarded, Published, Routed, TrackEvent
 
 SPANS_MAX: Final = 4096
 QUIET_MS: Final = 60_000
@@ -63,6 +63,7 @@ class Notes:
         self.routing_sets: Final = routing_sets
         self._events: list[TrackEvent] = []
         self._ids = 0  # that they hold
+        self._last: tuple[Batch | None, Ids] = (None, np.empty(0, np.dtype((np.void, 16))))
         self._busy: dict[int, None] = {}  # pubends of messages since the last flush
         self._horizons_ms = 0  # when horizons were noted last
         self._attachments: dict[int, Attachment] = {}  # the next to be noted stands first
@@ -74,18 +75,20 @@ class Notes:
         taken, ids = tuple(self._events), self._ids
         self._events.clear()
         self._ids = 0
+        if self._last[0] is not None:
+            self._last = (None, self._last[1])
         return taken, ids
 
     # --- messages ---
 
     def published(self, pubend: int, batch: Batch) -> None:
-        self._events.append(Published(pubend, batch.ids().copy()))
+        self._events.append(Published(pubend, self._ids_of(batch)))
         self._busy[pubend] = None
         self._ids += len(batch)
 
     def routed(self, pubend: int, upstream: int, batch: Batch, sent: Mapping[int, Rows]) -> None:
         """Note what came from a neighbour; `sent` tells which rows went on to which others."""
-        ids = batch.ids().copy()
+        ids = self._ids_of(batch)
         self._busy[pubend] = None
         self._ids += len(ids)
         if not self.routing_sets:
@@ -96,14 +99,20 @@ class Notes:
         self._events.append(Routed(pubend, upstream, ids, masks, neighbours))
 
     def forwarded(self, pubend: int, neighbour: int, batch: Batch) -> None:
-        self._events.append(Forwarded(pubend, neighbour, batch.ids().copy()))
+        self._events.append(Forwarded(pubend, neighbour, self._ids_of(batch)))
         self._ids += len(batch)
 
-    def delivered(self, subscriber: str, pubend: int, ids: Ids) -> None:
-        """Note a delivery; the ids must be a copy already."""
-        self._events.append(Delivered(subscriber, pubend, ids))
+    def delivered(self, subscriber: str, pubend: int, batch: Batch) -> None:
+        """Note that a batch was sent to a subscriber."""
+        self._events.append(Delivered(subscriber, pubend, self._ids_of(batch)))
         self._busy[pubend] = None
-        self._ids += len(ids)
+        self._ids += len(batch)
+
+    def delivered_rows(self, subscribers: Sequence[str], pubend: int, batch: Batch, selections: Sequence[Rows]) -> None:
+        """Note that each of these subscribers was sent its selection of a batch."""
+        self._events.append(DeliveredRows(tuple(subscribers), pubend, self._ids_of(batch), tuple(selections)))
+        self._busy[pubend] = None
+        self._ids += sum(map(len, selections))
 
     # --- subscriptions ---
 
@@ -158,6 +167,12 @@ class Notes:
         self.flush(horizons)
 
     # --- inside ---
+
+    def _ids_of(self, batch: Batch) -> Ids:
+        """Return a copy of a batch's ids: the same for all notes of one batch, which follow each other."""
+        if self._last[0] is not batch:
+            self._last = (batch, batch.ids().copy())
+        return self._last[1]
 
     def _is_quiet_since(self, noted_ms: int) -> bool:
         return not 0 <= self.wall_ms - noted_ms < QUIET_MS

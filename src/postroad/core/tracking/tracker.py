@@ -39,7 +39,7 @@ from postroad.core.tracking.elements import (
     Record,
     Span,
 )
-from postroad.core.tracking.events import Delivered, Forwarded, Published, Routed, TrackEvent
+from postroad.core.tracking.events import Delivered, DeliveredRows, Forwarded, Published, Routed, TrackEvent
 from postroad.core.tracking.history import ELEMENT_BYTES, Entry, History, Ledger, OpenElement
 from postroad.core.tracking.settings import Strategy, TrackingSettings
 from postroad.types import COUNTER_BITS
@@ -90,6 +90,9 @@ class Tracker:
         groups: dict[_Name, list[_Tracked]] = {}
         for event in events:
             match event:
+                case DeliveredRows():
+                    for delivered in event.each():
+                        groups.setdefault((event.pubend >> PUBEND_BITS, delivered.subscriber), []).append(delivered)
                 case Delivered():
                     groups.setdefault((event.pubend >> PUBEND_BITS, event.subscriber), []).append(event)
                 case Published():
