@@ -4,7 +4,8 @@ Every error a user can meet is a `PostroadError` with a stable numeric `code` (i
 `docs/reference/errors.md`), a `retryable` flag, and its data as attributes. Expected refusals are return values, not
 exceptions; our own bugs are `AssertionError`.
 
-Codes are grouped: 1xx values and batches, 2xx filters, 3xx wire, 4xx storage, 5xx overlay and clients, 6xx queues, 7xx topics.
+Codes are grouped: 1xx values and batches, 2xx filters, 3xx wire, 4xx storage, 5xx overlay and clients, 6xx queues, 7xx topics,
+8xx Spark.
 """
 
 from __future__ import annotations
@@ -505,6 +506,19 @@ class UnfinishedError(OverlayError):
     retryable = True
 
 
+class UnknownPubendError(OverlayError):
+    """No broker ever heard of hosts this pubend, or no given directory holds its log."""
+
+    code = 561
+
+
+class PubendUnreachableError(OverlayError):
+    """The broker that hosts the pubend cannot be reached now."""
+
+    code = 562
+    retryable = True
+
+
 def error_of_code(code: int, text: str) -> PostroadError:
     """Make the exception a peer described by its code: an instance of its class here, with only the text as data."""
     known = _class_of_code(code)
@@ -583,6 +597,47 @@ class TopicsDependencyError(TopicsError):
     """The topics service needs pyzmq, which is not installed."""
 
     code = 707
+
+
+class SparkError(PostroadError):
+    """A Spark session, the data source or the sink `postroad`, or a job of the pipeline cannot do what was asked."""
+
+    code = 800
+
+
+class SparkUnavailableError(SparkError):
+    """Spark cannot be started: PySpark or Java is missing or too old. The text says what to install."""
+
+    code = 801
+
+
+class SparkOptionError(SparkError):
+    """An option of the Spark source or sink `postroad` is unknown, missing, or has a value it cannot have."""
+
+    code = 802
+
+
+class SparkSchemaError(SparkError):
+    """A schema does not fit the Spark source or sink: a column of a type messages cannot have, or names that clash."""
+
+    code = 803
+
+
+class AttributeMismatchError(SparkError):
+    """The messages at `tick` have an attribute of another kind than the column it is read into."""
+
+    code = 804
+
+    def __init__(self, attribute: str, kind: str, wanted: str, pubend: int, tick: int) -> None:
+        self.attribute = attribute
+        self.kind = kind
+        self.wanted = wanted
+        self.pubend = pubend
+        self.tick = tick
+        super().__init__(
+            f"attribute {attribute!r} is {kind} at tick {tick} of pubend {pubend}, and its column is {wanted}; give a schema "
+            "with another type, or the option onMismatch=null to read such values as NULL"
+        )
 
 
 def _pointer(text: str, position: int, width: int = 72) -> str:

@@ -12,7 +12,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, Self
@@ -21,20 +21,24 @@ from postroad.client.addresses import Address, parse_addresses
 from postroad.client.link import Link, dial
 from postroad.client.positions import load_positions
 from postroad.client.publisher import Publisher
+from postroad.client.reading import Request, read_pubends, read_range
 from postroad.client.subscription import OnGap, Subscription
 from postroad.client.tracing import AnyId, Tracer
 from postroad.core.batch import Batch
 from postroad.core.filters.filter import Filter
-from postroad.core.packets import Packet, TracksAnswered
+from postroad.core.packets import Packet, PubendSpan, TracksAnswered
 from postroad.core.session.events import (
     Delivered,
     Event,
     MessagesRefused,
     Missed,
     PubendJoined,
+    PubendsListed,
     PublisherFailed,
     QuestionAnswered,
     QuestionFailed,
+    RangeFailed,
+    RangePiece,
     SubscriptionActive,
     SubscriptionEnded,
     SubscriptionFailed,
@@ -96,6 +100,7 @@ class Client:
         self._publishers: dict[int, Publisher] = {}
         self._subscriptions: dict[int, Subscription] = {}
         self._questions: dict[int, asyncio.Future[TracksAnswered]] = {}  # by the session's number
+        self._requests: dict[int, Request] = {}
         self._pump_planned = False
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -187,6 +192,8 @@ class Client:
         for future in self._questions.values():
             if not future.done():
                 future.set_exception(error)
+        for request in self._requests.values():
+            request.failed(error)
 
     @property
     def broker(self) -> int | None:
@@ -322,6 +329,44 @@ class Client:
         else:
             future.set_result(answer)
 
+    # --- reading ---------------------------------------------------------------------------------------------------------
+
+    async def pubends(self, timeout_s: float | None = 30.0) -> dict[int, PubendSpan]:
+        """Return every pubend within reach with its span: ticks in (released, horizon] can be read."""
+        self._check_open()
+        spans, _ = await read_pubends(self, timeout_s)
+        return spans
+
+    def read(
+        self,
+        pubend: int,
+        lo: int,
+        hi: int,
+        filter: str | Filter = "",  # noqa: A002  # the word of the whole system
+        *,
+        timeout_s: float | None = 30.0,
+        bare: bool = False,
+    ) -> AsyncIterator[Batch]:
+        """Read the ticks in (lo, hi] of a pubend, hosted by any broker: yield batches of the messages that match, in order.
+
+        When the iteration ends, all of them have come. A `GapError` says that some were released, an `UnknownPubendError` or
+        `PubendUnreachableError` that nobody can give them now; `timeout_s` is how long to wait without a step forward.
+        Nothing is held back for a reader: to be sure of what is published from now on, subscribe. With `bare`, payloads and
+        attributes stay where they are.
+        """
+        self._check_open()
+        text = str(filter if isinstance(filter, Filter) else Filter(filter))
+        return read_range(self, pubend, lo, hi, text, timeout_s=timeout_s, bare=bare)
+
+    def request(self, key: int) -> Request:
+        request = self._requests[key] = Request(self, key)
+        self.plan_pump()
+        return request
+
+    def forget_request(self, key: int) -> None:
+        self._requests.pop(key, None)
+        self.session.end_read(key)
+
     def _check_open(self) -> None:
         if self._closed or not self._tasks:
             raise ClosedError("use the client inside `async with postroad.connect(...)`")
@@ -388,6 +433,9 @@ class Client:
                 self._answered(number, answer)
             case QuestionFailed(number, error):
                 self._answered(number, error)
+            case PubendsListed() | RangePiece() | RangeFailed():
+                if event.request in self._requests:
+                    self._requests[event.request].told(event)
             case _:
                 self._tell_subscription(event)
 

@@ -38,6 +38,7 @@ from postroad.core.orders import (
 from postroad.core.packets import pubend_broker
 from postroad.core.parts import FULL_HOPS, KNOWN_KEY, BrokerConfig, Parts
 from postroad.core.publishing import HORIZON_KEY, PUBLISHER_KEY, Publishing
+from postroad.core.reading import OF_A_READ, Reading, bare
 from postroad.core.releasing import Releasing
 from postroad.core.routing.linkstate import LinkStateRouter
 from postroad.core.streams.cache import COMPLETE, Segment
@@ -76,6 +77,7 @@ class Broker:
         self._releasing = Releasing(self._parts, floor)
         self._subscribing = Subscribing(self._parts, self._releasing, self._read)
         self._tracing = Tracing(self._parts, self._read)
+        self._reading = Reading(self._parts, self._read)
         for pubend_id, pubend in self._parts.pubends.items():
             self._parts.ensure_stream(pubend_id).active_tick = pubend.horizon
 
@@ -174,6 +176,7 @@ class Broker:
                 self._subscribing.catch_up(pubend, now)
             self._subscribing.expire_moves(now)
             self._tracing.expire(now)
+            self._reading.wake(now)
             self._parts.edge.tell_positions()
         if now >= self._slow_at:
             self._slow_at = now + self._config.silence_s
@@ -210,6 +213,7 @@ class Broker:
             "cache_bytes": sum(stream.cache.size for stream in parts.streams.values()),
             "reads": len(self._reads),
             "traces": self._tracing.waiting,
+            "clients_reads": len(self._reading),
         }
 
     @property
@@ -243,6 +247,10 @@ class Broker:
                 self._subscribing.unsubscribe(link, message, packet, now)
             case p.AskTracks():
                 self._tracing.ask(link, message, packet, now)
+            case p.ReadRange():
+                self._reading.read(link, message, packet, now)
+            case p.ListPubends():
+                self._reading.list_pubends(link, packet, now)
             case _:
                 raise WrongRoleError(f"a client may not send {type(message).__name__}")
 
@@ -291,8 +299,14 @@ class Broker:
             case p.HoldConfirmed():
                 self._releasing.confirmed(message)
                 self._subscribing.answer_ready()
+            case p.CatchUpReply() if message.request >= OF_A_READ:
+                self._reading.caught_up(message, batch, now)
             case p.CatchUpReply():
                 self._subscribing.caught_up(message, batch, now)
+            case p.PubendsQuery():
+                self._reading.asked(message)
+            case p.PubendsReply():
+                self._reading.told(message)
             case p.HomeQuery():
                 self._subscribing.home_asked(message)
             case p.HomeReply():
@@ -376,7 +390,7 @@ class Broker:
         if link is None:
             return
         me, position = self._parts.broker, ask.lo
-        for batch, hi, more in pieces(rows, reached):
+        for batch, hi, more in pieces([bare(each) for each in rows] if ask.bare else rows, reached):
             reply = p.CatchUpReply(ask.source, me, FULL_HOPS, ask.request, ask.pubend, position, hi, released, more)
             self._orders.append(Send(link, reply, batch, data=True))
             position = hi
@@ -450,6 +464,7 @@ class Broker:
             self._publishing.link_lost(link)
             self._subscribing.link_lost(link, now)
             self._tracing.link_lost(link)
+            self._reading.link_lost(link)
         elif link in self._parts.brokers:
             del self._parts.brokers[link]
             self._links_changed = True

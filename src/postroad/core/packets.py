@@ -189,6 +189,53 @@ class Unsubscribed(Packet, frozen=True, array_like=True):
     handle: U32
 
 
+class ListPubends(Packet, frozen=True, array_like=True):
+    """Ask which pubends there are, and which ticks of each can be read."""
+
+
+class PubendSpan(msgspec.Struct, frozen=True, array_like=True):
+    """The ticks in (released, horizon] of a pubend are decided and held; the last message is at tick `last`, or was there."""
+
+    pubend: U64
+    released: U64
+    horizon: U64
+    last: U64
+
+
+Spans = Annotated[list[PubendSpan], Meta(max_length=65536)]
+
+
+class Pubends(Packet, frozen=True, array_like=True):
+    """Every pubend within reach; `unreachable` are those that exist and whose brokers did not answer."""
+
+    spans: Spans
+    unreachable: Annotated[list[U64], Meta(max_length=65536)]
+
+
+class ReadRange(Packet, frozen=True, array_like=True):
+    """Ask for what matches in (lo, hi] of a pubend, wherever it is hosted. `bare`: only ticks and ids are wanted."""
+
+    pubend: U64
+    filter: FilterText
+    lo: U64
+    hi: U64
+    bare: bool = False
+
+
+class RangeRead(Packet, frozen=True, array_like=True):
+    """In (lo, hi] these rows match and no others (carries rows); what is in (lo, released] is gone.
+
+    With `more`, another answer to the same request follows. An answer may end before the range that was asked for; a range
+    whose `hi` equals its `lo` says that nothing more is decided yet.
+    """
+
+    pubend: U64
+    lo: U64
+    hi: U64
+    released: U64
+    more: bool = False
+
+
 # --- two neighbours ------------------------------------------------------------------------------------------------------
 
 
@@ -294,6 +341,7 @@ class CatchUp(Unicast, frozen=True, array_like=True):
     filter: FilterText
     lo: U64
     hi: U64
+    bare: bool = False  # only ticks and ids are wanted
 
 
 class CatchUpReply(Unicast, frozen=True, array_like=True):
@@ -361,3 +409,16 @@ class TrackReply(Unicast, frozen=True, array_like=True):
     status: Status
     reason: Reason = ""
     answer: Answer | None = None
+
+
+class PubendsQuery(Unicast, frozen=True, array_like=True):
+    """Ask a broker which ticks of its pubends can be read."""
+
+    request: U64
+
+
+class PubendsReply(Unicast, frozen=True, array_like=True):
+    """The pubends of the source."""
+
+    request: U64
+    spans: Spans

@@ -19,9 +19,12 @@ from postroad.core.session.events import (
     MessagesRefused,
     Missed,
     PubendJoined,
+    PubendsListed,
     PublisherFailed,
     QuestionAnswered,
     QuestionFailed,
+    RangeFailed,
+    RangePiece,
     SubscriptionActive,
     SubscriptionEnded,
     SubscriptionFailed,
@@ -77,6 +80,19 @@ class Publishing:
     outstanding: dict[tuple[int, int], deque[bytes]] = field(default_factory=dict)  # (broker, publisher) -> ids
 
 
+@dataclass(slots=True)
+class RangeSeen:
+    """A range the application reads: what came of it, and how it ended."""
+
+    pubend: int
+    lo: int
+    hi: int
+    reached: int
+    rows: list[tuple[int, bytes]] = field(default_factory=list)  # (tick, payload)
+    error: PostroadError | None = None  # why it will not come, or did not yet
+    done: bool = False
+
+
 class ClientNode:
     """A client in a simulated world. It dials the brokers of its list in turn."""
 
@@ -103,6 +119,8 @@ class ClientNode:
         self.config: Final = config or SessionConfig()
         self.following: list[Following] = []
         self.publishing: Publishing | None = None
+        self.ranges: dict[int, RangeSeen] = {}  # by key of the session
+        self.listed: list[PubendsListed] = []
         self.session: Session | None = None
         self.clock_offset_ms = 0
         self.answers: dict[int, TracksAnswered | PostroadError] = {}  # to be taken by whoever asked
@@ -212,6 +230,19 @@ class ClientNode:
             self._subscribe(following)
             self._act()
         return following
+
+    def read(self, pubend: int, lo: int, hi: int, filter_text: str = "", *, bare: bool = False) -> RangeSeen:
+        """Read a range of a pubend."""
+        assert self.session is not None
+        seen_range = RangeSeen(pubend, lo, hi, lo)
+        self.ranges[self.session.read(pubend, lo, hi, filter_text, bare=bare)] = seen_range
+        self._act()
+        return seen_range
+
+    def list_pubends(self) -> None:
+        assert self.session is not None
+        self.session.list_pubends()
+        self._act()
 
     def end(self, following: Following, *, forget: bool = True) -> None:
         """Want nothing more of a subscription."""
@@ -484,6 +515,21 @@ class ClientNode:
                 self.answers[number] = answer
             case QuestionFailed(number, error):
                 self.answers[number] = error
+            case PubendsListed():
+                self.listed.append(event)
+            case RangePiece(request=key):
+                self._piece(self.ranges[key], key, event)
+            case RangeFailed(request=key, error=error):
+                if key in self.ranges:
+                    self.ranges[key].error, self.ranges[key].done = error, not error.retryable
+
+    def _piece(self, seen_range: RangeSeen, key: int, piece: RangePiece) -> None:
+        assert self.session is not None
+        assert piece.hi > seen_range.reached
+        seen_range.reached, seen_range.error = piece.hi, None
+        seen_range.done = piece.hi >= seen_range.hi
+        seen_range.rows += [(message.tick, message.payload) for message in piece.batch or ()]
+        self.session.taken(key)
 
     def _following(self, key: int) -> Following | None:
         return next((each for each in self.following if each.key == key and not each.ended), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -122,6 +123,16 @@ def test_a_plan_grows_the_bloom_until_the_skew_fits() -> None:
     assert not found.broken
 
 
+def test_a_plan_that_cannot_be_comes_as_near_as_it_can() -> None:
+    """T_p = 10 s is below 2 T_s + T_j = 11 s: the bloom lives as long as T_p lets it, and the fault says what is missing."""
+    found = plan(Wish(1e-5, 5_000, skew_ms=5_000, jitter_ms=1_000, persistence_ms=10_000))
+    assert found.lifetime_ms == 10_000
+    (fault,) = found.broken
+    assert "11,000 > 10,000 ms, 1,000 ms too much" in str(fault)
+    assert "T_s <= 4,500 ms" in fault.repairs
+    assert "T_p >= 11,000 ms" in fault.repairs
+
+
 def test_a_plan_fills_its_blooms_within_the_persistence_interval() -> None:
     """Given T_p alone, the largest bloom that is full by then."""
     found = plan(Wish(1e-5, 5_000, persistence_ms=10_000))
@@ -180,6 +191,13 @@ def test_the_command_prints_a_plan_to_read() -> None:
     assert code == 0
     assert "3.25 bytes per message" in output
     assert "Theorem 1" in output
+
+
+def test_the_how_to_shows_what_the_command_prints() -> None:
+    """The plan on the page is the plan of the command."""
+    page = (Path(__file__).parents[3] / "docs" / "howto" / "choose-tracking.md").read_text(encoding="utf-8")
+    _, output = run("plan", "--efpp", "1e-5", "--rate", "5000")
+    assert f"$ postroad tracking plan --efpp 1e-5 --rate 5000\n{output}```" in page
 
 
 def test_the_command_explains_what_fails_and_exits_with_1() -> None:

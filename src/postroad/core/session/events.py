@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from postroad.core.batch import Batch
-from postroad.core.packets import TracksAnswered
+from postroad.core.packets import PubendSpan, TracksAnswered
 from postroad.errors import PostroadError
 
 
@@ -102,6 +102,35 @@ class QuestionFailed:
     error: PostroadError
 
 
+@dataclass(frozen=True, slots=True)
+class PubendsListed:
+    """The answer to `list_pubends`."""
+
+    request: int
+    spans: tuple[PubendSpan, ...]
+    unreachable: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RangePiece:
+    """All that matches up to `hi` of a range that is being read, after what came before; None for nothing."""
+
+    request: int
+    hi: int
+    batch: Batch | None
+
+
+@dataclass(frozen=True, slots=True)
+class RangeFailed:
+    """A range or a list will not come, or what is left of it: a gap, an unknown pubend, or a broker that is away.
+
+    A `retryable` error is told once per try; the request goes on.
+    """
+
+    request: int
+    error: PostroadError
+
+
 Event: TypeAlias = (
     Writable
     | PublisherFailed
@@ -114,4 +143,7 @@ Event: TypeAlias = (
     | SubscriptionEnded
     | QuestionAnswered
     | QuestionFailed
+    | PubendsListed
+    | RangePiece
+    | RangeFailed
 )

@@ -30,9 +30,11 @@ from postroad.core.packets import (
     Gap,
     OpenPublisher,
     Packet,
+    Pubends,
     PublishAcknowledged,
     PublisherOpened,
     PublishRefused,
+    RangeRead,
     Started,
     Subscribed,
     TracksAnswered,
@@ -54,6 +56,7 @@ from postroad.core.session.events import (
     Writable,
 )
 from postroad.core.session.publishing import Doubt, PublishingConfig, Registration, id_tick
+from postroad.core.session.reading import Reading
 from postroad.core.session.subscribing import SubscriptionState
 from postroad.core.tracking.questions import Question
 from postroad.errors import DurableBusyError, NotConnectedError, PostroadError, ProtocolViolationError, SkewError, error_of_code
@@ -113,6 +116,7 @@ class Session:
         self._handle = 0
         self._outputs: list[Send] = []
         self._events: list[Event] = []
+        self._reading = Reading(self._question, self._tell, self._retry_delay)
 
     # --- the driver ------------------------------------------------------------------------------------------------------
 
@@ -131,6 +135,7 @@ class Session:
             self.main = link
             for subscription in self.subscriptions.values():
                 self._subscribe(subscription)
+            self._reading.connected()
         for publisher in self.publishers.values():
             self._open(publisher)
         self.wake(now=now)
@@ -150,6 +155,7 @@ class Session:
         if was_main:
             self._fail_questions(NotConnectedError("the connection was lost before an answer came"))
             self._subscribing.clear()
+            self._reading.disconnected()
             for subscription in self.subscriptions.values():
                 subscription.active = False
             self._end_abandoned()
@@ -182,6 +188,10 @@ class Session:
                 if packet in self._questions:
                     del self._questions[packet]
                     self._events.append(QuestionAnswered(packet, message))
+            case RangeRead():
+                self._reading.answered(message, batch, packet, now)
+            case Pubends():
+                self._reading.listed(message, packet)
             case _:
                 raise ProtocolViolationError(f"a broker does not send {type(message).__name__} to a client")
 
@@ -196,6 +206,8 @@ class Session:
         if packet in self._questions and link == self.main:
             del self._questions[packet]
             self._events.append(QuestionFailed(packet, error))
+        if link == self.main:
+            self._reading.refused(packet, error, now)
 
     def wake(self, *, now: float) -> None:
         """Try again what a broker refused for the time being."""
@@ -207,10 +219,12 @@ class Session:
             if publisher.retry_at is not None and publisher.retry_at <= now:
                 publisher.retry_at = None
                 self._open(publisher)
+        self._reading.wake(now)
 
     def deadline(self) -> float | None:
         """When `wake` should be called."""
         waiting = [each.retry_at for each in self.subscriptions.values()] + [each.retry_at for each in self.publishers.values()]
+        waiting += self._reading.deadlines()
         return min((time for time in waiting if time is not None), default=None)
 
     def outputs(self) -> list[Send]:
@@ -611,6 +625,38 @@ class Session:
     def _fail_questions(self, error: PostroadError) -> None:
         self._events += [QuestionFailed(packet, error) for packet in self._questions]
         self._questions.clear()
+
+    # --- reading ---------------------------------------------------------------------------------------------------------
+
+    def read(self, pubend: int, lo: int, hi: int, filter_text: str = "", *, bare: bool = False) -> int:
+        """Begin to read (lo, hi] of a pubend: `RangePiece`s follow up to `hi`, or `RangeFailed`. Call `taken` for each piece."""
+        key = self._next_key()
+        self._reading.read(key, pubend, filter_text, lo, hi, bare=bare)
+        return key
+
+    def list_pubends(self) -> int:
+        """Ask which pubends there are; `PubendsListed` follows."""
+        key = self._next_key()
+        self._reading.list_pubends(key)
+        return key
+
+    def taken(self, key: int) -> None:
+        """Note that the application has taken a piece of a range."""
+        self._reading.taken(key)
+
+    def end_read(self, key: int) -> None:
+        """Give up a range or a list."""
+        self._reading.end(key)
+
+    def _tell(self, event: Event) -> None:
+        self._events.append(event)
+
+    def _question(self, message: Packet) -> int:
+        if self.main is None:
+            return 0
+        packet = self._next_packet()
+        self._outputs.append(Send(self.main, message, packet=packet))
+        return packet
 
     # --- numbers ---------------------------------------------------------------------------------------------------------
 

@@ -62,6 +62,7 @@ class Pubend:
         self.reserved = reserved
         floor = max(state.last_tick, state.released, reserved if guards.horizon_is_reserved else 0)
         self.horizon = floor  # everything up to here is decided and announced
+        self.last = state.last_tick  # of the last message that was announced
         self.backlog_rows = 0
         self.wall_ms = 0  # the broker's clock
         self._orders = orders
@@ -145,6 +146,7 @@ class Pubend:
         assert token == expected
         self._in_flight = None
         lo, self.horizon = self.horizon, int(batches[-1].ticks()[-1])
+        self.last = self.horizon
         last: dict[int, int] = {}
         for entry in taken:
             last[entry.publisher] = max(entry.last, last.get(entry.publisher, 0))
