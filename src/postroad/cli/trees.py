@@ -103,7 +103,7 @@ def _isolated(isolated: bool) -> tuple[str, str]:
 
 
 def _hole_text(hole: TrackHole) -> str:
-    return f"broker {hole.broker} has a hole in its tracks ({hole.kind}): {hole.reason}"
+    return f"broker {hole.broker} may know less than it did ({hole.kind}): {hole.reason}"
 
 
 def when(milliseconds: int) -> str:
