@@ -32,6 +32,7 @@ class TrackingSettings:
     singletons_max: int = 256  # late timestamps an element lists one by one; more late ids get an element of their own
     memory_bytes_max: int = 256 << 20  # all histories together; beyond it the fullest are stored early
     per_neighbour: bool = False  # H_{b,d}: one more history per neighbour that messages were forwarded to
+    few_as_ids: bool = True  # a bloom that ends with so few ids that they are shorter than its bits is written as `exact`
     routing_sets: bool = False  # the set of neighbours in the key of routing histories (bloom only)
     omit_one_in: int = 0  # for tests of audits: leave out deliveries whose hash divides by this
 
@@ -39,6 +40,16 @@ class TrackingSettings:
     def late_ms(self) -> int:
         """How much older than the broker's clock a message may be and still be on time: 2 T_s + T_j."""
         return 2 * self.skew_tolerance_ms + self.jitter_ms
+
+    @property
+    def behind_ms(self) -> int:
+        """How much older than its element's beginning a message may be and still count in the range: T_s + T_j."""
+        return self.skew_tolerance_ms + self.jitter_ms
+
+    @property
+    def lifetime_ms(self) -> int:
+        """How long an element that does not fill up is in use, at least."""
+        return max(self.persistence_ms, self.lifetime_min_ms)
 
 
 OFF: Final = TrackingSettings(strategy=Strategy.NULL)
