@@ -373,6 +373,17 @@ class CorruptMetadataError(StorageError):
         super().__init__(f"{file} is damaged: {reason}; restore it from a copy")
 
 
+class TrackFileError(StorageError):
+    """A file of tracks is damaged or not ours. Searches go on without it and report what it held as a hole."""
+
+    code = 409
+
+    def __init__(self, file: str, reason: str) -> None:
+        self.file = file
+        self.reason = reason
+        super().__init__(f"{file} cannot be read: {reason}; restore the file from a copy, or move it away to live with the hole")
+
+
 class OverlayError(PostroadError):
     """A request to a broker of the overlay cannot be met."""
 
