@@ -582,6 +582,17 @@ class SparkUnavailableError(SparkError):
     code = 801
 
 
+class TracksMissingError(SparkError):
+    """No files of tracks where a job was told to look."""
+
+    code = 820
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        super().__init__(f"no track files in {source}; name a broker's data directory, a directory of tracks or a glob of their files")
+
+
+
 def _pointer(text: str, position: int, width: int = 72) -> str:
     """Two lines: the part of the text around the position, made printable, and a caret below the place."""
     start = max(0, position - width // 2)

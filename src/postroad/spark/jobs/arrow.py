@@ -1,0 +1,59 @@
+"""Arrow columns as numpy arrays and back, without copies where there is a choice."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from postroad.core.batch import Ids
+from postroad.types import MESSAGE_ID_BYTES
+
+Longs: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def integers(column: pa.Array[Any], null: int = 0) -> Longs:
+    """Return a column of integers as 64-bit numbers, `null` where there is none."""
+    values = column.fill_null(null) if column.null_count else column
+    found: Longs = values.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+    return found
+
+
+def flags(column: pa.Array[Any]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    found: np.ndarray[Any, np.dtype[np.bool_]] = column.fill_null(False).to_numpy(zero_copy_only=False)
+    return found
+
+
+def flat(column: Any) -> tuple[Longs, Longs]:
+    """Return all values of a list column one after the other, and where each row's begin and end; a null is an empty list."""
+    lengths = integers(column.value_lengths())
+    values = integers(column.flatten())
+    return values, np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+
+
+def binaries(data: np.ndarray[Any, np.dtype[np.uint8]], offsets: Longs) -> pa.Array[Any]:
+    """Make a binary column of bytes that lie one after the other."""
+    buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
+
+
+def binary_bytes(column: pa.Array[Any]) -> tuple[np.ndarray[Any, np.dtype[np.uint8]], Longs]:
+    """Return the bytes of a binary column and where each value begins and ends. No nulls."""
+    _, offsets, data = column.buffers()
+    assert offsets is not None
+    starts = np.frombuffer(offsets, np.int32, count=len(column) + 1, offset=column.offset * 4).astype(np.int64)
+    return np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8), starts
+
+
+def ids_of(column: pa.Array[Any]) -> Ids:
+    """Return a binary column of message ids as an array of 16-byte items; a value of another length is a ValueError."""
+    data, starts = binary_bytes(column)
+    if bool((np.diff(starts) != MESSAGE_ID_BYTES).any()):
+        raise ValueError("a message id has 16 bytes")
+    return data[starts[0] : starts[-1]].view(np.dtype((np.void, MESSAGE_ID_BYTES)))
+
+
+def id_column(ids: Ids) -> pa.Array[Any]:
+    data = np.ascontiguousarray(ids).view(np.uint8)
+    return binaries(data, np.arange(len(ids) + 1, dtype=np.int64) * MESSAGE_ID_BYTES)
