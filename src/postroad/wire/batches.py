@@ -67,6 +67,11 @@ class BatchDecoder:
         batch.encoded = (view,)
         return batch
 
+    def layout(self, data: bytes | memoryview) -> Layout:
+        """Return the layout of the batch that begins with these bytes, or raise `BatchError`."""
+        view = memoryview(data)
+        return self._layout(view, message_length(view, 0))
+
     def _layout(self, view: memoryview, length: int) -> Layout:
         if length > self.limits.schema_bytes:
             raise BatchLimitError(f"a layout of {length:,} bytes", "schema_bytes", self.limits.schema_bytes)

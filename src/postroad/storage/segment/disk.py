@@ -62,6 +62,14 @@ class Disk:
             filled += count
         return buffer.slice(0, filled)
 
+    def open_mark(self, path: Path) -> int:
+        """Open the file of the mark, empty if it is new."""
+        return os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, FILE_MODE)
+
+    def mark(self, descriptor: int, data: bytes) -> None:
+        """Replace the mark, in one small write."""
+        os.pwrite(descriptor, data, 0)
+
     def sync(self, descriptor: int) -> None:
         os.fdatasync(descriptor)
 

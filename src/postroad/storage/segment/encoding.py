@@ -8,7 +8,7 @@ from typing import Final
 import pyarrow as pa
 
 from postroad.core.batch import Batch
-from postroad.core.layout import BatchLimits
+from postroad.core.layout import BatchLimits, Layout
 from postroad.wire.batches import BatchDecoder, encode_batch
 
 encode = encode_batch
@@ -41,3 +41,8 @@ _decoders: Final = _Decoders()
 def decode(data: pa.Buffer) -> Batch:
     """Return the batch in these bytes, sharing their memory, or raise `BatchError`."""
     return _decoders.decoder.decode(memoryview(data), ascending=True)
+
+
+def decode_layout(data: pa.Buffer) -> Layout:
+    """Return the layout of the batch that begins with these bytes, or raise `BatchError`."""
+    return _decoders.decoder.layout(memoryview(data))

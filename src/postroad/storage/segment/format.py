@@ -114,7 +114,7 @@ def pack_header(pubend: int, base: int, salt: int, snapshot: Entries, forgotten:
     body = snapshot.tobytes()
     check = xxh3_64_intdigest(body, salt)
     head = _HEADER.pack(SEGMENT_MAGIC, VERSION, len(snapshot), pubend, base, salt, forgotten, check)
-    return _sealed(head, salt) + body + padding(len(body))
+    return sealed(head, salt) + body + padding(len(body))
 
 
 def parse_header(data: Bytes) -> Header:
@@ -125,7 +125,7 @@ def parse_header(data: Bytes) -> Header:
         raise FormatError("this is no segment of a pubend's log")
     if version != VERSION:
         raise VersionError(f"segment of version {version}, where this release reads version {VERSION}")
-    _verify(data, salt, "header")
+    verify(data, salt, "header")
     return Header(pubend, base, salt, publishers, forgotten, check)
 
 
@@ -146,7 +146,7 @@ def pack_record(data: Sequence[Bytes], *, rows: int, first: int, last: int, grou
     for part in data:
         check.update(part)
     length = sum(map(len, data))
-    return _sealed(_RECORD.pack(RECORD_MAGIC, length, rows, first, last, group, offset, check.intdigest()), salt)
+    return sealed(_RECORD.pack(RECORD_MAGIC, length, rows, first, last, group, offset, check.intdigest()), salt)
 
 
 def parse_record(data: Bytes, offset: int, salt: int) -> Record:
@@ -156,7 +156,7 @@ def parse_record(data: Bytes, offset: int, salt: int) -> Record:
     magic, length, rows, first, last, group, stated, check = _RECORD.unpack_from(data)
     if magic != RECORD_MAGIC:
         raise FormatError("no record starts here")
-    _verify(data, salt, "header of a record")
+    verify(data, salt, "header of a record")
     if stated != offset or first > last or rows == 0 or group > offset:
         raise FormatError("the header of a record contradicts itself")
     return Record(offset, length, rows, first, last, group, check)
@@ -173,7 +173,7 @@ def pack_footer(index: Index, *, end: int, last: int, rows: int, salt: int) -> t
     size = end + padded(len(body)) + ALIGNMENT
     trailer = Trailer(len(index), end, last, rows, size, xxh3_64_intdigest(body, salt))
     head = _TRAILER.pack(TRAILER_MAGIC, trailer.entries, 0, end, last, rows, size, trailer.index_check)
-    return trailer, body + padding(len(body)) + _sealed(head, salt)
+    return trailer, body + padding(len(body)) + sealed(head, salt)
 
 
 def parse_trailer(data: Bytes, size: int, salt: int) -> Trailer:
@@ -183,7 +183,7 @@ def parse_trailer(data: Bytes, size: int, salt: int) -> Trailer:
     magic, entries, _, end, last, rows, stated, check = _TRAILER.unpack_from(data)
     if magic != TRAILER_MAGIC:
         raise FormatError("the trailer of a closed segment is missing")
-    _verify(data, salt, "trailer")
+    verify(data, salt, "trailer")
     if stated != size or end + padded(entries * INDEX_ENTRY.itemsize) + ALIGNMENT != size or entries == 0:
         raise FormatError("the trailer contradicts itself")
     return Trailer(entries, end, last, rows, stated, check)
@@ -196,12 +196,12 @@ def parse_index(trailer: Trailer, data: Bytes, salt: int) -> Index:
     return np.frombuffer(body, INDEX_ENTRY)
 
 
-def _sealed(head: bytes, salt: int) -> bytes:
+def sealed(head: bytes, salt: int) -> bytes:
     assert len(head) == _CHECKED
     return head + _CHECK.pack(xxh3_64_intdigest(head, salt))
 
 
-def _verify(data: Bytes, salt: int, what: str) -> None:
+def verify(data: Bytes, salt: int, what: str) -> None:
     view = memoryview(data)
     if xxh3_64_intdigest(view[:_CHECKED], salt) != _CHECK.unpack_from(view, _CHECKED)[0]:
         raise FormatError(f"the check of the {what} fails")

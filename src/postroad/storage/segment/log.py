@@ -52,6 +52,7 @@ from postroad.storage.segment.format import (
     padding,
     parse_index,
 )
+from postroad.storage.segment.mark import MARK_NAME, Mark, pack_mark
 from postroad.storage.segment.reader import Segment, read_error, read_range
 from postroad.storage.segment.recovery import (
     SUFFIX,
@@ -125,6 +126,7 @@ class SegmentLog:
         self._last_ids = LastIds(publishers_max=options.publishers_max)
         self._indexes: OrderedDict[int, tuple[list[int], list[int]]] = OrderedDict()  # by the base of the segment
         self._failed: str | None = None
+        self._mark_descriptor: int | None = None
 
     @classmethod
     def open(cls, path: Path, pubend: int, options: LogOptions | None = None, disk: Disk | None = None) -> SegmentLog:
@@ -164,6 +166,7 @@ class SegmentLog:
             for after, offset in group.places:
                 active.index.note(after, offset)
             active.end, active.last, active.rows = group.end, group.last, active.rows + group.rows
+        self._mark()
 
     def read(self, lo: int, hi: int, bytes_max: int) -> LogSlice:
         if self._lock_descriptor is None:
@@ -236,6 +239,9 @@ class SegmentLog:
             return
         if hasattr(self, "_active"):  # not when recovery refused the log before it came to its last segment
             self._disk.close(self._active.descriptor)
+        if self._mark_descriptor is not None:
+            self._disk.close(self._mark_descriptor)
+            self._mark_descriptor = None
         self._failed = "the log is closed"
         self._disk.close(self._lock_descriptor)
         self._lock_descriptor = None
@@ -298,6 +304,17 @@ class SegmentLog:
         with self._view_lock:
             self._closed = (*self._closed, replace(active.segment(), trailer=trailer))
             self._active = following
+        self._mark()
+
+    def _mark(self) -> None:
+        """Tell those who read the files up to where they are durable; without it they see less, so a failure is theirs."""
+        active = self._active
+        with suppress(OSError):
+            if self._mark_descriptor is None:
+                self._mark_descriptor = self._disk.open_mark(self.path / MARK_NAME)
+            self._disk.mark(
+                self._mark_descriptor, pack_mark(Mark(active.base, active.end, active.last, active.rows), active.salt)
+            )
 
     def _begin(self, base: int, last_ids: LastIds) -> _Active:
         """Write the head of a new segment under its temporary name."""
@@ -433,6 +450,7 @@ class SegmentLog:
             self.torn = TornTail(str(path), found.end, size - found.end)
             self._disk.truncate(descriptor, found.end)
         self._disk.sync(descriptor)  # whole records may still be only in memory, and from now on they count as durable
+        self._mark()
 
     def _start(self, base: int) -> None:
         """Begin the first segment, or the one after a closed one."""
@@ -440,6 +458,7 @@ class SegmentLog:
         self._active = following
         self._disk.rename(following.path.with_suffix(NEW_SUFFIX), following.path)
         self._disk.sync_directory(self.path)
+        self._mark()
 
 
 def write_error(error: OSError, path: Path) -> StorageError:

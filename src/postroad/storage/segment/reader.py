@@ -143,7 +143,7 @@ def read_range(
                     return hi, tuple(batches)
                 if batches and used + record.length > bytes_max:
                     return reached, tuple(batches)
-                batch = _checked_body(window, segment, record)
+                batch = checked_body(window, segment, record)
                 if record.first <= lo or record.last > hi:
                     batch = batch.within(lo, hi)
                 if len(batch):
@@ -161,7 +161,8 @@ def _window_bytes(wanted: int) -> int:
     return min(max(wanted, WINDOW_BYTES_MIN), WINDOW_BYTES_MAX)
 
 
-def _checked_body(window: Window, segment: Segment, record: Record) -> Batch:
+def checked_body(window: Window, segment: Segment, record: Record) -> Batch:
+    """Do as `read_body`; damage is a `CorruptSegmentError`."""
     try:
         return read_body(window, segment, record)
     except FormatError as error:
