@@ -30,7 +30,7 @@ from postroad.storage.tracks.format import Head, pack, unpack
 from postroad.storage.tracks.schema import INT64_MAX, Stamp, elements_of, records_of, to_table
 
 STAMP = Stamp(BROKER, 3, 5)
-HEAD = Head(BROKER, 3, 5, 5, 1000, 0, complete=True)
+HEAD = Head(BROKER, 3, 5, 1000, 0, complete=True)
 _MS = st.integers(0, (1 << 48) - 1)
 _U32 = st.integers(0, (1 << 32) - 1)
 _TICK = st.integers(0, INT64_MAX)
@@ -85,7 +85,7 @@ records = st.one_of(
 @given(given_elements=st.lists(elements(), max_size=6), given_records=st.lists(records, max_size=6))
 def test_everything_comes_back_as_it_was(given_elements: list[Element], given_records: list[Record]) -> None:
     """Through Arrow, Parquet and the check."""
-    data = b"".join(pack(HEAD, to_table(STAMP, given_elements, given_records)))
+    data = b"".join(pack(HEAD, to_table(STAMP, given_elements, given_records))[0])
     table = unpack(_buffer(data))
     assert table.head == HEAD
     whole = _table(table.whole())
@@ -123,14 +123,14 @@ def paper_load(seconds: int, seed: int) -> Element:
 def test_exact_takes_at_most_1_3_bytes_per_entry_on_the_papers_load() -> None:
     """The whole file counts, footer and all; ten seconds are one flush."""
     history = paper_load(10, seed=20_261)
-    size = sum(map(len, pack(HEAD, to_table(STAMP, [history], [Horizon(1, 2)]))))
+    size = sum(map(len, pack(HEAD, to_table(STAMP, [history], [Horizon(1, 2)]))[0]))
     assert size / history.count <= 1.3, size / history.count
 
 
 def test_blooms_take_their_bits_and_little_more() -> None:
     """A full bloom does not compress, and is not asked to."""
     blooms = [element(n, ids_at(range(n * 1000, n * 1000 + 300)), strategy=Strategy.BLOOM) for n in range(1, 65)]
-    data = b"".join(pack(HEAD, to_table(STAMP, blooms, [])))
+    data = b"".join(pack(HEAD, to_table(STAMP, blooms, []))[0])
     assert len(data) - 64 * M // 8 < 6000
     metadata = pq.read_metadata(io.BytesIO(data))
     column = next(c for c in map(metadata.row_group(0).column, range(metadata.num_columns)) if c.path_in_schema == "bits")

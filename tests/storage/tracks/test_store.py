@@ -26,8 +26,10 @@ from postroad.core.tracking.elements import (
 )
 from postroad.core.tracking.settings import Strategy
 from postroad.errors import StorageFullError
-from postroad.storage.tracks.catalog import TrackOptions
+from postroad.storage.tracks.catalog import FileName, TrackOptions
 from postroad.storage.tracks.files import DirectoryFiles, MemoryFiles, TrackFiles
+from postroad.storage.tracks.format import pack, unpack
+from postroad.storage.tracks.merging import merged_head, merged_rows
 from postroad.storage.tracks.store import Found, TrackStore
 
 PUBLISHED = HistoryKey(Kind.PUBLISHER, BROKER)
@@ -358,3 +360,52 @@ def test_a_batch_search_reads_each_file_it_needs_once_and_no_other() -> None:
     assert sorted(counting.reads.values()) == [1, 1]
     store.search(at(3005))
     assert sum(counting.reads.values()) == 2
+
+
+def test_small_files_are_merged_and_nothing_changes(files: Reopen) -> None:
+    """The merged file answers as the many did, also while those are still there, and takes their place after a while."""
+    store = start(files)
+    span = [Span("s", 1, PUBEND, "a", START << 16, (START << 16) + step, START) for step in range(70)]
+    for step in range(70):
+        ids = at(*range(step * 1000, step * 1000 + 900, 100))
+        records: list[Record] = [span[step], Horizon(PUBEND, step), Lost("s", PUBEND, step, step + 1, START)]
+        opened = START + step * 1000
+        store.write(flush([element(step + 1, ids, opened_ms=opened)], records=records), now_ms=opened + 1000)
+    asked = at(*range(0, 70_000, 500))
+    before = keys(store.search(asked))
+    size = store.bytes
+    store.retain(START + 10_000_000)
+    assert "0000000001-0000000063.merged.parquet" in names(files)
+    assert keys(store.search(asked)) == before
+    assert keys(start(files, 2, START + 10_000_000).search(asked)) == before
+    store.retain(START + 20_000_000)
+    assert len(names(files)) == 1 + 7 + 1
+    again = start(files, 3, START + 20_000_000)
+    for each in (store, again):
+        assert keys(each.search(asked)) == before
+        assert [hole.kind for hole in each.search(asked).holes if hole.kind is not HoleKind.CRASH] == []
+        assert each.coverage("s", PUBEND, (START << 16) + 30).spans[0].from_tick == START << 16
+    assert store.bytes < size / 2
+    assert dict(again.recovered.horizons) == {PUBEND: 69}
+
+
+def test_a_file_that_is_compacted_by_somebody_else_is_noticed(files: Reopen) -> None:
+    """Its cached index is not used for other rows, and files that are gone are not holes when another replaces them."""
+    store = start(files)
+    for step in range(3):
+        store.write(flush([element(step + 1, at(step * 10, step * 10 + 1))]), now_ms=START + step)
+    assert len(keys(store.search(at(0, 10, 20)))) == 3
+    disk = files()
+    tables = [unpack(disk.read(str(FileName(1, sequence)))) for sequence in (1, 2, 3)]
+    head = merged_head(tables, [FileName(1, sequence) for sequence in (1, 2, 3)])
+    rows = merged_rows(tables)
+    disk.write(str(FileName(1, 3)), pack(head, rows.take([2, 0, 1]))[0])
+    for sequence in (1, 2):
+        disk.remove(str(FileName(1, sequence)))
+    store._catalog._elements.drop(list)
+    found = store.search(at(0, 10, 21))
+    assert keys(found) == [(row, PUBLISHED) for row in range(3)]
+    assert found.holes == ()
+    again = start(files, 2, START + 5).search(at(0, 10, 21))
+    assert keys(again) == [(row, PUBLISHED) for row in range(3)]
+    assert [hole.kind for hole in again.holes] == [HoleKind.CRASH]

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -19,12 +20,12 @@ from postroad.core.tracking.answers import Hole, HoleKind
 from postroad.core.tracking.elements import Crash, Element, Milliseconds
 from postroad.errors import TrackFileError
 from postroad.storage.tracks.files import FileStatus, TrackFiles
-from postroad.storage.tracks.format import FormatError, Head, TrackTable, unpack
+from postroad.storage.tracks.format import FormatError, TrackTable, unpack
 from postroad.storage.tracks.index import NEVER, Extent, FileIndex, Identity
 from postroad.storage.tracks.schema import RowError, element_of
 
 CRASHES_MAX: Final = 1024
-_NAME: Final = re.compile(r"(\d{10,20})-(\d{10,20})(?:-(\d{10,20}))?(\.open)?\.parquet")
+_NAME: Final = re.compile(r"(\d{10,20})-(\d{10,20})(\.open|\.merged)?\.parquet")
 
 KeyT = TypeVar("KeyT")
 ValueT = TypeVar("ValueT")
@@ -42,17 +43,30 @@ class TrackOptions:
     search_bytes: int = 128 << 20  # elements looked at together
 
 
+class Sort(StrEnum):
+    """What a file holds, by the end of its name; in order of what counts more when both hold a row."""
+
+    PLAIN = ""
+    COPIES = ".open"
+    MERGED = ".merged"
+
+
+_SORTS: Final = tuple(Sort)
+
+
 class FileName(NamedTuple):
-    """A file is named by its incarnation and the sequences of the files it stands for: one, but for merged files."""
+    """A file is named by its incarnation and its sequence; a merged one by those of the newest it replaces."""
 
     incarnation: int
-    first: int
     sequence: int
-    copies: bool = False
+    sort: Sort = Sort.PLAIN
 
     def __str__(self) -> str:
-        first = f"{self.first:010d}-" if self.first != self.sequence else ""
-        return f"{self.incarnation:010d}-{first}{self.sequence:010d}{'.open' if self.copies else ''}.parquet"
+        return f"{self.incarnation:010d}-{self.sequence:010d}{self.sort.value}.parquet"
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        return self.incarnation, self.sequence, _SORTS.index(self.sort)
 
     @classmethod
     def parse(cls, name: str) -> FileName | None:
@@ -60,8 +74,7 @@ class FileName(NamedTuple):
         match = _NAME.fullmatch(name)
         if match is None:
             return None
-        first = int(match[2])
-        parsed = cls(int(match[1]), first, int(match[3] or first), match[4] is not None)
+        parsed = cls(int(match[1]), int(match[2]), Sort(match[3] or ""))
         return parsed if str(parsed) == name else None
 
 
@@ -71,10 +84,17 @@ class TrackFile:
 
     name: FileName
     size: int
-    time_ms: int  # when it was written
+    changed_ms: int  # by the directory
+    time_ms: int  # when it was written, as far as is known
     extent: Extent | None = None
     previous: FileName | None = None
+    replaces: tuple[FileName, ...] = ()
+    merged_ms: int = 0  # when it was made of others, or 0 if that was before this start
     error: TrackFileError | None = None
+
+
+class FilesChangedError(Exception):
+    """A file is not the one that was listed: somebody compacts the directory. Never leaves this package."""
 
 
 @dataclass(slots=True)
@@ -102,6 +122,12 @@ class _Cache(Generic[KeyT, ValueT]):
             while self.bytes > self.bytes_max and len(self.values) > 1:
                 self.bytes -= self.size_of(self.values.popitem(last=False)[1])
 
+    def drop(self, stale: Callable[[Iterable[KeyT]], Sequence[KeyT]]) -> None:
+        """Forget the keys that `stale` chooses."""
+        with self.lock:
+            for key in stale(self.values):
+                self.bytes -= self.size_of(self.values.pop(key))
+
 
 class Catalog:
     """The files, oldest first. `files` is replaced, never changed, so that another thread may read while one writes."""
@@ -109,28 +135,40 @@ class Catalog:
     def __init__(self, disk: TrackFiles, broker: int, options: TrackOptions) -> None:
         self.files: tuple[TrackFile, ...] = ()
         self.crashes: tuple[Crash, ...] = ()
+        self._lock: Final = threading.Lock()  # held to replace `files`
         self._disk: Final = disk
         self._broker: Final = broker
         self._options: Final = options
         self._indexes: _Cache[FileName, FileIndex] = _Cache(options.index_bytes, lambda index: index.size)
         self._elements: _Cache[tuple[FileName, int], Element] = _Cache(options.element_bytes, element_size)
 
-    def listed(self) -> list[TrackFile]:
-        """Return the files that are there, oldest first."""
-        named = [(FileName.parse(status.name), status) for status in self._disk.listed()]
-        found = [_file_of(name, status) for name, status in named if name is not None]
-        return sorted(found, key=lambda file: (file.name.incarnation, file.name.sequence, file.name.copies))
+    def refresh(self) -> None:
+        """List the files anew: others may have compacted or removed some, or put back what was missing."""
+        with self._lock:
+            known = {file.name: file for file in self.files}
+            found: dict[FileName, TrackFile] = {}
+            for status in self._disk.listed():
+                name = FileName.parse(status.name)
+                if name is not None:
+                    found[name] = _same(known.get(name), status) or _file_of(name, status)
+            fresh = {name for name, file in found.items() if known.get(name) is not file}
+            self.files = tuple(sorted(found.values(), key=lambda file: file.name.order))
+        self._indexes.drop(lambda keys: [name for name in keys if name in fresh])
+        self._elements.drop(lambda keys: [key for key in keys if key[0] in fresh])
 
-    def add(self, head: Head, name: FileName, index: FileIndex, size: int) -> None:
+    def add(self, name: FileName, index: FileIndex, size: int, merged_ms: int) -> None:
         """Add a file that was just written."""
+        changed_ms = self._disk.status(str(name)).changed_ms
+        file = TrackFile(name, size, changed_ms, index.head.written_ms, merged_ms=merged_ms)
+        self._learn(file, index)
         self._indexes.put(name, index)
-        self.note_crashes(index.crashes())
-        previous = FileName.parse(head.previous)
-        self.files += (TrackFile(name, size, head.written_ms, index.extent(), previous),)
+        with self._lock:
+            self.files = tuple(sorted((*self.files, file), key=lambda file: file.name.order))
 
     def remove(self, file: TrackFile) -> None:
-        self._disk.remove(str(file.name))
-        self.files = tuple(other for other in self.files if other is not file)
+        with self._lock:
+            self._disk.remove(str(file.name))
+            self.files = tuple(other for other in self.files if other is not file)
 
     def note_crashes(self, crashes: Sequence[Crash]) -> None:
         fresh = tuple(crash for crash in crashes if crash not in self.crashes)
@@ -170,16 +208,24 @@ class Catalog:
 
     def _read_index(self, file: TrackFile) -> FileIndex:
         table = self._load(file)
-        index = FileIndex(table.head, table.index())
-        if file.extent is None:
-            self.note_crashes(index.crashes())
-            file.time_ms, file.previous = table.head.written_ms, FileName.parse(table.head.previous)
-            file.extent = index.extent()
+        index = FileIndex(table.head, table.digest, table.index())
+        self._learn(file, index)
         self._indexes.put(file.name, index)
         return index
 
+    def _learn(self, file: TrackFile, index: FileIndex) -> None:
+        head = index.head
+        self.note_crashes(index.crashes())
+        file.time_ms, file.previous = head.written_ms, FileName.parse(head.previous)
+        file.replaces = tuple(name for text in head.replaces if (name := FileName.parse(text)) is not None and name != file.name)
+        file.extent = index.extent()
+
     def _read_elements(self, file: TrackFile, rows: Sequence[int]) -> dict[int, Element]:
-        whole = self._load(file).whole()
+        table = self._load(file)
+        index = self._indexes.get(file.name)
+        if index is not None and index.digest != table.digest:
+            raise FilesChangedError
+        whole = table.whole()
         loaded = {row: _owned(element_of(whole, row)) for row in rows}
         for row, element in loaded.items():
             self._elements.put((file.name, row), element)
@@ -190,8 +236,8 @@ class Catalog:
         head = table.head
         if head.broker != self._broker:
             raise FormatError(f"it belongs to broker {head.broker}, not to broker {self._broker}")
-        if (head.incarnation, head.first, head.sequence) != file.name[:3]:
-            raise FormatError(f"it was written as {FileName(head.incarnation, head.first, head.sequence)}")
+        if (head.incarnation, head.sequence) != file.name[:2]:
+            raise FormatError(f"it was written as {FileName(head.incarnation, head.sequence, file.name.sort)}")
         return table
 
     def _sound(self, file: TrackFile, read: Callable[[], ResultT]) -> ResultT | None:
@@ -205,9 +251,7 @@ class Catalog:
         except TrackFileError as error:
             reason = error.reason
         except FileNotFoundError:
-            if file not in self.files:
-                return None  # dropped meanwhile
-            reason = "the file is gone"
+            raise FilesChangedError from None
         file.error, file.extent = TrackFileError(self._disk.path(str(file.name)), reason), None
         return None
 
@@ -227,20 +271,17 @@ class Catalog:
 
     def _missing(self) -> Iterator[tuple[int, str]]:
         """Yield where among the files one is missing or cannot be read, as far as is known, and why."""
-        kept = [file.name for file in self.files if not file.name.copies]
-        ends = {(name.incarnation, sequence) for name in kept for sequence in (name.first, name.sequence)}
-        merged = [name for name in kept if name.first != name.sequence]
+        replaced = {name for file in self.files for name in file.replaces}
+        present = {file.name[:2] for file in self.files if file.name.sort is not Sort.COPIES}
+        present.update(name[:2] for name in replaced)
+        oldest = min(present, default=(0, 0))
         for place, file in enumerate(self.files):
+            wanted = file.previous
+            if file.name in replaced:
+                continue
             if file.error is not None:
                 yield place, str(file.error)
-            wanted = file.previous
-            there = (
-                wanted is None
-                or (wanted.incarnation, wanted.sequence) in ends
-                or (wanted.incarnation, wanted.sequence) < (kept[0].incarnation, kept[0].first)  # dropped long ago
-                or any(name.incarnation == wanted.incarnation and name.first <= wanted.first <= name.sequence for name in merged)
-            )
-            if not there:
+            elif wanted is not None and wanted[:2] > oldest and wanted[:2] not in present:
                 yield place, str(TrackFileError(self._disk.path(str(wanted)), "the file is gone"))
 
 
@@ -257,5 +298,12 @@ def _owned(element: Element) -> Element:
     return replace(element, bits=bits, ids=ids, singletons=element.singletons.copy())
 
 
+def _same(file: TrackFile | None, status: FileStatus) -> TrackFile | None:
+    """Return the file if nobody changed it and nothing was wrong with it."""
+    if file is None or file.error is not None or (file.size, file.changed_ms) != (status.size, status.changed_ms):
+        return None
+    return file
+
+
 def _file_of(name: FileName, status: FileStatus) -> TrackFile:
-    return TrackFile(name, status.size, status.changed_ms)
+    return TrackFile(name, status.size, status.changed_ms, status.changed_ms)

@@ -30,6 +30,8 @@ class TrackFiles(Protocol):
 
     def listed(self) -> list[FileStatus]: ...
 
+    def status(self, name: str) -> FileStatus: ...
+
     def read(self, name: str) -> pa.Buffer:
         """Return a whole file, or raise `TrackFileError`; a file that is not there is a `FileNotFoundError`."""
         ...
@@ -62,9 +64,12 @@ class DirectoryFiles:
         found = []
         for path in self._path.glob(f"*{SUFFIX}"):
             with suppress(FileNotFoundError):
-                status = path.stat()
-                found.append(FileStatus(path.name, status.st_size, status.st_mtime_ns // 1_000_000))
+                found.append(self.status(path.name))
         return found
+
+    def status(self, name: str) -> FileStatus:
+        status = (self._path / name).stat()
+        return FileStatus(name, status.st_size, status.st_mtime_ns // 1_000_000)
 
     def read(self, name: str) -> pa.Buffer:
         path = self._path / name
@@ -121,10 +126,14 @@ class MemoryFiles:
 
     def __init__(self) -> None:
         self.room_bytes: int | None = None
+        self._writes = 0  # in place of a clock
         self._files: dict[str, _Kept] = {}
 
     def listed(self) -> list[FileStatus]:
-        return [FileStatus(name, len(kept.data), kept.changed_ms) for name, kept in sorted(self._files.items())]
+        return [self.status(name) for name in sorted(self._files)]
+
+    def status(self, name: str) -> FileStatus:
+        return FileStatus(name, len(self._files[name].data), self._files[name].changed_ms)
 
     def read(self, name: str) -> pa.Buffer:
         kept = self._files.get(name)
@@ -136,7 +145,8 @@ class MemoryFiles:
         joined = b"".join(data)
         if self.room_bytes is not None and len(joined) > self.room_bytes:
             raise StorageFullError(name, "no space left in the simulated disk")
-        self._files[name] = _Kept(joined, 0)
+        self._writes += 1
+        self._files[name] = _Kept(joined, self._writes)
 
     def remove(self, name: str) -> None:
         self._files.pop(name, None)

@@ -40,12 +40,12 @@ class Head(msgspec.Struct, frozen=True):
 
     broker: int
     incarnation: int
-    first: int  # the files it stands for, from `first` to `sequence`: one, but for merged files
     sequence: int
     written_ms: int
     kept_from_ms: int
     complete: bool  # the last file of a flush: all that happened before `written_ms` is in the files up to this one
     previous: str = ""  # the name of the file before it, copies not counted; "" for the first of all
+    replaces: tuple[str, ...] = ()  # files that may still lie beside it, and all of whose rows are in this one
 
     @property
     def stamp(self) -> Stamp:
@@ -55,8 +55,9 @@ class Head(msgspec.Struct, frozen=True):
 class TrackTable:
     """The verified bytes of a file, from which columns are read as they are needed."""
 
-    def __init__(self, head: Head, data: pa.Buffer) -> None:
+    def __init__(self, head: Head, digest: int, data: pa.Buffer) -> None:
         self.head: Final = head
+        self.digest: Final = digest  # tells a file from another of the same name
         self._data: Final = data
 
     def index(self) -> pa.RecordBatch:
@@ -74,16 +75,17 @@ class TrackTable:
         return one_batch(table)
 
 
-def pack(head: Head, table: pa.Table) -> list[bytes | memoryview]:
-    """Return the bytes of a file, in pieces."""
+def pack(head: Head, table: pa.Table) -> tuple[list[bytes | memoryview], int]:
+    """Return the bytes of a file, in pieces, and its digest."""
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, table.schema, **WRITE_OPTIONS) as writer:
         writer.write_table(table)
         writer.add_key_value_metadata({_HEAD_KEY: msgspec.json.encode(head).decode()})
     data = memoryview(sink.getvalue())
     footer = len(data) - _TAIL.size - _TAIL.unpack_from(data, len(data) - _TAIL.size)[0]
-    check = _CHECK.pack(_MAGIC, VERSION, xxh3_64_intdigest(data[:footer]), xxh3_64_intdigest(data[footer:]))
-    return [data[:footer], check, data[footer:]]
+    digest = xxh3_64_intdigest(data[footer:])
+    check = _CHECK.pack(_MAGIC, VERSION, xxh3_64_intdigest(data[:footer]), digest)
+    return [data[:footer], check, data[footer:]], digest
 
 
 def unpack(data: pa.Buffer) -> TrackTable:
@@ -102,7 +104,7 @@ def unpack(data: pa.Buffer) -> TrackTable:
         raise FormatError(f"it is of version {version}, where this release reads version {VERSION}")
     if xxh3_64_intdigest(view[: footer - _CHECK.size]) != of_data or xxh3_64_intdigest(view[footer:]) != of_footer:
         raise FormatError("it is damaged: its check does not fit")
-    return TrackTable(_head(data), data)
+    return TrackTable(_head(data), of_footer, data)
 
 
 def _head(data: pa.Buffer) -> Head:

@@ -34,8 +34,9 @@ class Extent:
 class FileIndex:
     """The rows of one file, without ids and bits."""
 
-    def __init__(self, head: Head, rows: pa.RecordBatch) -> None:
+    def __init__(self, head: Head, digest: int, rows: pa.RecordBatch) -> None:
         self.head: Final = head
+        self.digest: Final = digest
         self.rows: Final = rows
         kinds = rows.column("kind").to_pylist()
         self._is_history = np.array([kind in HISTORY_KINDS for kind in kinds], np.bool_)

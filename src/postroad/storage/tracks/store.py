@@ -12,28 +12,33 @@ Writing is for one thread; searches may run beside it in another.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
+import pyarrow as pa
 
 from postroad.core.batch import Ids
 from postroad.core.tracking.answers import Hole
 from postroad.core.tracking.elements import Crash, Element, Farewell, Flush, Horizon, Lost, Record, Span
 from postroad.core.tracking.search import Hits, search
 from postroad.errors import StorageError, StorageFullError, TrackFileError
-from postroad.storage.tracks.catalog import Catalog, FileName, TrackFile, TrackOptions, element_size
+from postroad.storage.tracks.catalog import Catalog, FileName, FilesChangedError, Sort, TrackFile, TrackOptions, element_size
 from postroad.storage.tracks.files import DirectoryFiles, TrackFiles
 from postroad.storage.tracks.format import Head, pack
 from postroad.storage.tracks.index import NEVER, FileIndex, Identity, identity_of, milliseconds_of, times_of
+from postroad.storage.tracks.merging import mergeable, merged_head, merged_rows, outdated
 from postroad.storage.tracks.schema import INDEX_COLUMNS, one_batch, to_table
 from postroad.types import tick_milliseconds
 
 MARK: Final = 0  # the sequence of an incarnation's first file
 
+CHANGES_MAX: Final = 20  # of the directory during one search
+
+ResultT = TypeVar("ResultT")
 Rows: TypeAlias = np.ndarray[Any, np.dtype[np.intp]]
 _Plan: TypeAlias = list[tuple[TrackFile, list[int]]]
 
@@ -81,7 +86,8 @@ class TrackStore:
         """Open the tracks of a broker, or begin them. Neither damaged files nor a full disk hinder it."""
         files = DirectoryFiles(files) if isinstance(files, Path) else files
         self = cls(files, broker, incarnation, options or TrackOptions())
-        self._recover(now_ms)
+        self._catalog.refresh()
+        self._steady(lambda: self._recover(now_ms))
         return self
 
     # --- writing ----------------------------------------------------------------------------------------------------------
@@ -109,7 +115,25 @@ class TrackStore:
                 self._catalog.remove(file)
 
     def retain(self, now_ms: int) -> None:
-        """Drop whole files, oldest first, that are too old or too many bytes; never the newest, nor living copies."""
+        """Merge small files; drop whole files, oldest first, that are too old or too many bytes, but never the newest.
+
+        To be called now and then. Raises like `write`.
+        """
+        self._steady(lambda: self._merge(now_ms))
+        for file in outdated(self._catalog.files, now_ms):
+            self._catalog.remove(file)
+        self._steady(lambda: self._drop(now_ms))
+
+    def _merge(self, now_ms: int) -> None:
+        run = mergeable(self._catalog.files, now_ms, self._options.file_bytes)
+        tables = [table for file in run if (table := self._catalog.table(file)) is not None]
+        if not run or len(tables) < len(run):
+            return
+        head = merged_head(tables, [file.name for file in run])
+        name = FileName(head.incarnation, head.sequence, Sort.MERGED)
+        self._write_table(name, head, merged_rows(tables), merged_ms=now_ms)
+
+    def _drop(self, now_ms: int) -> None:
         oldest_ms = now_ms - self._options.retention_ms
         excess = self.bytes - self._options.retention_bytes
         for file in self._catalog.files[:-1]:
@@ -117,12 +141,12 @@ class TrackStore:
             if file.time_ms >= oldest_ms and excess <= 0:
                 break
             if not self._is_living(file):
-                self._catalog.remove(file)
+                self._catalog.remove(file)  # what it replaces is older and gone already
                 self.kept_from_ms = max(self.kept_from_ms, self._reach(file) + 1)
                 excess -= file.size
 
     def _is_living(self, file: TrackFile) -> bool:
-        return file.name.copies and file.name.incarnation == self._incarnation
+        return file.name.sort is Sort.COPIES and file.name.incarnation == self._incarnation
 
     def _reach(self, file: TrackFile) -> int:
         """Return the highest timestamp that a file may hold."""
@@ -139,23 +163,24 @@ class TrackStore:
         copies: bool = False,
     ) -> None:
         self._sequence += 1  # also when it fails: a name is never given twice
-        name = FileName(self._incarnation, self._sequence, self._sequence, copies)
-        previous = next((str(file.name) for file in reversed(self._catalog.files) if not file.name.copies), "")
+        name = FileName(self._incarnation, self._sequence, Sort.COPIES if copies else Sort.PLAIN)
+        kept = (str(file.name) for file in reversed(self._catalog.files) if file.name.sort is not Sort.COPIES)
         head = Head(
             broker=self._broker,
             incarnation=name.incarnation,
-            first=name.first,
             sequence=name.sequence,
             written_ms=now_ms,
             kept_from_ms=self.kept_from_ms,
             complete=complete,
-            previous=previous,
+            previous=next(kept, ""),
         )
-        table = to_table(head.stamp, elements, records)
-        data = pack(head, table)
+        self._write_table(name, head, to_table(head.stamp, elements, records))
+
+    def _write_table(self, name: FileName, head: Head, table: pa.Table, *, merged_ms: int = 0) -> None:
+        data, digest = pack(head, table)
         self._disk.write(str(name), data)
-        index = FileIndex(head, one_batch(table.select(list(INDEX_COLUMNS))))
-        self._catalog.add(head, name, index, sum(map(len, data)))
+        index = FileIndex(head, digest, one_batch(table.select(list(INDEX_COLUMNS))))
+        self._catalog.add(name, index, sum(map(len, data)), merged_ms)
 
     # --- asking -----------------------------------------------------------------------------------------------------------
 
@@ -174,12 +199,12 @@ class TrackStore:
         What was flushed and could not be written yet belongs to `open_elements`, too.
         """
         living = list(open_elements)
+        return self._steady(lambda: self._search(ids, living))
+
+    def _search(self, ids: Ids, living: Sequence[Element]) -> Found:
         by_time = np.argsort(milliseconds_of(ids), kind="stable")
-        parts = [
-            (rows, search(self._elements(plan, living), ids[rows]))
-            for rows, plan in self._plans(ids, by_time, living)
-            if len(rows)
-        ]
+        plans = self._plans(ids, by_time, living)
+        parts = [(rows, search(self._elements(plan, living), ids[rows])) for rows, plan in plans if len(rows)]
         return Found(_joined(parts), tuple(self.holes(ids)))
 
     def holes(self, ids: Ids) -> Iterator[Hole]:
@@ -191,6 +216,10 @@ class TrackStore:
 
     def coverage(self, subscriber: str, pubend: int, tick: int, open_records: Iterable[Record] = ()) -> Coverage:
         """Return what spans and losses say about a tick. Files are asked oldest first, up to the first that answers."""
+        records = list(open_records)
+        return self._steady(lambda: self._coverage(subscriber, pubend, tick, records))
+
+    def _coverage(self, subscriber: str, pubend: int, tick: int, open_records: Sequence[Record]) -> Coverage:
         spans: dict[tuple[int, int], Span] = {}
         lost: list[Lost] = []
         for incarnation, record in self._covering(subscriber, pubend, tick, open_records):
@@ -203,6 +232,14 @@ class TrackStore:
         wall_ms = tick_milliseconds(tick)
         holes = tuple(hole for hole in self._catalog.holes(self.kept_from_ms) if hole.concerns(wall_ms))
         return Coverage(tuple(spans.values()), tuple(lost), holes)
+
+    def _steady(self, ask: Callable[[], ResultT]) -> ResultT:
+        """Ask the files; when they change meanwhile, list them anew and ask again."""
+        for _ in range(CHANGES_MAX):
+            with suppress(FilesChangedError):
+                return ask()
+            self._catalog.refresh()
+        raise TrackFileError(self._disk.path(""), "its files change all the time")
 
     def _covering(
         self, subscriber: str, pubend: int, tick: int, open_records: Iterable[Record]
@@ -236,9 +273,13 @@ class TrackStore:
         low = min((int(wanted[0]) for wanted in times.values()), default=NEVER)
         high = max((int(wanted[-1]) for wanted in times.values()), default=-1)
         plan: _Plan = []
+        replaced: set[FileName] = set()
         size = 0
         for file in reversed(self._catalog.files):
+            if file.name in replaced:
+                continue
             extent = self._catalog.extent(file)
+            replaced.update(file.replaces)
             if extent is None or extent.low_ms > high or extent.high_ms < low:
                 continue
             rows, added = self._catalog.fresh_rows(file, times, seen)
@@ -255,7 +296,7 @@ class TrackStore:
     # --- opening ----------------------------------------------------------------------------------------------------------
 
     def _recover(self, now_ms: int) -> None:
-        files = self._catalog.files = tuple(self._catalog.listed())
+        files = self._catalog.files
         sequences = (file.name.sequence for file in files if file.name.incarnation == self._incarnation)
         self._sequence = max(sequences, default=MARK - 1)
         if files:
@@ -290,7 +331,8 @@ class TrackStore:
     def _read_oldest(self, oldest: TrackFile) -> None:
         """Learn how far back tracks go from the oldest file, when it is no mark and so others were dropped before it."""
         extent = self._catalog.extent(oldest)
-        if extent is not None and oldest.name.first != MARK and extent.opened_low_ms != NEVER:
+        begins = {oldest.name.sequence, *(name.sequence for name in oldest.replaces)}
+        if extent is not None and MARK not in begins and extent.opened_low_ms != NEVER:
             self.kept_from_ms = max(self.kept_from_ms, extent.opened_low_ms)
 
 
