@@ -26,6 +26,7 @@ from postroad.storage.tracks.store import TrackStore
 
 EPOCH_MS = 1_700_000_000_000
 KINDS = ("quote", "trade", "news", "order")
+DEFAULTS = TrackingSettings()
 DIAMOND = {1: (2, 3), 2: (1, 4), 3: (1, 4), 4: (2, 3, 5), 5: (4,)}
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
@@ -98,7 +99,7 @@ class World:
         subscribers: Sequence[Subscriber],
         *,
         links: Mapping[int, Sequence[int]] = DIAMOND,
-        settings: TrackingSettings | Mapping[int, TrackingSettings] = TrackingSettings(),
+        settings: TrackingSettings | Mapping[int, TrackingSettings] = DEFAULTS,
         origins: Sequence[int] | None = None,
         seed: int = 1,
         segment_bytes: int = 64 << 20,
@@ -214,7 +215,7 @@ class World:
         self.brokers[origin].storage.logs[rows.pubend].append([batch])
 
     def _note(self, rows: Rows) -> None:
-        items = rows.ids.tolist()
+        items = _items(rows.ids)
         self.truth.published += items
         self.truth.attributes |= dict(zip(items, zip(rows.kinds.tolist(), rows.values.tolist(), strict=True), strict=True))
         self.truth.ticks |= dict(zip(items, rows.ticks.tolist(), strict=True))
@@ -228,7 +229,7 @@ class World:
         events: list[TrackEvent] = []
         if upstream:
             events.append(Routed(rows.pubend, upstream, rows.ids))
-            self._happened(broker, self.truth.routed, [(item, number, upstream) for item in rows.ids.tolist()])
+            self._happened(broker, self.truth.routed, [(item, number, upstream) for item in _items(rows.ids)])
         else:
             events += [Published(rows.pubend, rows.ids), Horizon(rows.pubend, int(rows.ticks[-1]))]
         events += self._deliver(broker, rows)
@@ -249,7 +250,7 @@ class World:
             ids = rows.ids[subscriber.wants(rows.kinds, rows.values)]
             if len(ids):
                 events.append(Delivered(subscriber.name, rows.pubend, ids))
-                self._happened(broker, self.truth.delivered, [(item, broker.number, subscriber.name) for item in ids.tolist()])
+                self._happened(broker, self.truth.delivered, [(item, broker.number, subscriber.name) for item in _items(ids)])
             span = broker.spans[subscriber.name, rows.pubend]
             values = {name: getattr(span, name) for name in Span.__slots__} | {"to_tick": int(rows.ticks[-1])}
             broker.spans[subscriber.name, rows.pubend] = Span(**values)
@@ -267,6 +268,10 @@ class World:
             if number in _way(self.parents[origin], subscriber.broker):
                 wanted |= subscriber.wants(rows.kinds, rows.values)
         return wanted
+
+
+def _items(ids: Ids) -> list[bytes]:
+    return [bytes(item) for item in ids.tolist()]
 
 
 def _tree(links: Mapping[int, Sequence[int]], origin: int) -> dict[int, int]:
@@ -290,9 +295,7 @@ def _way(parents: Mapping[int, int], number: int) -> list[int]:
 
 def some_subscribers(count: int, brokers: Sequence[int] = (1, 2, 3, 4, 5)) -> list[Subscriber]:
     """Return subscribers with overlapping filters, spread over the brokers."""
-    return [
-        Subscriber(f"sub{number}", brokers[number % len(brokers)], _kinds_of(number), number % 7) for number in range(count)
-    ]
+    return [Subscriber(f"sub{number}", brokers[number % len(brokers)], _kinds_of(number), number % 7) for number in range(count)]
 
 
 def _kinds_of(number: int) -> tuple[int, ...]:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from postroad.core.batch import Ids
 from postroad.types import MESSAGE_ID_BYTES
+
+# The stubs take every array made from numpy for one of booleans, and do not know that all fields of a schema are fields.
+array: Final[Callable[..., Any]] = pa.array
+list_array: Final[Callable[..., Any]] = pa.ListArray.from_arrays
+record_batch: Final[Callable[..., pa.RecordBatch]] = pa.RecordBatch.from_arrays
+schema_of: Final[Callable[..., pa.Schema]] = pa.schema
 
 Longs: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -32,9 +39,23 @@ def flat(column: Any) -> tuple[Longs, Longs]:
     return values, np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
 
 
+def floats(column: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return all values of a list column of numbers one after the other."""
+    found: np.ndarray[Any, np.dtype[np.float64]] = column.flatten().to_numpy(zero_copy_only=False)
+    return found
+
+
+def lists(row: Longs, rows: int, values: Any) -> Any:
+    """Make a list per row from values that are sorted by the row they belong to."""
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(row, minlength=rows))]).astype(np.int32)
+    return list_array(array(offsets), values)
+
+
 def binaries(data: np.ndarray[Any, np.dtype[np.uint8]], offsets: Longs) -> pa.Array[Any]:
     """Make a binary column of bytes that lie one after the other."""
-    buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data)]
+    places: Any = offsets.astype(np.int32)  # any, for the stubs: an array is a buffer
+    content: Any = np.ascontiguousarray(data)
+    buffers = [None, pa.py_buffer(places), pa.py_buffer(content)]
     return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
 
 
@@ -42,8 +63,8 @@ def binary_bytes(column: pa.Array[Any]) -> tuple[np.ndarray[Any, np.dtype[np.uin
     """Return the bytes of a binary column and where each value begins and ends. No nulls."""
     _, offsets, data = column.buffers()
     assert offsets is not None
-    starts = np.frombuffer(offsets, np.int32, count=len(column) + 1, offset=column.offset * 4).astype(np.int64)
-    return np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8), starts
+    starts = np.frombuffer(memoryview(offsets), np.int32, count=len(column) + 1, offset=column.offset * 4).astype(np.int64)
+    return np.frombuffer(memoryview(data), np.uint8) if data is not None else np.empty(0, np.uint8), starts
 
 
 def ids_of(column: pa.Array[Any]) -> Ids:

@@ -6,8 +6,8 @@ up the other way round: their ids in those asked for. Blooms are probed for all 
 first bit of every pair, the second of the pairs that are left, and so on. Half of the pairs leave at each step, so a pair
 costs about two probes, whatever k is.
 
-The probability of a hit is equation (2) with the blooms at hand: 1 - prod(1 - fpp_i) over the matching set, which is every bloom of
-the history that the id is a candidate of. An id found as it is has probability 0.
+The probability of a hit is equation (2) with the blooms at hand: 1 - prod(1 - fpp_i) over the matching set, which is every bloom
+of the history that the id is a candidate of. An id found as it is has probability 0.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def _pairs(slices: _Slices) -> Iterator[tuple[Longs, Longs]]:
     for start in range(0, total, PAIRS_MAX):
         pair = np.arange(start, min(start + PAIRS_MAX, total))
         which = np.searchsorted(ends, pair, "right")
-        yield slices.element[which], slices.after[which] - (ends[which] - pair)
+        yield slices.element[which], (slices.after[which] - (ends[which] - pair)).astype(np.int64, copy=False)
 
 
 def _survivors(columns: np.ndarray[Any, Any], elements: Elements, element: Longs, position: Longs) -> tuple[Longs, Longs]:
@@ -228,9 +228,7 @@ def _survivors(columns: np.ndarray[Any, Any], elements: Elements, element: Longs
 # --- the answer ---------------------------------------------------------------------------------------------------------
 
 
-def _matches(
-    order: Longs, position: Longs, history: Longs, certain: Flags, elements: Elements, probing: _Slices
-) -> Matches:
+def _matches(order: Longs, position: Longs, history: Longs, certain: Flags, elements: Elements, probing: _Slices) -> Matches:
     known = np.unique(elements.history)
     rank = np.searchsorted(known, history)
     key = order[position] * len(known) + rank if len(known) else position

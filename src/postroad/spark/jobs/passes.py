@@ -4,9 +4,9 @@ An id and an element meet in a *group*: (origin, bucket of time). Elements stand
 touches, each time bounded to that bucket; an id stands in one. Spark brings the rows of a group together, elements first, and
 the kernel (`matching`) goes through them as a stream: it holds the elements of a group and as many ids as it searches at a time.
 
-How wide buckets are is a choice between copies of elements (narrow ones) and memory (wide ones). Histories differ: the elements of a busy
-one span seconds, those of a quiet one hours. So histories are divided into *passes*, each with a width that suits its own, and
-the ids walk through one pass after the other, taking their hits along. Most tracks need one pass.
+How wide buckets are is a choice between copies of elements (narrow ones) and memory (wide ones). Histories differ: the elements
+of a busy one span seconds, those of a quiet one hours. So histories are divided into *passes*, each with a width that suits its
+own, and the ids walk through one pass after the other, taking their hits along. Most tracks need one pass.
 
 A history is in one pass only, so the matching set of an id is complete there, and with it the probability of a hit.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import ceil
 from typing import Any, Final
 
@@ -24,8 +25,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 
 from postroad.core.batch import Ids
-from postroad.spark.jobs.arrow import binary_bytes, flags, flat, id_column, ids_of, integers
+from postroad.spark.jobs.arrow import array, binary_bytes, flags, flat, floats, ids_of, integers, lists, record_batch, schema_of
 from postroad.spark.jobs.matching import Elements, Matches, match
+from postroad.spark.jobs.trackfiles import BODIES
 from postroad.spark.jobs.tracks import HISTORY, Tracks
 from postroad.types import MILLISECONDS_MAX
 
@@ -38,8 +40,9 @@ CHUNK_IDS: Final = 1 << 16  # ids searched at a time
 CHUNK_BYTES: Final = 32 << 20  # small groups are searched together up to this much
 TASK_BYTES: Final = 64 << 20
 
-HITS: Final = "id binary, hits array<int>, probabilities array<double>"
+HITS: Final = "hits array<int>, probabilities array<double>"
 _PART_ELEMENT, _PART_ID = 0, 1
+_ASKED: Final = "asked_"  # before the columns of the ids, to keep them apart from those of elements
 _EMPTY_LISTS: Final = ("CAST(array() AS array<int>) AS hits", "CAST(array() AS array<double>) AS probabilities")
 
 
@@ -90,14 +93,11 @@ def histories_of(elements: DataFrame) -> tuple[History, ...]:
     rows.sort(key=lambda row: tuple(row[name] for name in HISTORY))
     return tuple(
         History(
-            number,
-            *(row[name] for name in HISTORY),
-            row["elements"],
-            row["count"],
-            row["size"],
-            int(row["weight"]),
-            row["from_ms"] or 0,
-            row["to_ms"] or 0,
+            number=number,
+            **{name: row[name] for name in (*HISTORY, "elements", "count", "size")},
+            weight=int(row["weight"]),
+            from_ms=row["from_ms"] or 0,
+            to_ms=row["to_ms"] or 0,
         )
         for number, row in enumerate(rows)
     )
@@ -138,12 +138,12 @@ def _densities(histories: Sequence[History]) -> dict[int, float]:
 
 
 def search(tracks: Tracks, ids: DataFrame, histories: Sequence[History]) -> DataFrame:
-    """Return rows of `HITS` for the ids (a column `id` of 16 bytes), each id once.
+    """Return the rows of `ids` (a column `id` of 16 bytes, and any others) with the columns `HITS`, each id once.
 
     A row without an id says what was tested: per history, how many false positives to expect among its candidates.
     """
     spark = tracks.spark
-    found = ids.filter(F.col("id").isNotNull()).selectExpr("id", *_EMPTY_LISTS)
+    found = ids.filter(F.col("id").isNotNull()).selectExpr("*", *_EMPTY_LISTS)
     passes = plan(histories) or [Pass(WIDTH_MS_MAX, ())]
     for each in passes:
         for shard in _shards(spark, tracks, each):
@@ -165,7 +165,9 @@ def _shards(spark: SparkSession, tracks: Tracks, each: Pass) -> list[Pass]:
         return [each]
     fullest = _placed(spark, tracks, each).groupBy("origin", "bucket").agg(F.sum("size").alias("size")).agg(F.max("size")).first()
     shards = ceil((fullest[0] or 0) / (4 * GROUP_BYTES)) if fullest is not None else 1
-    return [Pass(each.width_ms, each.histories[index::shards]) for index in range(max(shards, 1)) if each.histories[index::shards]]
+    return [
+        Pass(each.width_ms, each.histories[index::shards]) for index in range(max(shards, 1)) if each.histories[index::shards]
+    ]
 
 
 def _placed(spark: SparkSession, tracks: Tracks, each: Pass) -> DataFrame:
@@ -184,13 +186,12 @@ def _placed(spark: SparkSession, tracks: Tracks, each: Pass) -> DataFrame:
 def _walk(spark: SparkSession, tracks: Tracks, found: DataFrame, each: Pass) -> DataFrame:
     """Bring ids and the elements of one pass together and search."""
     width = F.lit(each.width_ms)
+    names = found.columns
     asked = found.select(
         F.coalesce(origin_of(F.col("id")), F.lit(-1)).alias("origin"),
         F.coalesce(F.floor(milliseconds_of(F.col("id")) / width), F.lit(-1)).alias("bucket"),
         F.lit(_PART_ID).alias("part"),
-        "id",
-        "hits",
-        "probabilities",
+        *(F.col(name).alias(f"{_ASKED}{name}") for name in names),
     )
     if not each.histories:
         rows = asked
@@ -200,13 +201,11 @@ def _walk(spark: SparkSession, tracks: Tracks, found: DataFrame, each: Pass) -> 
         rows = asked.unionByName(_elements(spark, tracks, asked, each), allowMissingColumns=True)
     size = COPIES_MAX * sum(history.size for history in each.histories)
     tasks = max(2 * spark.sparkContext.defaultParallelism, ceil(size / TASK_BYTES))
-    ordered = rows.repartition(tasks, "origin", "bucket").sortWithinPartitions("origin", "bucket", "part", "id")
-    return ordered.mapInArrow(_search_stream, HITS)
+    ordered = rows.repartition(tasks, "origin", "bucket").sortWithinPartitions("origin", "bucket", "part", f"{_ASKED}id")
+    return ordered.mapInArrow(_search_stream, found.schema)
 
 
 def _element_columns() -> list[tuple[str, str]]:
-    from postroad.spark.jobs.trackfiles import BODIES
-
     fields = [field.strip().split(" ", 1) for field in BODIES.split(", ")]
     return [(name, kind) for name, kind in fields if name != "origin"]
 
@@ -246,14 +245,18 @@ class _Stream:
         self._group_start = 0  # of its elements in `_elements`
         self._last: bytes | None = None  # the id taken last
         self._tested: dict[int, float] = {}
+        self._schema: pa.Schema | None = None  # of the rows to return
 
     def take(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        if self._schema is None:
+            fields = [batch.schema.field(name) for name in batch.schema.names if name.startswith(_ASKED)]
+            self._schema = schema_of([field.with_name(field.name.removeprefix(_ASKED)) for field in fields])
         columns = [integers(batch.column(name)) for name in ("origin", "bucket", "part")]
         changes = np.zeros(batch.num_rows, np.bool_)
         for column in columns:
             changes[1:] |= column[1:] != column[:-1]
         bounds = [0, *np.flatnonzero(changes).tolist(), batch.num_rows]
-        for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+        for start, stop in pairwise(bounds):
             if start < stop:
                 group = (int(columns[0][start]), int(columns[1][start]))
                 yield from self._take_run(group, int(columns[2][start]), batch.slice(start, stop - start))
@@ -269,8 +272,9 @@ class _Stream:
             self._element_bytes += rows.nbytes
             self._prepared = None
             return
-        if group == (-1, -1):
-            yield from self._pass_on(rows)
+        rows = self._asked(rows)
+        if group == _NOBODY:
+            yield rows
             return
         rows = self._unrepeated(rows)
         self._ids.append(rows)
@@ -292,18 +296,18 @@ class _Stream:
         fresh[1:] = (words[1:] != words[:-1]).any(axis=1)
         fresh[0] = words[0].tobytes() != self._last
         self._last = words[-1].tobytes()
-        return rows if bool(fresh.all()) else rows.filter(pa.array(fresh))
+        return rows if bool(fresh.all()) else rows.filter(array(fresh))
 
-    def _pass_on(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        yield pa.RecordBatch.from_arrays([rows.column(name) for name in _HITS_SCHEMA.names], schema=_HITS_SCHEMA)
+    def _asked(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        assert self._schema is not None
+        return record_batch([rows.column(_ASKED + name) for name in self._schema.names], schema=self._schema)
 
     def _search(self) -> Iterator[pa.RecordBatch]:
         rows = [each for each in self._ids if each.num_rows]
         self._ids, self._id_count = [], 0
         if not rows:
             return
-        names = ["id", "hits", "probabilities"]
-        asked = pa.Table.from_batches([each.select(names) for each in rows]).combine_chunks()
+        asked = pa.Table.from_batches(rows).combine_chunks()
         self._prepared = self._prepared or _joined(self._elements)
         for start in range(0, len(asked), CHUNK_IDS):
             chunk = asked.slice(start, CHUNK_IDS).to_batches()[0]
@@ -317,12 +321,10 @@ class _Stream:
         yield from self._search()
         if self._tested:
             row = {"hits": list(self._tested), "probabilities": list(self._tested.values())}
-            yield pa.RecordBatch.from_pylist([row], schema=_HITS_SCHEMA)
+            yield pa.RecordBatch.from_pylist([row], schema=self._schema)
 
 
-_HITS_SCHEMA: Final = pa.schema(
-    [pa.field("id", pa.binary()), pa.field("hits", pa.list_(pa.int32())), pa.field("probabilities", pa.list_(pa.float64()))]
-)
+_NOBODY: Final = (-1, -1)  # the group of rows without an id
 
 
 def _joined(batches: Sequence[pa.RecordBatch]) -> Elements:
@@ -362,11 +364,12 @@ _NO_ELEMENTS: Final = Elements(
 def _with_hits(chunk: pa.RecordBatch, ids: Ids, matches: Matches) -> pa.RecordBatch:
     """Append hits to those that the ids brought along."""
     former, bounds = flat(chunk.column("hits"))
-    doubts = chunk.column("probabilities").flatten().to_numpy(zero_copy_only=False)
+    doubts = floats(chunk.column("probabilities"))
     rows = np.concatenate([np.repeat(np.arange(len(ids)), np.diff(bounds)), matches.row])
     order = np.argsort(rows, kind="stable")
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(rows, minlength=len(ids)))]).astype(np.int32)
     hits = np.concatenate([former, matches.history])[order].astype(np.int32)
     probabilities = np.concatenate([doubts, matches.probability])[order]
-    lists = [pa.ListArray.from_arrays(pa.array(offsets), pa.array(values)) for values in (hits, probabilities)]
-    return pa.RecordBatch.from_arrays([id_column(ids), *lists], schema=_HITS_SCHEMA)
+    columns: dict[str, pa.Array[Any]] = {name: chunk.column(name) for name in chunk.schema.names}
+    columns["hits"] = lists(rows, len(ids), array(hits))
+    columns["probabilities"] = lists(rows, len(ids), array(probabilities))
+    return record_batch([columns[name].cast(chunk.schema.field(name).type) for name in columns], schema=chunk.schema)

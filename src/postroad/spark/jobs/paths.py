@@ -2,9 +2,9 @@
 
 A routing hit at a broker names the neighbour the message came from. It counts when that neighbour is the origin and published the
 message, or has a hit that counts itself, or has a hole there: then it may have seen the message though it does not say so. Ids
-are worked on together: a table with a cell for every id and broker holds the hops from the origin, and each turn marks the brokers one
-hop further. There are as many turns as the longest path has edges. What is left over is *isolated*: a broker claims a message that none of
-its neighbours passed on, most likely a false positive (section 5.3).
+are worked on together: a table with a cell for every id and broker holds the hops from the origin, and each turn marks the
+brokers one hop further. There are as many turns as the longest path has edges. What is left over is *isolated*: a broker claims a
+message that none of its neighbours passed on, most likely a false positive (section 5.3).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pyarrow as pa
 from postroad.core.batch import Ids
 from postroad.core.tracking.answers import HoleKind
 from postroad.core.tracking.elements import ID_DTYPE, Kind
-from postroad.spark.jobs.arrow import flat, id_column, ids_of
+from postroad.spark.jobs.arrow import array, flat, floats, id_column, ids_of, lists, record_batch
 from postroad.spark.jobs.matching import Flags, Floats, Longs
 from postroad.spark.jobs.passes import History
 from postroad.spark.jobs.tracks import ABSENT, UNKNOWN_BROKER, TrackHole
@@ -29,9 +29,7 @@ CELLS_MAX: Final = 4 << 20  # of the table of ids and brokers
 UNREACHED: Final = 255
 HOPS_MAX: Final = 254
 
-_EDGE: Final = (
-    "array<struct<broker: long, upstream: long, hops: int, probability: double, isolated: boolean>>"
-)
+_EDGE: Final = "array<struct<broker: long, upstream: long, hops: int, probability: double, isolated: boolean>>"
 _DELIVERY: Final = "array<struct<subscriber: string, broker: long, probability: double, isolated: boolean>>"
 _FORWARD: Final = "array<struct<broker: long, neighbour: long, probability: double, isolated: boolean>>"
 _HOLE: Final = "array<struct<broker: long, kind: string, from_ms: long, to_ms: long, reason: string>>"
@@ -103,7 +101,7 @@ def traces(overlay: Overlay, batch: pa.RecordBatch) -> pa.RecordBatch:
     """Reconstruct the paths of the ids of one batch."""
     ids = ids_of(batch.column("id"))
     history, bounds = flat(batch.column("hits"))
-    doubts = batch.column("probabilities").flatten().to_numpy(zero_copy_only=False)
+    doubts = floats(batch.column("probabilities"))
     hits = _Hits(np.repeat(np.arange(len(ids)), np.diff(bounds)), history, doubts)
     kinds = overlay.kind[history]
     by_kind = {kind: hits.of(kinds == kind.value) for kind in Kind}
@@ -111,14 +109,14 @@ def traces(overlay: Overlay, batch: pa.RecordBatch) -> pa.RecordBatch:
     published, doubt = _published(by_kind[Kind.PUBLISHER], overlay, asked)
     gaps = _Gaps.of(overlay, asked)
     reached = _reach(overlay, by_kind[Kind.ROUTING], asked, published, gaps)
-    return pa.RecordBatch.from_arrays(
+    return record_batch(
         [
             id_column(ids),
-            pa.array(asked.origin),
-            pa.array(asked.publisher),
-            pa.array(asked.timestamp_ms),
-            pa.array(published),
-            pa.array(doubt, mask=~published),
+            array(asked.origin),
+            array(asked.publisher),
+            array(asked.timestamp_ms),
+            array(published),
+            array(doubt, mask=~published),
             _path(overlay, by_kind[Kind.ROUTING], reached, gaps, len(ids)),
             _deliveries(overlay, by_kind[Kind.SUBSCRIBER], reached, gaps, len(ids)),
             _forwards(overlay, by_kind[Kind.NEIGHBOUR], reached, gaps, len(ids)),
@@ -195,16 +193,16 @@ class _Gaps:
                     unsure[rows[asked.place[rows] == place]] = True
         return cls(row, hole, table, unsure)
 
-    def column(self, overlay: Overlay, ids: int) -> pa.Array[Any]:
+    def column(self, overlay: Overlay, ids: int) -> Any:
         order = np.lexsort((self.hole, self.row))
-        chosen = pa.array(self.hole[order])
+        chosen = array(self.hole[order])
         holes = overlay.holes
         columns: dict[str, pa.Array[Any]] = {
-            "broker": pa.array([hole.broker for hole in holes], pa.int64()),
-            "kind": pa.array([hole.kind for hole in holes], pa.string()),
-            "from_ms": pa.array([hole.from_ms for hole in holes], pa.int64()),
-            "to_ms": pa.array([hole.to_ms for hole in holes], pa.int64()),
-            "reason": pa.array([hole.reason for hole in holes], pa.string()),
+            "broker": array([hole.broker for hole in holes], pa.int64()),
+            "kind": array([hole.kind for hole in holes], pa.string()),
+            "from_ms": array([hole.from_ms for hole in holes], pa.int64()),
+            "to_ms": array([hole.to_ms for hole in holes], pa.int64()),
+            "reason": array([hole.reason for hole in holes], pa.string()),
         }
         return _lists(self.row[order], ids, {name: column.take(chosen) for name, column in columns.items()})
 
@@ -234,50 +232,49 @@ def _behind_holes(hops: Hops, row: Longs, broker: Longs, upstream: Longs, behind
     return hops
 
 
-def _path(overlay: Overlay, hits: _Hits, reached: Hops, gaps: _Gaps, ids: int) -> pa.Array[Any]:
+def _path(overlay: Overlay, hits: _Hits, reached: Hops, gaps: _Gaps, ids: int) -> Any:
     broker, upstream = overlay.broker[hits.history], overlay.peer[hits.history]
     counted = (reached[hits.row, upstream] != UNREACHED) | gaps.open[hits.row, upstream]
     hops = np.where(reached[hits.row, upstream] < HOPS_MAX, reached[hits.row, upstream].astype(np.int32) + 1, 0)
     order = np.lexsort((broker, np.where(counted, hops, UNREACHED), hits.row))
     known = (counted & (hops > 0))[order]
     columns: dict[str, pa.Array[Any]] = {
-        "broker": pa.array(overlay.brokers[broker[order]]),
-        "upstream": pa.array(overlay.brokers[upstream[order]]),
-        "hops": pa.array(hops[order].astype(np.int32), mask=~known),
-        "probability": pa.array(hits.probability[order]),
-        "isolated": pa.array(~counted[order]),
+        "broker": array(overlay.brokers[broker[order]]),
+        "upstream": array(overlay.brokers[upstream[order]]),
+        "hops": array(hops[order].astype(np.int32), mask=~known),
+        "probability": array(hits.probability[order]),
+        "isolated": array(~counted[order]),
     }
     return _lists(hits.row[order], ids, columns)
 
 
-def _deliveries(overlay: Overlay, hits: _Hits, reached: Hops, gaps: _Gaps, ids: int) -> pa.Array[Any]:
-    names = pa.array(overlay.subscriber, pa.string())
+def _deliveries(overlay: Overlay, hits: _Hits, reached: Hops, gaps: _Gaps, ids: int) -> Any:
+    names = array(overlay.subscriber, pa.string())
     order = np.lexsort((hits.history, hits.row))
     broker = overlay.broker[hits.history[order]]
     seen = (reached[hits.row[order], broker] != UNREACHED) | gaps.open[hits.row[order], broker]
     columns: dict[str, pa.Array[Any]] = {
-        "subscriber": names.take(pa.array(hits.history[order])),
-        "broker": pa.array(overlay.brokers[broker]),
-        "probability": pa.array(hits.probability[order]),
-        "isolated": pa.array(~seen),
+        "subscriber": names.take(array(hits.history[order])),
+        "broker": array(overlay.brokers[broker]),
+        "probability": array(hits.probability[order]),
+        "isolated": array(~seen),
     }
     return _lists(hits.row[order], ids, columns)
 
 
-def _forwards(overlay: Overlay, hits: _Hits, reached: Hops, gaps: _Gaps, ids: int) -> pa.Array[Any]:
+def _forwards(overlay: Overlay, hits: _Hits, reached: Hops, gaps: _Gaps, ids: int) -> Any:
     order = np.lexsort((hits.history, hits.row))
     broker = overlay.broker[hits.history[order]]
     seen = (reached[hits.row[order], broker] != UNREACHED) | gaps.open[hits.row[order], broker]
     columns: dict[str, pa.Array[Any]] = {
-        "broker": pa.array(overlay.brokers[broker]),
-        "neighbour": pa.array(overlay.brokers[overlay.peer[hits.history[order]]]),
-        "probability": pa.array(hits.probability[order]),
-        "isolated": pa.array(~seen),
+        "broker": array(overlay.brokers[broker]),
+        "neighbour": array(overlay.brokers[overlay.peer[hits.history[order]]]),
+        "probability": array(hits.probability[order]),
+        "isolated": array(~seen),
     }
     return _lists(hits.row[order], ids, columns)
 
 
-def _lists(row: Longs, ids: int, columns: dict[str, pa.Array[Any]]) -> pa.Array[Any]:
+def _lists(row: Longs, ids: int, columns: dict[str, pa.Array[Any]]) -> Any:
     """Make a list of structs per id from rows that are sorted by id."""
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(row, minlength=ids))]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.StructArray.from_arrays(list(columns.values()), list(columns)))
+    return lists(row, ids, pa.StructArray.from_arrays(list(columns.values()), list(columns)))

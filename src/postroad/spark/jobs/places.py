@@ -23,7 +23,8 @@ class Found(NamedTuple):
 class Place(Protocol):
     """A root under which files have relative names, with `/` between their parts."""
 
-    root: str
+    @property
+    def root(self) -> str: ...
 
     def listed(self, pattern: str) -> list[Found]:
         """Return what matches a glob under the root, sorted by path; nothing if there is nothing."""
@@ -62,8 +63,11 @@ def place(spark: SparkSession, root: str) -> Place:
 
 class LocalPlace:
     def __init__(self, root: str) -> None:
-        self.root: Final = str(Path(root).absolute())
-        self._root = Path(self.root)
+        self._root = Path(root).absolute()
+
+    @property
+    def root(self) -> str:
+        return str(self._root)
 
     def listed(self, pattern: str) -> list[Found]:
         found = []
@@ -119,11 +123,15 @@ class HadoopPlace:
     """Through Hadoop's file systems, in the driver's Java process."""
 
     def __init__(self, spark: SparkSession, root: str) -> None:
-        self.root: Final = root.rstrip("/")
+        self._root = root.rstrip("/")
         jvm: Any = spark._jvm  # noqa: SLF001  # PySpark has no other way to Hadoop's file systems
         self._path: Any = jvm.org.apache.hadoop.fs.Path
         configuration = spark._jsc.hadoopConfiguration()  # noqa: SLF001
         self._files: Any = self._path(self.root).getFileSystem(configuration)
+
+    @property
+    def root(self) -> str:
+        return self._root
 
     def _at(self, name: str) -> Any:
         return self._path(f"{self.root}/{name}")
@@ -149,7 +157,7 @@ class HadoopPlace:
             raise FileExistsError(f"{self.root}/{name}")
         head, _, tail = name.rpartition("/")
         new = f"{head}/{NEW_PREFIX}{tail}.new" if head else f"{NEW_PREFIX}{tail}.new"
-        stream = self._files.create(self._at(new), True)  # noqa: FBT003  # Java has no keywords
+        stream = self._files.create(self._at(new), True)  # Java has no keywords
         try:
             stream.write(bytearray(data))
         finally:
@@ -163,7 +171,7 @@ class HadoopPlace:
             raise FileExistsError(f"{self.root}/{old} cannot become {self.root}/{new}")
 
     def remove(self, name: str) -> None:
-        self._files.delete(self._at(name), True)  # noqa: FBT003
+        self._files.delete(self._at(name), True)
 
     def settle(self, name: str) -> None:
         """Leave it to the file system."""

@@ -34,7 +34,7 @@ class Traced:
 
 
 def trace(ids: DataFrame, tracks: Tracks, *, keep: bool = True) -> Traced:
-    """Trace the messages whose ids stand in the column `id` (16 bytes). With `keep` the hits are found once, whatever is asked."""
+    """Trace the messages whose ids stand in the column `id` (16 bytes). With `keep`, hits are found once, whatever is asked."""
     histories = histories_of(tracks.elements)
     hits = search(tracks, ids, histories)
     if keep:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from postroad.core.tracking.blooms import K_MAX, M_MAX
 from postroad.core.tracking.elements import ID_DTYPE
 from postroad.errors import TrackFileError
-from postroad.spark.jobs.arrow import binaries, flat, integers
+from postroad.spark.jobs.arrow import array, binaries, flags, flat, integers, record_batch, schema_of
 from postroad.storage.tracks.format import FormatError, Head, TrackTable, unpack
 from postroad.storage.tracks.schema import HISTORY_KINDS
 from postroad.types import COUNTER_BITS, MESSAGE_ID_BYTES
@@ -37,7 +37,9 @@ HEAD_TYPE: Final = pa.struct(
         pa.field("problem", pa.string()),
     ]
 )
-HEAD: Final = "struct<written_ms: long, kept_from_ms: long, previous: string, replaces: array<string>, size: long, problem: string>"
+HEAD: Final = (
+    "struct<written_ms: long, kept_from_ms: long, previous: string, replaces: array<string>, size: long, problem: string>"
+)
 INDEX: Final = (
     "file string, row int, broker long, incarnation long, sequence long, kind string, strategy string, origin long, peer long, "
     "subscriber string, number long, opened_ms long, closed_ms long, from_ms long, to_ms long, singletons array<long>, m long, "
@@ -89,9 +91,9 @@ def element_batches(name: str, whole: pa.RecordBatch, places: pa.RecordBatch) ->
     listed = np.asarray(whole.column("milliseconds").is_valid())[rows]
     for chosen in (listed, ~listed):
         for part in _pieces(np.flatnonzero(chosen), integers(whole.column("count"))[rows], integers(whole.column("m"))[rows]):
-            taken = whole.take(pa.array(rows[part]))
+            taken = whole.take(array(rows[part]))
             body, packed = _list_bodies(name, taken) if chosen is listed else _bit_bodies(name, taken)
-            yield _body_rows(taken, places.take(pa.array(part)), body, packed)
+            yield _body_rows(taken, places.take(array(part)), body, packed)
 
 
 PIECE_BYTES_MAX: Final = 8 << 20
@@ -111,7 +113,12 @@ def _files(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, pa.Buffer |
     for batch in batches:
         has_content = "content" in batch.schema.names
         for index, name in enumerate(batch.column("file").to_pylist()):
-            yield name, batch.column("content")[index].as_buffer() if has_content else None
+            yield str(name), _buffer(batch.column("content"), index) if has_content else None
+
+
+def _buffer(column: Any, index: int) -> pa.Buffer:
+    found: pa.Buffer = column[index].as_buffer()
+    return found
 
 
 def _read(name: str) -> pa.Buffer:
@@ -138,8 +145,8 @@ def _whole(name: str, table: TrackTable) -> pa.RecordBatch:
 
 
 def _head(head: Head, size: int) -> dict[str, Any]:
-    said = {"written_ms": head.written_ms, "kept_from_ms": head.kept_from_ms, "size": size}
-    said |= {"previous": head.previous, "replaces": list(getattr(head, "replaces", ()))}
+    said: dict[str, Any] = {"written_ms": head.written_ms, "kept_from_ms": head.kept_from_ms, "size": size}
+    said |= {"previous": head.previous, "replaces": list(head.replaces)}
     return {"kind": FILE, "broker": head.broker, "incarnation": head.incarnation, "sequence": head.sequence, "head": said}
 
 
@@ -152,17 +159,17 @@ def _index_rows(name: str, table: TrackTable) -> Iterator[pa.RecordBatch]:
         copies = name.endswith(COPIES_SUFFIX)
         rows = table.whole() if copies else table.index()
         check_rows(name, rows)
-        history = np.asarray(pc.is_in(rows.column("kind"), pa.array(sorted(HISTORY_KINDS))))
+        history = np.asarray(pc.is_in(rows.column("kind"), array(sorted(HISTORY_KINDS))))
         for part in (np.flatnonzero(history), np.flatnonzero(~history)):
             if len(part):
-                taken = rows.take(pa.array(part))
+                taken = rows.take(array(part))
                 bodies = _copied_bodies(name, taken) if copies and history[part[0]] else pa.nulls(len(part), pa.binary())
                 yield _with_place(name, part, taken, bodies)
     except FormatError as error:
         raise TrackFileError(name, str(error)) from error
 
 
-def _copied_bodies(name: str, rows: pa.RecordBatch) -> pa.Array[Any]:
+def _copied_bodies(name: str, rows: pa.RecordBatch) -> Any:
     listed = rows.column("milliseconds").is_valid()
     return pc.if_else(listed, _list_bodies(name, rows)[0], rows.column("bits"))
 
@@ -170,24 +177,28 @@ def _copied_bodies(name: str, rows: pa.RecordBatch) -> pa.Array[Any]:
 def _with_place(name: str, part: np.ndarray[Any, Any], rows: pa.RecordBatch, bodies: pa.Array[Any]) -> pa.RecordBatch:
     count = len(part)
     columns: dict[str, pa.Array[Any]] = {
-        "file": pa.array([name]).take(pa.array(np.zeros(count, np.int64))),
-        "row": pa.array(part.astype(np.int32)),
+        "file": array([name]).take(array(np.zeros(count, np.int64))),
+        "row": array(part.astype(np.int32)),
         "body": bodies,
         "head": pa.nulls(count, HEAD_TYPE),
     }
     columns |= {column: rows.column(column) for column in _COLUMNS}
     columns["peer"] = columns["peer"].fill_null(0)
     columns["subscriber"] = columns["subscriber"].fill_null("")
-    return pa.RecordBatch.from_arrays([columns[field.name].cast(field.type) for field in INDEX_SCHEMA], schema=INDEX_SCHEMA)
+    return record_batch([columns[field.name].cast(field.type) for field in INDEX_SCHEMA], schema=INDEX_SCHEMA)
 
 
 def check_rows(name: str, rows: pa.RecordBatch) -> None:
     """Refuse what no broker writes and what would lead a search astray."""
-    history = np.asarray(pc.is_in(rows.column("kind"), pa.array(sorted(HISTORY_KINDS))))
-    bloom = history & np.asarray(pc.equal(rows.column("strategy"), "bloom").fill_null(False))
+    history = np.asarray(pc.is_in(rows.column("kind"), array(sorted(HISTORY_KINDS))))
+    bloom = history & _is_bloom(rows)
     m, k, count = (integers(rows.column(column), 0) for column in ("m", "k", "count"))
     if bool((bloom & ((m <= 0) | (m > M_MAX) | (k <= 0) | (k > K_MAX))).any()) or bool((history & (count < 0)).any()):
         raise TrackFileError(name, "an element has parameters that no bloom has")
+
+
+def _is_bloom(rows: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    return flags(pc.is_in(rows.column("strategy"), pa.array(["bloom"])))
 
 
 def _list_bodies(name: str, rows: pa.RecordBatch) -> tuple[pa.Array[Any], bool]:
@@ -205,10 +216,10 @@ def _list_bodies(name: str, rows: pa.RecordBatch) -> tuple[pa.Array[Any], bool]:
 
 
 def _bit_bodies(name: str, rows: pa.RecordBatch) -> tuple[pa.Array[Any], bool | np.ndarray[Any, Any]]:
-    bits = rows.column("bits")
+    bits: Any = rows.column("bits")
     if bits.null_count:
         raise TrackFileError(name, "an element has neither bits nor ids")
-    bloom = np.asarray(pc.equal(rows.column("strategy"), "bloom"))
+    bloom = _is_bloom(rows)
     size, m = np.asarray(pc.binary_length(bits)).astype(np.int64), integers(rows.column("m"), 0)
     if bool((bloom & (size != (m + 7) >> 3)).any()) or bool((~bloom & (size % MESSAGE_ID_BYTES != 0)).any()):
         raise TrackFileError(name, "an element's bits are not as long as it says")
@@ -221,12 +232,12 @@ def _body_rows(rows: pa.RecordBatch, places: pa.RecordBatch, body: pa.Array[Any]
     is_packed = np.broadcast_to(np.asarray(packed, np.bool_), count)
     columns: dict[str, Any] = {name: places.column(name) for name in ("history", "low_ms", "high_ms")}
     columns |= {name: rows.column(name) for name in ("origin", "from_ms", "to_ms", "singletons", "m", "k", "count")}
-    columns |= {"sets": sets, "packed": pa.array(is_packed), "body": body}
-    return pa.RecordBatch.from_arrays([columns[field.name].cast(field.type) for field in BODIES_SCHEMA], schema=BODIES_SCHEMA)
+    columns |= {"sets": sets, "packed": array(is_packed), "body": body}
+    return record_batch([columns[field.name].cast(field.type) for field in BODIES_SCHEMA], schema=BODIES_SCHEMA)
 
 
 _LONGS: Final = pa.list_(pa.int64())
-INDEX_SCHEMA: Final = pa.schema(
+INDEX_SCHEMA: Final = schema_of(
     [
         *(pa.field("file", pa.string()), pa.field("row", pa.int32())),
         *(pa.field(name, pa.int64()) for name in ("broker", "incarnation", "sequence")),
@@ -240,7 +251,7 @@ INDEX_SCHEMA: Final = pa.schema(
         *(pa.field("filter", pa.string()), pa.field("body", pa.binary()), pa.field("head", HEAD_TYPE)),
     ]
 )
-BODIES_SCHEMA: Final = pa.schema(
+BODIES_SCHEMA: Final = schema_of(
     [
         pa.field("history", pa.int32()),
         *(pa.field(name, pa.int64()) for name in ("origin", "low_ms", "high_ms", "from_ms", "to_ms")),

@@ -1,7 +1,7 @@
 """The tracks of many brokers as DataFrames: which elements there are, which records, and where they have holes.
 
-`open_tracks` lists files, reads every row without its ids and bits, keeps of each element the newest copy, and passes over files that
-a compacted one replaces. What cannot be read is an error that names the file, or, on request, a hole that the result states.
+`open_tracks` lists files, reads every row without its ids and bits, keeps of each element the newest copy, and passes over files
+that a compacted one replaces. What cannot be read is an error that names the file, or, on request, a hole that the result states.
 """
 
 from __future__ import annotations
@@ -119,20 +119,13 @@ def _body_columns() -> list[Column]:
     return [*(F.col(name) for name in same), sets, (F.col("strategy") != "bloom").alias("packed"), F.col("body")]
 
 
-def open_tracks(
-    spark: SparkSession, sources: Sequence[str], *, on_damage: OnDamage = "fail", late_ms: int = LATE_MS
-) -> Tracks:
+def open_tracks(spark: SparkSession, sources: Sequence[str], *, on_damage: OnDamage = "fail", late_ms: int = LATE_MS) -> Tracks:
     """Open the tracks of data directories, of directories of tracks, or of globs and URIs of track files.
 
-    Raises `TracksMissingError` where there are none, and `TrackFileError` for a damaged or missing file unless `on_damage` is `skip`.
+    Raises `TracksMissingError` where there are none, and `TrackFileError` for a damaged or missing file, unless `on_damage` is
+    `skip`.
     """
-    for _ in range(LISTINGS_MAX):
-        paths = track_files(spark, sources)
-        index = _read_index(spark, paths)
-        heads = [_head(row) for row in index.filter(F.col("kind").isin(FILE, DAMAGED, GONE)).collect()]
-        if not any(head.kind == GONE for head in heads):
-            break
-        index.unpersist()
+    index, heads = _steady_index(spark, sources)
     heads = _with_brokers(heads)
     replaced = {f"{head.directory}/{name}" for head in heads for name in head.replaces if name != head.name}
     heads = [head for head in heads if head.path not in replaced]
@@ -147,6 +140,17 @@ def open_tracks(
     holes += _dropped(heads) + _crashes(records, late_ms)
     brokers = frozenset(head.broker for head in heads if head.kind == FILE)
     return Tracks(spark, index, elements, records, tuple(heads), tuple(sorted(holes)), brokers)
+
+
+def _steady_index(spark: SparkSession, sources: Sequence[str]) -> tuple[DataFrame, list[FileHead]]:
+    """Read the index; when files vanish meanwhile, list and read again."""
+    for attempt in range(1, LISTINGS_MAX + 1):
+        index = _read_index(spark, track_files(spark, sources))
+        heads = [_head(row) for row in index.filter(F.col("kind").isin(FILE, DAMAGED, GONE)).collect()]
+        if attempt == LISTINGS_MAX or not any(head.kind == GONE for head in heads):
+            return index, heads
+        index.unpersist()
+    raise AssertionError
 
 
 def track_files(spark: SparkSession, sources: Sequence[str]) -> list[str]:
@@ -172,7 +176,9 @@ def _listed_local(source: str) -> list[str]:
     elif any(sign in source for sign in "*?["):
         anchor = Path(path.anchor) if path.is_absolute() else Path()
         found = sorted(anchor.glob(str(path.relative_to(anchor)) if path.is_absolute() else source))
-        found = [file for each in found for file in ([each] if each.is_file() else [Path(name) for name in _listed_local(str(each))])]
+        found = [
+            file for each in found for file in ([each] if each.is_file() else [Path(name) for name in _listed_local(str(each))])
+        ]
     return [str(file.absolute()) for file in found if not file.name.startswith(".") and file.name.endswith(".parquet")]
 
 
@@ -231,9 +237,7 @@ def _with_brokers(heads: Iterable[FileHead]) -> list[FileHead]:
     for directory in {head.directory for head in heads} - brokers.keys():
         if not is_uri(directory):
             brokers[directory] = broker_of(Path(directory).parent) or UNKNOWN_BROKER
-    return [
-        head if head.kind == FILE else _replace_broker(head, brokers.get(head.directory, UNKNOWN_BROKER)) for head in heads
-    ]
+    return [head if head.kind == FILE else _replace_broker(head, brokers.get(head.directory, UNKNOWN_BROKER)) for head in heads]
 
 
 def _replace_broker(head: FileHead, broker: int) -> FileHead:
@@ -295,7 +299,9 @@ def _dropped(heads: Sequence[FileHead]) -> list[TrackHole]:
     for head in heads:
         kept[head.broker] = max(kept.get(head.broker, 0), head.kept_from_ms)
     return [
-        TrackHole(broker, HoleKind.DROPPED.value, 0, since - 1, "older than what is kept") for broker, since in kept.items() if since > 0
+        TrackHole(broker, HoleKind.DROPPED.value, 0, since - 1, "older than what is kept")
+        for broker, since in kept.items()
+        if since > 0
     ]
 
 
