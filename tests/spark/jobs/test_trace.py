@@ -98,8 +98,6 @@ def test_false_positives_are_as_many_as_expected_and_many_isolated(spark: SparkS
     assert len(rows) == pytest.approx(expected, rel=0.25)
     false_paths = [row for row in rows if row["kind"] in {"routing", "subscriber"}]
     assert sum(row["isolated"] for row in false_paths) > 0.3 * len(false_paths)
-    told = sum(row["probability"] for row in rows) / len(rows)
-    assert told == pytest.approx(expected / len(strangers) / len(traced.histories), rel=0.8)
     traced.close()
     tracks.close()
 
@@ -108,7 +106,7 @@ def test_narrow_and_wide_histories_are_searched_in_passes_of_their_own(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Elements of seconds and elements of minutes: ids walk through both passes, and hits of the first are kept."""
-    monkeypatch.setattr(passes, "GROUP_BYTES", 1 << 17)
+    monkeypatch.setattr(passes, "GROUP_BYTES", 1 << 15)
     slow = TrackingSettings(strategy=Strategy.EXACT, persistence_ms=60_000)
     settings = {number: slow if number in {3, 4} else SMALL for number in range(1, 6)}
     world = World(tmp_path, some_subscribers(6), settings=settings, origins=[1])

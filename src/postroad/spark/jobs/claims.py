@@ -104,7 +104,7 @@ class Claims:
 
 
 @dataclass(frozen=True, slots=True)
-class _Span:
+class SpanRow:
     broker: int
     incarnation: int
     filter: str
@@ -122,15 +122,15 @@ def claims_of(tracks: Tracks) -> Claims:
         for row in tracks.of_kind("crash").select("broker", "number", "to_ms").collect()
     }
     lost = _lost(tracks)
-    by_stream: dict[tuple[str, int], list[_Span]] = defaultdict(list)
+    by_stream: dict[tuple[str, int], list[SpanRow]] = defaultdict(list)
     for row in _spans(tracks).collect():
         attached = row["closed_ms"] is None
-        span = _Span(
+        span = SpanRow(
             row["broker"], row["incarnation"], row["filter"], row["from_tick"], row["to_tick"], row["opened_ms"], attached
         )
         by_stream[row["subscriber"], row["pubend"]].append(span)
     for (subscriber, pubend), spans in sorted(by_stream.items()):
-        _claim_stream(claims, subscriber, pubend, spans, crashed, lost.get((subscriber, pubend), ()))
+        claim_stream(claims, subscriber, pubend, spans, crashed, lost.get((subscriber, pubend), ()))
     for pubend, tick in sorted(_horizons(tracks).items()):
         origin = pubend_broker(pubend)
         claims.add(Target("publisher", origin, origin, ""), pubend, "", -1, tick, Standing.EXPECTED, origin)
@@ -157,11 +157,11 @@ def _horizons(tracks: Tracks) -> dict[int, int]:
     return {row["pubend"]: row["tick"] for row in rows}
 
 
-def _claim_stream(
+def claim_stream(
     claims: Claims,
     subscriber: str,
     pubend: int,
-    spans: Sequence[_Span],
+    spans: Sequence[SpanRow],
     crashed: Mapping[tuple[int, int], int],
     lost: Iterable[tuple[int, int]],
 ) -> None:
@@ -182,10 +182,12 @@ def _claim_stream(
             reached, latest = span.hi, span
     _claim_tail(claims, target, pubend, reached, max(ordered, key=lambda span: (span.attached_ms, span.hi)), crashed)
     for lo, hi in lost:
-        claims.add(target, pubend, "", lo, hi, Standing.LOST, latest.broker)
+        claims.add(target, pubend, latest.filter, lo, hi, Standing.LOST, latest.broker)
 
 
-def _standing_between(before: _Span, after: _Span, crashed: Mapping[tuple[int, int], int], subscriber: str) -> Standing | None:
+def _standing_between(
+    before: SpanRow, after: SpanRow, crashed: Mapping[tuple[int, int], int], subscriber: str
+) -> Standing | None:
     if (before.broker, before.incarnation) in crashed:
         return Standing.EXPLAINED
     if before.filter != after.filter or is_temporary(subscriber):
@@ -194,7 +196,7 @@ def _standing_between(before: _Span, after: _Span, crashed: Mapping[tuple[int, i
 
 
 def _claim_tail(
-    claims: Claims, target: Target, pubend: int, reached: int, last: _Span, crashed: Mapping[tuple[int, int], int]
+    claims: Claims, target: Target, pubend: int, reached: int, last: SpanRow, crashed: Mapping[tuple[int, int], int]
 ) -> None:
     crash_ms = crashed.get((last.broker, last.incarnation))
     if is_temporary(target.subscriber):

@@ -220,7 +220,7 @@ def _write(
 
 
 def _make_durable(path: Path, pieces: Sequence[bytes | memoryview]) -> None:
-    """Make a file appear whole, or raise. A broker at work in the directory must not mind: no file of ours has a name of its own."""
+    """Make a file appear whole, or raise. Until then it has a name that a broker at work in the directory does not know."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.{os.getpid()}.compact")
     try:
