@@ -7,32 +7,60 @@ singleton (section 4.3) and leaves the range alone, so the bound on matching set
 other without a break, as in Fig. 2: t_i is when the element before was closed, not when the first id came.
 
 When the current element lists `singletons_max` timestamps, further ids of that kind go to the *late* element, which has a
-range over all its ids and takes its turn like the current one: a subscriber that catches up with a million messages needs
-ranges, not a million timestamps.
+range over all its ids and is closed like the current one: a subscriber that catches up with a million messages needs ranges,
+not a million timestamps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from postroad.core.batch import Ids
-from postroad.core.tracking.elements import Element, HistoryKey, Masks, Milliseconds
+from postroad.core.tracking.elements import NO_SINGLETONS, Element, HistoryKey, Masks, Milliseconds
 from postroad.core.tracking.settings import TrackingSettings
 from postroad.core.tracking.strategies import Keeper, capacity, keeper
 from postroad.types import MILLISECONDS_MAX
 
-ELEMENT_BYTES: Final = 1_000  # what an open element takes beside its ids, about
+ELEMENT_BYTES: Final = 1_000  # what an element takes in memory beside its ids, about
+SINGLETON_BYTES: Final = 100  # and each of its singletons
 
-_NOTHING: Final = (MILLISECONDS_MAX + 1, -1)  # an empty range
+NO_RANGE: Final = (MILLISECONDS_MAX + 1, -1)
+
+Selection: TypeAlias = slice | np.ndarray[tuple[int], np.dtype[np.intp]]
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What the histories of one tracker have in common: the numbers of elements, and the memory of open ones."""
+
+    number: int = 0
+    open_bytes: int = 0
+
+    def next_number(self) -> int:
+        self.number += 1
+        return self.number
+
+
+class Entry(NamedTuple):
+    """Ids for one history, with their timestamps; `masks` and `neighbours` for routing sets only."""
+
+    ids: Ids
+    timestamps: Milliseconds
+    masks: Masks | None = None
+    neighbours: tuple[int, ...] = ()
+
+    def pick(self, rows: Selection) -> Entry:
+        masks = None if self.masks is None else self.masks[rows]
+        return Entry(self.ids[rows], self.timestamps[rows], masks, self.neighbours)
 
 
 class OpenElement:
     """The paper's (B, R, S) while it takes ids."""
 
-    __slots__ = ("count", "from_ms", "keeper", "neighbours", "number", "opened_ms", "since_ms", "singletons", "to_ms")
+    __slots__ = ("count", "from_ms", "keeper", "nbytes", "neighbours", "number", "opened_ms", "since_ms", "singletons", "to_ms")
 
     def __init__(self, number: int, since_ms: int, wall_ms: int, taker: Keeper, neighbours: tuple[int, ...]) -> None:
         self.number: Final = number
@@ -40,152 +68,140 @@ class OpenElement:
         self.opened_ms: Final = wall_ms
         self.keeper: Final = taker
         self.neighbours: Final = neighbours
-        self.from_ms, self.to_ms = _NOTHING
+        self.nbytes = ELEMENT_BYTES
+        self.from_ms, self.to_ms = NO_RANGE
         self.singletons: set[int] = set()
         self.count = 0
 
-    @property
-    def nbytes(self) -> int:
-        return ELEMENT_BYTES + self.keeper.nbytes + 64 * len(self.singletons)
-
-    def add(self, ids: Ids, masks: Masks | None, from_ms: int, to_ms: int) -> None:
-        """Take ids whose timestamps lie in [from_ms, to_ms]: section 3.1's ADD(r, t)."""
-        self.keeper.add(ids, masks)
+    def add(self, ids: Ids, masks: Masks | None, from_ms: int, to_ms: int) -> int:
+        """Take ids whose timestamps lie in [from_ms, to_ms], as section 3.1's ADD(r, t); return what memory that took."""
+        grown = self.keeper.add(ids, masks)
         self.count += len(ids)
         self.from_ms = min(self.from_ms, from_ms)
         self.to_ms = max(self.to_ms, to_ms)
-
-
-Opener = Callable[[], int]  # gives the number of the next element
+        self.nbytes += grown
+        return grown
 
 
 class History:
-    """Elements of one key. Those that are full come back from `add`; the tracker asks for the others in time."""
+    """Elements of one key. Those that are full come back from `add`; the tracker closes the others in time."""
 
-    __slots__ = ("_capacity", "_next", "_settings", "current", "key", "late", "since_ms")
+    __slots__ = ("_behind_ms", "_capacity", "_ledger", "_settings", "current", "key", "late", "since_ms")
 
-    def __init__(self, key: HistoryKey, settings: TrackingSettings, since_ms: int, number: Opener) -> None:
+    def __init__(self, key: HistoryKey, settings: TrackingSettings, since_ms: int, ledger: Ledger) -> None:
         self.key: Final = key
         self._settings: Final = settings
         self._capacity: Final = capacity(settings)
-        self._next: Final = number
-        self.since_ms = since_ms  # t_i of the current element, or of the one that would be opened
+        self._behind_ms: Final = settings.behind_ms
+        self._ledger: Final = ledger
+        self.since_ms = since_ms  # t_i of the current element, or of the one that comes next
         self.current: OpenElement | None = None
         self.late: OpenElement | None = None
 
     def open(self) -> tuple[OpenElement, ...]:
         return tuple(element for element in (self.current, self.late) if element is not None)
 
-    def add(
-        self,
-        ids: Ids,
-        timestamps: Milliseconds,
-        extent: tuple[int, int],
-        wall_ms: int,
-        masks: Masks | None = None,
-        neighbours: tuple[int, ...] = (),
-    ) -> list[OpenElement]:
-        """Take ids with their timestamps, whose lowest and highest is the extent; return the elements this closed."""
+    def add(self, entry: Entry, from_ms: int, to_ms: int, wall_ms: int) -> list[OpenElement]:
+        """Take ids, whose timestamps begin at from_ms and end at to_ms; return the elements that are full now."""
         current = self.current
+        if current is None:
+            current = self.current = self._open(self.since_ms, wall_ms, entry.neighbours)
         if (
-            current is not None
-            and extent[0] >= current.since_ms - self._settings.behind_ms
-            and extent[1] <= wall_ms + self._settings.skew_tolerance_ms
-            and current.count + len(ids) < self._capacity
-            and current.neighbours == neighbours
+            from_ms >= current.since_ms - self._behind_ms
+            and to_ms <= wall_ms + self._settings.skew_tolerance_ms
+            and current.count + len(entry.ids) < self._capacity
+            and current.neighbours == entry.neighbours
         ):
-            current.add(ids, masks, *extent)
+            self._ledger.open_bytes += current.add(entry.ids, entry.masks, from_ms, to_ms)
             return []
-        return self._add_parts(ids, timestamps, wall_ms, masks, neighbours)
+        return self._add_parts(entry, wall_ms)
 
-    def close(self, which: OpenElement, wall_ms: int) -> None:
-        """End an open element; the next one of its kind begins here."""
-        if which is self.current:
+    def close(self, element: OpenElement, wall_ms: int) -> None:
+        """End an open element; the next one begins here."""
+        self._ledger.open_bytes -= element.nbytes
+        if element is self.current:
             self.current, self.since_ms = None, wall_ms
-        elif which is self.late:
+        elif element is self.late:
             self.late = None
-
-    def _add_parts(
-        self, ids: Ids, timestamps: Milliseconds, wall_ms: int, masks: Masks | None, neighbours: tuple[int, ...]
-    ) -> list[OpenElement]:
-        closed: list[OpenElement] = []
-        current = self.current
-        if current is not None and current.neighbours != neighbours:
-            closed.append(current)
-            self.close(current, wall_ms)
-        start = 0
-        while start < len(ids):
-            current = self._current(wall_ms, neighbours)
-            stop = min(start + self._capacity - current.count, len(ids))
-            part = slice(start, stop)
-            stray = self._add_part(current, ids[part], timestamps[part], wall_ms, None if masks is None else masks[part])
-            if stray is not None:
-                late = ids[part][stray], timestamps[part][stray]
-                closed += self._add_late(*late, wall_ms, None if masks is None else masks[part][stray], neighbours)
-            if current.count >= self._capacity:
-                closed.append(current)
-                self.close(current, wall_ms)
-            start = stop
-        if self.current is not None and self.current.count == 0:
-            self.current = None
-        return closed
-
-    def _current(self, wall_ms: int, neighbours: tuple[int, ...]) -> OpenElement:
-        if self.current is None:
-            self.current = self._open(self.since_ms, wall_ms, neighbours)
-        return self.current
 
     def _open(self, since_ms: int, wall_ms: int, neighbours: tuple[int, ...]) -> OpenElement:
-        return OpenElement(self._next(), since_ms, wall_ms, keeper(self._settings, masked=bool(neighbours)), neighbours)
+        self._ledger.open_bytes += ELEMENT_BYTES
+        taker = keeper(self._settings, masked=bool(neighbours))
+        return OpenElement(self._ledger.next_number(), since_ms, wall_ms, taker, neighbours)
 
-    def _add_part(
-        self, current: OpenElement, ids: Ids, timestamps: Milliseconds, wall_ms: int, masks: Masks | None
-    ) -> np.ndarray[tuple[int], np.dtype[np.intp]] | None:
-        """Take what fits the range or the singletons; return the rows that fit neither."""
-        timely = timestamps >= current.since_ms - self._settings.behind_ms
-        timely &= timestamps <= wall_ms + self._settings.skew_tolerance_ms
+    def _add_parts(self, entry: Entry, wall_ms: int) -> list[OpenElement]:
+        """Take ids as they fit: never more than the capacity in one element."""
+        full: list[OpenElement] = []
+        start = 0
+        while start < len(entry.ids):
+            current = self._fitting(self.current, entry.neighbours, full, wall_ms)
+            if current is None:
+                current = self.current = self._open(self.since_ms, wall_ms, entry.neighbours)
+            stop = start + self._capacity - current.count
+            stray = self._add_timely(current, entry.pick(slice(start, stop)), wall_ms)
+            if stray is not None:
+                full += self._add_late(stray, wall_ms)
+            self._fitting(current, entry.neighbours, full, wall_ms)
+            start = stop
+        if self.current is not None and self.current.count == 0:
+            self.close(self.current, self.since_ms)
+        return full
+
+    def _fitting(
+        self, element: OpenElement | None, neighbours: tuple[int, ...], full: list[OpenElement], wall_ms: int
+    ) -> OpenElement | None:
+        """Return the element if it can take more ids of this kind, else close it."""
+        if element is None or (element.count < self._capacity and element.neighbours == neighbours):
+            return element
+        if element.count:
+            full.append(element)
+        self.close(element, wall_ms)
+        return None
+
+    def _add_timely(self, current: OpenElement, entry: Entry, wall_ms: int) -> Entry | None:
+        """Take what the range or the singletons can; return the rest."""
+        timely = entry.timestamps >= current.since_ms - self._behind_ms
+        timely &= entry.timestamps <= wall_ms + self._settings.skew_tolerance_ms
         if timely.all():
-            current.add(ids, masks, int(timestamps.min()), int(timestamps.max()))
+            self._put(current, entry)
             return None
         if timely.any():
-            within = timestamps[timely]
-            current.add(ids[timely], None if masks is None else masks[timely], int(within.min()), int(within.max()))
-        rows = np.flatnonzero(~timely)
-        listed = self._list(current, timestamps[rows].tolist())
-        single = rows[:listed]
+            self._put(current, entry.pick(np.flatnonzero(timely)))
+        stray = entry.pick(np.flatnonzero(~timely))
+        listed = self._list(current, stray.timestamps.tolist())
         if listed:
-            current.add(ids[single], None if masks is None else masks[single], *_NOTHING)
-        return rows[listed:] if listed < len(rows) else None
+            part = stray.pick(slice(0, listed))
+            self._ledger.open_bytes += current.add(part.ids, part.masks, *NO_RANGE)
+        return stray.pick(slice(listed, None)) if listed < len(stray.ids) else None
+
+    def _put(self, element: OpenElement, entry: Entry) -> None:
+        low, high = int(entry.timestamps.min()), int(entry.timestamps.max())
+        self._ledger.open_bytes += element.add(entry.ids, entry.masks, low, high)
 
     def _list(self, current: OpenElement, timestamps: list[int]) -> int:
-        """Add timestamps to the singletons as far as there is room; return how many of them are there now."""
+        """Add timestamps to the singletons while there is room; return how many of them are listed now."""
         for number, timestamp in enumerate(timestamps):
-            if timestamp not in current.singletons:
-                if len(current.singletons) >= self._settings.singletons_max:
-                    return number
-                current.singletons.add(timestamp)
+            if timestamp in current.singletons:
+                continue
+            if len(current.singletons) >= self._settings.singletons_max:
+                return number
+            current.singletons.add(timestamp)
+            current.nbytes += SINGLETON_BYTES
+            self._ledger.open_bytes += SINGLETON_BYTES
         return len(timestamps)
 
-    def _add_late(
-        self, ids: Ids, timestamps: Milliseconds, wall_ms: int, masks: Masks | None, neighbours: tuple[int, ...]
-    ) -> list[OpenElement]:
-        closed: list[OpenElement] = []
-        if self.late is not None and self.late.neighbours != neighbours:
-            closed.append(self.late)
-            self.late = None
+    def _add_late(self, entry: Entry, wall_ms: int) -> list[OpenElement]:
+        full: list[OpenElement] = []
         start = 0
-        while start < len(ids):
-            if self.late is None:
-                self.late = self._open(wall_ms, wall_ms, neighbours)
-            stop = min(start + self._capacity - self.late.count, len(ids))
-            part = slice(start, stop)
-            low, high = int(timestamps[part].min()), int(timestamps[part].max())
-            self.late.add(ids[part], None if masks is None else masks[part], low, high)
-            if self.late.count >= self._capacity:
-                closed.append(self.late)
-                self.late = None
+        while start < len(entry.ids):
+            late = self._fitting(self.late, entry.neighbours, full, wall_ms)
+            if late is None:
+                late = self.late = self._open(wall_ms, wall_ms, entry.neighbours)
+            stop = start + self._capacity - late.count
+            self._put(late, entry.pick(slice(start, stop)))
+            self._fitting(late, entry.neighbours, full, wall_ms)
             start = stop
-        return closed
+        return full
 
 
 def element_of(
@@ -193,6 +209,7 @@ def element_of(
 ) -> Element:
     """Return an open element as one that can be written, or, as a view that later ids may change, searched."""
     content = opened.keeper.content(view=view)
+    hashed = content.bits is not None
     return Element(
         key=key,
         incarnation=incarnation,
@@ -202,10 +219,10 @@ def element_of(
         closed_ms=wall_ms,
         from_ms=opened.from_ms,
         to_ms=opened.to_ms,
-        singletons=np.array(sorted(opened.singletons), np.int64),
+        singletons=np.array(sorted(opened.singletons), np.int64) if opened.singletons else NO_SINGLETONS,
         count=opened.count,
-        m=settings.m if content.bits is not None else 0,
-        k=settings.k if content.bits is not None else 0,
+        m=settings.m if hashed else 0,
+        k=settings.k if hashed else 0,
         n=capacity(settings),
         bits=content.bits,
         ids=content.ids,

@@ -28,6 +28,7 @@ Numbers: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 
 _FEW: Final = 4  # ids for which it is quicker to look at bits one by one
+_CHUNK: Final = 4_096  # ids that are searched for at a time
 _POOL: Final = 1 << 20  # ids that are compared at a time
 _SURE: Final = 1 - 2**-53  # the highest probability below 1: an overfull bloom claims everything
 _NO_ROWS: Final[Rows] = np.empty(0, np.intp)
@@ -62,9 +63,12 @@ class _Asked(NamedTuple):
     broker: Numbers
     timestamp: Numbers
 
+    def pick(self, rows: Rows) -> _Asked:
+        return _Asked(self.ids[rows], self.sender[rows], self.tick[rows], self.broker[rows], self.timestamp[rows])
+
 
 class _Matches(NamedTuple):
-    """The matching sets: pairs of an element's number and an id's row, ordered by element and row."""
+    """The matching sets: pairs of an element's number and an id's row, those of an element side by side (or in two places)."""
 
     elements: Rows
     rows: Rows
@@ -72,14 +76,20 @@ class _Matches(NamedTuple):
 
 def search(elements: Iterable[Element], ids: Ids) -> Hits:
     """Return which of the ids are in which histories."""
-    return _Search(list(elements), _ask(ids)).hits()
+    listed = list(elements)
+    asked = _ask(ids)
+    index = _Index(listed)
+    order = np.lexsort((asked.timestamp, asked.broker))
+    # Ids of about the same time have their matching sets in common, so a chunk of them looks into few elements.
+    chunks = [order[start : start + _CHUNK] for start in range(0, len(order), _CHUNK)]
+    return _join([_Search(listed, asked.pick(rows), index).hits(rows) for rows in chunks])
 
 
 def matching_sets(elements: Iterable[Element], ids: Ids) -> dict[HistoryKey, Numbers]:
     """Return |M(H, t)| of every history for every id."""
     listed = list(elements)
     keys, key_of = _keys(listed)
-    matches = _match(listed, _ask(ids))
+    matches = _match(_Index(listed), _ask(ids))
     codes = key_of[matches.elements] * len(ids) + matches.rows
     sizes = np.bincount(codes, minlength=len(keys) * len(ids)).reshape(len(keys), len(ids))
     return dict(zip(keys, sizes, strict=True))
@@ -99,26 +109,54 @@ def _keys(elements: Sequence[Element]) -> tuple[list[HistoryKey], Rows]:
     return keys, np.array([numbers[element.key] for element in elements], np.intp)
 
 
+def _join(parts: list[Hits]) -> Hits:
+    """Put the hits of several chunks together, ordered by row and key."""
+    if len(parts) == 1:
+        return parts[0]
+    if not parts:
+        return Hits(_NO_ROWS, (), np.empty(0, np.float64), ())
+    keys = [key for part in parts for key in part.keys]
+    ranks = {key: rank for rank, key in enumerate(sorted(set(keys)))}
+    rows = np.concatenate([part.rows for part in parts])
+    order = np.lexsort((np.array([ranks[key] for key in keys], np.intp), rows))
+    forwarded = [told for part in parts for told in part.forwarded]
+    return Hits(
+        rows[order],
+        tuple(keys[place] for place in order.tolist()),
+        np.concatenate([part.probability for part in parts])[order],
+        tuple(forwarded[place] for place in order.tolist()),
+    )
+
+
 # --- matching sets -------------------------------------------------------------------------------------------------------------
 
 
-def _match(elements: Sequence[Element], asked: _Asked) -> _Matches:
-    origins = np.array([element.key.origin for element in elements], np.int64)
-    from_ms = np.array([element.from_ms for element in elements], np.int64)
-    to_ms = np.array([element.to_ms for element in elements], np.int64)
-    singles = np.array([len(element.singletons) for element in elements], np.intp)
+class _Index:
+    """The ranges and singletons of elements, as columns."""
+
+    def __init__(self, elements: Sequence[Element]) -> None:
+        self.origin: Final = np.array([element.key.origin for element in elements], np.int64)
+        self.from_ms: Final = np.array([element.from_ms for element in elements], np.int64)
+        self.to_ms: Final = np.array([element.to_ms for element in elements], np.int64)
+        listing = [(number, element.singletons) for number, element in enumerate(elements) if len(element.singletons)]
+        sizes = [len(values) for _, values in listing]
+        self.single: Final = np.repeat(np.array([number for number, _ in listing], np.intp), sizes)
+        self.single_ms: Final = np.concatenate([np.empty(0, np.int64), *(values for _, values in listing)])
+
+
+def _match(index: _Index, asked: _Asked) -> _Matches:
     parts = [_Matches(_NO_ROWS, _NO_ROWS)]
     for origin in np.unique(asked.broker).tolist():
         rows = np.flatnonzero(asked.broker == origin)
         rows = rows[np.argsort(asked.timestamp[rows], kind="stable")]
         times = asked.timestamp[rows]
-        numbers = np.flatnonzero(origins == origin)
-        parts.append(_within(numbers, from_ms[numbers], to_ms[numbers], rows, times))
-        listing = numbers[singles[numbers] > 0]
-        if listing.size:
-            values = np.concatenate([elements[number].singletons for number in listing.tolist()])
-            parts.append(_within(np.repeat(listing, singles[listing]), values, values, rows, times))
-    return _unique(np.concatenate([part.elements for part in parts]), np.concatenate([part.rows for part in parts]))
+        numbers = np.flatnonzero(index.origin == origin)
+        parts.append(_within(numbers, index.from_ms[numbers], index.to_ms[numbers], rows, times))
+        ours = index.origin[index.single] == origin
+        if ours.any():
+            found = _within(index.single[ours], index.single_ms[ours], index.single_ms[ours], rows, times)
+            parts.append(_outside(found, index, asked))
+    return _Matches(np.concatenate([part.elements for part in parts]), np.concatenate([part.rows for part in parts]))
 
 
 def _within(numbers: Rows, low: Numbers, high: Numbers, rows: Rows, times: Numbers) -> _Matches:
@@ -129,13 +167,11 @@ def _within(numbers: Rows, low: Numbers, high: Numbers, rows: Rows, times: Numbe
     return _Matches(np.repeat(numbers, count), rows[np.repeat(first, count) + offsets])
 
 
-def _unique(numbers: Rows, rows: Rows) -> _Matches:
-    """Order by element and row, and drop what a range and a singleton both matched."""
-    order = np.lexsort((rows, numbers))
-    numbers, rows = numbers[order], rows[order]
-    fresh = np.ones(len(rows), np.bool_)
-    fresh[1:] = (numbers[1:] != numbers[:-1]) | (rows[1:] != rows[:-1])
-    return _Matches(numbers[fresh], rows[fresh])
+def _outside(found: _Matches, index: _Index, asked: _Asked) -> _Matches:
+    """Drop what the element's range matches too."""
+    times = asked.timestamp[found.rows]
+    extra = (times < index.from_ms[found.elements]) | (times > index.to_ms[found.elements])
+    return _Matches(found.elements[extra], found.rows[extra])
 
 
 # --- looking into the matching sets --------------------------------------------------------------------------------------------
@@ -144,11 +180,13 @@ def _unique(numbers: Rows, rows: Rows) -> _Matches:
 class _Search:
     """One search. A *code* stands for an id and a key: row * keys + number of the key."""
 
-    def __init__(self, elements: Sequence[Element], asked: _Asked) -> None:
-        self._elements = elements
+    def __init__(self, elements: Sequence[Element], asked: _Asked, index: _Index) -> None:
+        matches = _match(index, asked)
+        used, numbers = np.unique(matches.elements, return_inverse=True)
+        self._elements = [elements[number] for number in used.tolist()]
         self._asked = asked
-        self._keys, self._key_of = _keys(elements)
-        self._matches = _match(elements, asked)
+        self._keys, self._key_of = _keys(self._elements)
+        self._matches = _Matches(numbers, matches.rows)
         self._claimed: list[Rows] = [_NO_ROWS]  # codes
         self._certain: list[Rows] = [_NO_ROWS]
         self._forwarded: dict[int, set[int]] = {}  # by code
@@ -236,15 +274,23 @@ class _Search:
         self._claimed.append(codes)
         self._certain.append(codes)
 
-    def hits(self) -> Hits:
+    def hits(self, rows: Rows) -> Hits:
+        """Return what was found, `rows` being where the ids of this search stand among those that were asked for."""
         codes = np.unique(np.concatenate(self._claimed))
         keys = max(len(self._keys), 1)
         doubts = self._doubts(codes)
         doubts[np.isin(codes, np.concatenate(self._certain))] = 0.0
-        forwarded = tuple(
-            tuple(sorted(told)) if (told := self._forwarded.get(code)) is not None else None for code in codes.tolist()
+        told = (self._forwarded.get(code) for code in codes.tolist())
+        forwarded = [None if neighbours is None else tuple(sorted(neighbours)) for neighbours in told]
+        found = rows[codes // keys]
+        order = np.lexsort((codes % keys, found))
+        names = (codes % keys)[order].tolist()
+        return Hits(
+            found[order],
+            tuple(self._keys[name] for name in names),
+            doubts[order],
+            tuple(forwarded[place] for place in order.tolist()),
         )
-        return Hits(codes // keys, tuple(self._keys[number] for number in (codes % keys).tolist()), doubts, forwarded)
 
     def _doubts(self, codes: Rows) -> Floats:
         """Return 1 - product(1 - fpp) over the blooms of the matching set, for each code."""

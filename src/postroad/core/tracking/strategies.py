@@ -18,6 +18,8 @@ from postroad.types import MESSAGE_ID_BYTES
 
 _ID: Final = np.dtype((np.void, MESSAGE_ID_BYTES))
 _ROOM: Final = 8  # ids that a new buffer has room for
+_FEW: Final = 64  # ids that are sorted faster one by one
+_NO_IDS: Final[Ids] = np.empty(0, _ID)
 
 
 class Content(NamedTuple):
@@ -31,12 +33,8 @@ class Content(NamedTuple):
 class Keeper(Protocol):
     """Takes ids for one element."""
 
-    @property
-    def nbytes(self) -> int:
-        """The memory it uses."""
-
-    def add(self, ids: Ids, masks: Masks | None) -> None:
-        """Take ids; the caller keeps the arrays."""
+    def add(self, ids: Ids, masks: Masks | None) -> int:
+        """Take ids, the arrays staying the caller's; return by how many bytes the memory in use grew."""
 
     def content(self, *, view: bool) -> Content:
         """Return what there is, for ever or as a view that the next `add` may change."""
@@ -45,28 +43,30 @@ class Keeper(Protocol):
 class _Buffer:
     """Ids one after the other in an array that doubles."""
 
-    __slots__ = ("_items", "used")
+    __slots__ = ("_items", "_room", "used")
 
     def __init__(self) -> None:
-        self._items: Ids = np.empty(_ROOM, _ID)
+        self._items: Ids = _NO_IDS
+        self._room = 0
         self.used = 0
-
-    @property
-    def nbytes(self) -> int:
-        return int(self._items.nbytes)
 
     @property
     def ids(self) -> Ids:
         return self._items[: self.used]
 
-    def add(self, ids: Ids) -> None:
+    def add(self, ids: Ids) -> int:
         used = self.used + len(ids)
-        if used > len(self._items):
-            larger = np.empty(max(used, 2 * len(self._items)), _ID)
-            larger[: self.used] = self.ids
-            self._items = larger
+        grown = self._grow(used) if used > self._room else 0
         self._items[self.used : used] = ids
         self.used = used
+        return grown
+
+    def _grow(self, used: int) -> int:
+        before, self._room = self._room, max(used, 2 * self._room, _ROOM)
+        larger = np.empty(self._room, _ID)
+        larger[: self.used] = self.ids
+        self._items = larger
+        return (self._room - before) * MESSAGE_ID_BYTES
 
     def clear(self) -> None:
         self.used = 0
@@ -80,12 +80,8 @@ class AsyncKeeper:
     def __init__(self) -> None:
         self._buffer = _Buffer()
 
-    @property
-    def nbytes(self) -> int:
-        return self._buffer.nbytes
-
-    def add(self, ids: Ids, masks: Masks | None) -> None:  # noqa: ARG002 - routing sets are for blooms
-        self._buffer.add(ids)
+    def add(self, ids: Ids, masks: Masks | None) -> int:  # noqa: ARG002 - routing sets are for blooms
+        return self._buffer.add(ids)
 
     def content(self, *, view: bool) -> Content:  # noqa: ARG002 - later ids stand behind these
         return Content(Strategy.ASYNC, None, self._buffer.ids)
@@ -117,17 +113,15 @@ class BloomKeeper:
         self._ids_max = max(settings.m // (8 * MESSAGE_ID_BYTES), _ROOM)
         self._bits: blooms.Bits | None = None
 
-    @property
-    def nbytes(self) -> int:
-        bits = 0 if self._bits is None else int(self._bits.nbytes)
-        return bits + self._ids.nbytes + (8 * self._ids.used if self._masks is not None else 0)
-
-    def add(self, ids: Ids, masks: Masks | None) -> None:
-        self._ids.add(ids)
+    def add(self, ids: Ids, masks: Masks | None) -> int:
+        grown = self._ids.add(ids)
         if self._masks is not None:
             self._masks.append(np.zeros(len(ids), np.uint64) if masks is None else masks.astype(np.uint64))
         if self._ids.used > self._ids_max:
+            if self._bits is None:
+                grown += self._m // 8
             self._hash()
+        return grown
 
     def content(self, *, view: bool) -> Content:
         if self._bits is None and self._few:
@@ -166,5 +160,13 @@ def capacity(settings: TrackingSettings) -> int:
 
 def sort_ids(ids: Ids) -> Ids:
     """Return ids in order of their ticks, those of one tick in order of their publishers; a copy."""
+    if len(ids) <= _FEW:
+        single: list[Any] = ids.tolist()
+        single.sort(key=_tick_and_publisher)
+        return np.frombuffer(b"".join(single), _ID)
     fields = np.ascontiguousarray(ids).view(ID_DTYPE)
     return ids[np.lexsort((fields["publisher"].astype(np.uint32), fields["tick"].astype(np.uint64)))]
+
+
+def _tick_and_publisher(message_id: bytes) -> bytes:
+    return message_id[8:] + message_id[:4]

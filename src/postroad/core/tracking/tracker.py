@@ -24,8 +24,9 @@ import numpy as np
 import xxhash
 
 from postroad.core.batch import Ids
-from postroad.core.packets import pubend_broker
+from postroad.core.packets import PUBEND_BITS, pubend_broker
 from postroad.core.tracking.elements import (
+    Crash,
     Element,
     Farewell,
     Flush,
@@ -34,12 +35,12 @@ from postroad.core.tracking.elements import (
     Kind,
     Links,
     Lost,
-    Masks,
+    Milliseconds,
     Record,
     Span,
 )
 from postroad.core.tracking.events import Delivered, Forwarded, Published, Routed, TrackEvent
-from postroad.core.tracking.history import ELEMENT_BYTES, History, OpenElement, element_of
+from postroad.core.tracking.history import ELEMENT_BYTES, Entry, History, Ledger, OpenElement, element_of
 from postroad.core.tracking.settings import Strategy, TrackingSettings
 from postroad.types import COUNTER_BITS
 
@@ -47,7 +48,8 @@ HISTORIES_MAX: Final = 65_536
 RECORDS_MAX: Final = 65_536
 NEIGHBOURS_MAX: Final = 10  # of a routing set: a search asks for each of the 2**10 sets
 
-_Entry: TypeAlias = Published | Routed | Forwarded | Delivered
+_Tracked: TypeAlias = Published | Routed | Forwarded | Delivered
+_Name: TypeAlias = tuple[int, str] | tuple[int, int, int]  # of a history; quicker to look up than its key
 _EMPTY: Final = Flush((), (), ())
 
 
@@ -63,20 +65,19 @@ class Tracker:
         self.broker: Final = broker
         self.incarnation: Final = incarnation
         self.settings: Final = settings
-        self._histories: dict[tuple[Kind, int, int | str], History] = {}
+        self._ledger: Final = Ledger()
+        self._histories: dict[_Name, History] = {}
         self._finished: list[Element] = []
         self._finished_bytes = 0
         self._records: dict[tuple[str, int, int], Record] = {}
         self._record_number = 0
-        self._number = 0
         self._flushed_ms = wall_ms
         self._due_ms: int | None = None  # when the first open element has lived long enough, at the earliest
         self._changed = False
-        self._open_bytes = 0
 
     @property
     def memory_bytes(self) -> int:
-        return self._open_bytes + self._finished_bytes
+        return self._ledger.open_bytes + self._finished_bytes
 
     @property
     def histories(self) -> int:
@@ -84,18 +85,25 @@ class Tracker:
 
     # --- taking ---
 
-    def take(self, events: Sequence[TrackEvent], wall_ms: int) -> None:
-        """Take the events of a turn, in their order."""
-        entries: list[_Entry] = []
+    def take(self, events: Sequence[TrackEvent | Crash], wall_ms: int) -> None:
+        """Take the events of a turn, or of many: those of one history in their order."""
+        groups: dict[_Name, list[_Tracked]] = {}
         for event in events:
-            if isinstance(event, Span | Lost | Links | Horizon):
-                self._record(event)
-            elif len(event.ids):
-                entries.append(event)
-        if entries and self.settings.strategy is not Strategy.NULL:
-            self._enter(entries, wall_ms)
+            match event:
+                case Delivered():
+                    groups.setdefault((event.pubend >> PUBEND_BITS, event.subscriber), []).append(event)
+                case Published():
+                    groups.setdefault((event.pubend >> PUBEND_BITS, 0, 0), []).append(event)
+                case Routed():
+                    groups.setdefault((event.pubend >> PUBEND_BITS, 1, event.upstream), []).append(event)
+                case Forwarded():
+                    groups.setdefault((event.pubend >> PUBEND_BITS, 2, event.neighbour), []).append(event)
+                case _:
+                    self._record(event)
+        if groups and self.settings.strategy is not Strategy.NULL:
+            self._enter(groups, wall_ms)
 
-    def _record(self, record: Span | Lost | Links | Horizon) -> None:
+    def _record(self, record: Span | Lost | Links | Horizon | Crash) -> None:
         """Keep a record; of a span and of a horizon only the newest."""
         match record:
             case Span():
@@ -109,64 +117,72 @@ class Tracker:
         self._records[name] = record
         self._changed = True
 
-    def _enter(self, entries: list[_Entry], wall_ms: int) -> None:
-        """Add the ids of all entries. What can be computed for all of them at once, is."""
-        ids: Ids = np.concatenate([entry.ids for entry in entries])
+    def _enter(self, groups: dict[_Name, list[_Tracked]], wall_ms: int) -> None:
+        """Add the ids of all groups. What can be computed for all of them at once, is."""
+        if self.settings.omit_one_in:
+            groups = {name: self._without_omitted(events) for name, events in groups.items()}
+        ids: Ids = np.concatenate([event.ids for events in groups.values() for event in events])
         timestamps = (ids.view(">u8")[1::2].astype(np.uint64) >> np.uint64(COUNTER_BITS)).astype(np.int64)
-        sizes = np.array([len(entry.ids) for entry in entries], np.intp)
-        stops = np.cumsum(sizes)
-        starts = stops - sizes
-        lows = np.minimum.reduceat(timestamps, starts).tolist()
-        highs = np.maximum.reduceat(timestamps, starts).tolist()
-        for index, (entry, start, stop) in enumerate(zip(entries, starts.tolist(), stops.tolist(), strict=True)):
-            part, when, extent = ids[start:stop], timestamps[start:stop], (lows[index], highs[index])
-            if type(entry) is Delivered and self.settings.omit_one_in:
-                kept = self._not_omitted(entry.subscriber, part)
-                if not kept.any():
-                    continue
-                part, when = part[kept], when[kept]
-                extent = (int(when.min()), int(when.max()))
-            history = self._history(entry, wall_ms)
-            masks, neighbours = self._routing_set(entry)
-            before = _nbytes(history)
-            for element in history.add(part, when, extent, wall_ms, masks, neighbours):
-                self._finish(history.key, element, wall_ms)
-            self._open_bytes += _nbytes(history) - before
+        start = 0
+        for name, events, low, high, stop in _extents(groups, timestamps):
+            if stop > start:
+                entry = Entry(ids[start:stop], timestamps[start:stop])
+                self._add(self._history(name, events[0], wall_ms), events, entry, low, high, wall_ms)
+            start = stop
         self._changed = True
 
-    def _not_omitted(self, subscriber: str, ids: Ids) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        return np.array([not omitted(subscriber, item.tobytes(), self.settings.omit_one_in) for item in ids], np.bool_)
+    def _add(self, history: History, events: list[_Tracked], entry: Entry, low: int, high: int, wall_ms: int) -> None:
+        if self.settings.routing_sets and history.key.kind is Kind.ROUTING:
+            self._add_routing_sets(history, events, entry, wall_ms)
+            return
+        for element in history.add(entry, low, high, wall_ms):
+            self._finish(history.key, element, wall_ms)
 
-    def _routing_set(self, entry: _Entry) -> tuple[Masks | None, tuple[int, ...]]:
-        if not isinstance(entry, Routed) or not self.settings.routing_sets or self.settings.strategy is not Strategy.BLOOM:
-            return None, ()
-        if entry.masks is None or not 0 < len(entry.neighbours) <= NEIGHBOURS_MAX:
-            return None, ()
-        return entry.masks, entry.neighbours
+    def _add_routing_sets(self, history: History, events: list[_Tracked], entry: Entry, wall_ms: int) -> None:
+        """Add event by event, as the neighbours that a mask speaks of may change in between."""
+        start = 0
+        for event in events:
+            part = entry.pick(slice(start, start + len(event.ids)))
+            start += len(event.ids)
+            assert isinstance(event, Routed)
+            if event.masks is not None and 0 < len(event.neighbours) <= NEIGHBOURS_MAX:
+                part = part._replace(masks=event.masks, neighbours=event.neighbours)
+            if len(part.ids):
+                low, high = int(part.timestamps.min()), int(part.timestamps.max())
+                for element in history.add(part, low, high, wall_ms):
+                    self._finish(history.key, element, wall_ms)
 
-    def _history(self, entry: _Entry, wall_ms: int) -> History:
-        name = _name(entry)
+    def _without_omitted(self, events: list[_Tracked]) -> list[_Tracked]:
+        kept: list[_Tracked] = []
+        for event in events:
+            if isinstance(event, Delivered):
+                one_in = self.settings.omit_one_in
+                rows = [row for row, item in enumerate(event.ids) if not omitted(event.subscriber, item.tobytes(), one_in)]
+                kept.append(Delivered(event.subscriber, event.pubend, event.ids[rows]))
+            else:
+                kept.append(event)
+        return kept
+
+    def _history(self, name: _Name, event: _Tracked, wall_ms: int) -> History:
         history = self._histories.get(name)
         if history is None:
             if len(self._histories) >= HISTORIES_MAX:
                 self._close_first(wall_ms)
-            history = History(_key(entry), self.settings, self._flushed_ms, self._next_number)
-            self._histories[name] = history
-            due = self._flushed_ms + self.settings.lifetime_ms
-            self._due_ms = due if self._due_ms is None else min(self._due_ms, due)
+            history = self._histories[name] = History(_key(event), self.settings, self._flushed_ms, self._ledger)
+            self._due(self._flushed_ms)
         return history
-
-    def _next_number(self) -> int:
-        self._number += 1
-        return self._number
 
     def _close_first(self, wall_ms: int) -> None:
         """Close the history that was opened first."""
-        name = next(iter(self._histories))
-        history = self._histories.pop(name)
+        history = self._histories.pop(next(iter(self._histories)))
         for element in history.open():
             self._finish(history.key, element, wall_ms)
-            self._open_bytes -= element.nbytes
+            history.close(element, wall_ms)
+
+    def _due(self, since_ms: int) -> None:
+        """Take in that an element in use since then is open."""
+        due = since_ms + self.settings.lifetime_ms
+        self._due_ms = due if self._due_ms is None else min(self._due_ms, due)
 
     def _finish(self, key: HistoryKey, element: OpenElement, wall_ms: int) -> None:
         done = element_of(key, self.incarnation, self.settings, element, wall_ms)
@@ -210,26 +226,20 @@ class Tracker:
             stay.add(number)
         return stay
 
-    def _settle(self, wall_ms: int, spare: set[int] | None, *, everything: bool) -> tuple[Element, ...]:
-        """Close what has lived long enough, copy the rest; drop histories with nothing open."""
+    def _settle(self, wall_ms: int, stay: set[int] | None, *, everything: bool) -> tuple[Element, ...]:
+        """Close what has lived long enough, copy the rest; forget histories with nothing open."""
         copies: list[Element] = []
-        idle: list[tuple[Kind, int, int | str]] = []
-        self._due_ms, self._open_bytes = None, 0
-        for name, history in self._histories.items():
+        self._due_ms = None
+        for history in self._histories.values():
             for element in history.open():
                 old = wall_ms - element.since_ms >= self.settings.lifetime_ms
-                if everything or old or (spare is not None and element.number not in spare):
+                if everything or old or (stay is not None and element.number not in stay):
                     self._finish(history.key, element, wall_ms)
                     history.close(element, wall_ms)
                 else:
                     copies.append(element_of(history.key, self.incarnation, self.settings, element, wall_ms))
-                    self._open_bytes += element.nbytes
-                    due = element.since_ms + self.settings.lifetime_ms
-                    self._due_ms = due if self._due_ms is None else min(self._due_ms, due)
-            if not history.open():
-                idle.append(name)
-        for name in idle:
-            del self._histories[name]
+                    self._due(element.since_ms)
+        self._histories = {name: history for name, history in self._histories.items() if history.open()}
         return tuple(copies)
 
     # --- looking ---
@@ -241,37 +251,40 @@ class Tracker:
             for element in history.open():
                 yield element_of(history.key, self.incarnation, self.settings, element, element.opened_ms, view=True)
 
+    def open_records(self) -> Iterator[Record]:
+        """Return the records that are not written yet."""
+        yield from self._records.values()
 
-def _nbytes(history: History) -> int:
-    return sum(element.nbytes for element in history.open())
+
+def _extents(
+    groups: dict[_Name, list[_Tracked]], timestamps: Milliseconds
+) -> Iterator[tuple[_Name, list[_Tracked], int, int, int]]:
+    """Return each group with its lowest and highest timestamp, and where its ids end."""
+    sizes = np.array([sum(len(event.ids) for event in events) for events in groups.values()], np.intp)
+    stops = np.cumsum(sizes)
+    filled = sizes > 0
+    lows, highs = np.zeros(len(sizes), np.int64), np.zeros(len(sizes), np.int64)
+    starts = (stops - sizes)[filled]
+    if starts.size:
+        lows[filled] = np.minimum.reduceat(timestamps, starts)
+        highs[filled] = np.maximum.reduceat(timestamps, starts)
+    names = zip(groups.items(), lows.tolist(), highs.tolist(), stops.tolist(), strict=True)
+    return ((name, events, low, high, stop) for (name, events), low, high, stop in names)
 
 
 def _element_bytes(element: Element) -> int:
     held = len(element.bits) if element.bits is not None else 0
-    return ELEMENT_BYTES + held + (element.ids.nbytes if element.ids is not None else 0)
+    return ELEMENT_BYTES + held + (int(element.ids.nbytes) if element.ids is not None else 0)
 
 
-def _name(entry: _Entry) -> tuple[Kind, int, int | str]:
-    """Return what tells histories apart; cheaper to look up than a `HistoryKey`."""
-    match entry:
+def _key(event: _Tracked) -> HistoryKey:
+    origin = pubend_broker(event.pubend)
+    match event:
         case Delivered():
-            return Kind.SUBSCRIBER, pubend_broker(entry.pubend), entry.subscriber
-        case Published():
-            return Kind.PUBLISHER, pubend_broker(entry.pubend), 0
-        case Routed():
-            return Kind.ROUTING, pubend_broker(entry.pubend), entry.upstream
-        case Forwarded():
-            return Kind.NEIGHBOUR, pubend_broker(entry.pubend), entry.neighbour
-
-
-def _key(entry: _Entry) -> HistoryKey:
-    origin = pubend_broker(entry.pubend)
-    match entry:
-        case Delivered():
-            return HistoryKey(Kind.SUBSCRIBER, origin, subscriber=entry.subscriber)
+            return HistoryKey(Kind.SUBSCRIBER, origin, subscriber=event.subscriber)
         case Published():
             return HistoryKey(Kind.PUBLISHER, origin)
         case Routed():
-            return HistoryKey(Kind.ROUTING, origin, peer=entry.upstream)
+            return HistoryKey(Kind.ROUTING, origin, peer=event.upstream)
         case Forwarded():
-            return HistoryKey(Kind.NEIGHBOUR, origin, peer=entry.neighbour)
+            return HistoryKey(Kind.NEIGHBOUR, origin, peer=event.neighbour)
