@@ -434,6 +434,22 @@ class WrongRoleError(OverlayError):
     code = 507
 
 
+class SkewError(OverlayError):
+    """A message's timestamp and the broker's clock differ by more than the broker tolerates: one of the clocks was stepped.
+
+    The client has corrected its clock and goes on; messages from the future can only be published again, under new ids.
+    """
+
+    code = 508
+    retryable = True
+
+    def __init__(self, skew_ms: int, tolerance_ms: int) -> None:
+        self.skew_ms = skew_ms
+        self.tolerance_ms = tolerance_ms
+        side = "behind" if skew_ms > 0 else "ahead of"
+        super().__init__(f"the timestamp is {abs(skew_ms)} ms {side} the broker's clock, which tolerates {tolerance_ms} ms")
+
+
 class ConfigError(PostroadError):
     """A configuration or topology file cannot be used. The text names the key and, where one is near, what was probably meant."""
 
@@ -487,6 +503,19 @@ class UnfinishedError(OverlayError):
     """What was waited for did not happen in time; it may still happen."""
 
     code = 556
+    retryable = True
+
+
+class UnknownPubendError(OverlayError):
+    """No broker ever heard of hosts this pubend, or no given directory holds its log."""
+
+    code = 561
+
+
+class PubendUnreachableError(OverlayError):
+    """The broker that hosts the pubend cannot be reached now."""
+
+    code = 562
     retryable = True
 
 
@@ -626,6 +655,35 @@ class LakeError(SparkError):
         self.path = path
         self.reason = reason
         super().__init__(f"the lake {path}: {reason}")
+
+
+class SparkOptionError(SparkError):
+    """An option of the Spark source or sink `postroad` is unknown, missing, or has a value it cannot have."""
+
+    code = 802
+
+
+class SparkSchemaError(SparkError):
+    """A schema does not fit the Spark source or sink: a column of a type messages cannot have, or names that clash."""
+
+    code = 803
+
+
+class AttributeMismatchError(SparkError):
+    """The messages at `tick` have an attribute of another kind than the column it is read into."""
+
+    code = 804
+
+    def __init__(self, attribute: str, kind: str, wanted: str, pubend: int, tick: int) -> None:
+        self.attribute = attribute
+        self.kind = kind
+        self.wanted = wanted
+        self.pubend = pubend
+        self.tick = tick
+        super().__init__(
+            f"attribute {attribute!r} is {kind} at tick {tick} of pubend {pubend}, and its column is {wanted}; give a schema "
+            "with another type, or the option onMismatch=null to read such values as NULL"
+        )
 
 
 def _pointer(text: str, position: int, width: int = 72) -> str:

@@ -10,6 +10,7 @@ from tests.storage.rows import EVERYTHING, Row, batch_of, rows_of
 
 from postroad.errors import CorruptSegmentError, GapError, LogMissingError, StorageFullError
 from postroad.storage import LogOptions, SegmentLog
+from postroad.storage.segment import observer
 from postroad.storage.segment.disk import Disk
 from postroad.storage.segment.format import Bytes
 from postroad.storage.segment.mark import MARK_NAME
@@ -235,13 +236,16 @@ def test_a_log_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
         observe(tmp_path, PUBEND)
 
 
-def test_layouts_are_sampled_or_all(tmp_path: Path) -> None:
-    """A sample looks at a few records, all looks at every one."""
-    log = SegmentLog.open(tmp_path, PUBEND, SMALL)
-    append(log, 1, 20)
+def test_layouts_are_sampled_or_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small log is looked at whole; of a large one places spread over it, unless all is asked for."""
+    log = SegmentLog.open(tmp_path, PUBEND, LogOptions(segment_bytes=300_000))
+    for first in range(1, 4000, 100):
+        log.append([batch_of(range(first, first + 100), payload_bytes=300)])
     view = observe(tmp_path, PUBEND)
-    assert len(list(layouts(view, None))) == 20
-    assert 1 <= len(list(layouts(view, 3))) < 20
+    assert len(list(layouts(view, 3))) == 40
+    monkeypatch.setattr(observer, "LOOKED_AT_WHOLE", 1000)
+    assert len(list(layouts(view, None))) == 40
+    assert 3 <= len(list(layouts(view, 3))) < 40
     assert {layout.names for layout in layouts(view, 3)} == {("symbol",)}
     log.close()
 

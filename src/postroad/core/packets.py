@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from postroad.core.packet_rows import Binary, Rows
+from postroad.core.tracking.questions import Answer, Question, Reason, Status
 
 U32 = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
 U64 = Annotated[int, Meta(ge=0)]  # MessagePack itself ends at 64 bits, and msgspec takes no larger bound than int64
@@ -49,7 +50,10 @@ class OpenPublisher(Packet, frozen=True, array_like=True):
 
 
 class PublisherOpened(Packet, frozen=True, array_like=True):
-    """The publisher may send. `last` is the highest tick of its ids the broker has accepted, 0 for none."""
+    """The publisher may send. `last` is the highest tick of its ids that is durable, 0 for none.
+
+    Timestamps of ids may differ from the broker's clock by `skew_tolerance_ms`, 0 when it does not tell.
+    """
 
     publisher: U32
     broker: U32
@@ -57,37 +61,49 @@ class PublisherOpened(Packet, frozen=True, array_like=True):
     wall_ms: U64
     window_bytes: U32
     last: U64
+    skew_tolerance_ms: U32 = 0
 
 
 class Publish(Packet, frozen=True, array_like=True):
-    """Messages as rows, ids ascending. The broker turns them into columns at its group commit."""
+    """Messages as rows, ids ascending. The broker turns them into columns at its group commit.
+
+    `age_ms` tells how long ago the last one was made, by the broker's clock as the client knows it: waiting is no skew.
+    """
 
     publisher: U32
     rows: Rows
     binary: Binary = msgspec.field(default_factory=dict)
+    age_ms: U64 = 0
 
 
 class PublishColumns(Packet, frozen=True, array_like=True):
-    """Messages as a batch (carries rows; their ticks are ignored), ids ascending."""
+    """Messages as a batch (carries rows; their ticks are ignored), ids ascending; `age_ms` as in `Publish`."""
 
     publisher: U32
+    age_ms: U64 = 0
 
 
 class PublishAcknowledged(Packet, frozen=True, array_like=True):
-    """Every message of the publisher whose id's tick is at most `last` is durable."""
+    """Every message of the publisher whose id's tick is at most `last` is durable. `wall_ms` is the broker's clock."""
 
     publisher: U32
     last: U64
+    wall_ms: U64 = 0
 
 
 class PublishRefused(Packet, frozen=True, array_like=True):
-    """The messages with these ids were not taken and will not be; the rest of the stream goes on."""
+    """The messages with these ids were not taken; the rest of the stream goes on.
+
+    With the code of `SkewError`, nothing of the publisher is taken until it was opened again; `wall_ms` is the broker's clock.
+    Then what is not from the future may be sent again, with its age.
+    """
 
     publisher: U32
     first: Annotated[bytes, Meta(max_length=64)]
     last: Annotated[bytes, Meta(max_length=64)]
     code: U32
     reason: Annotated[str, Meta(max_length=4096)]
+    wall_ms: U64 = 0
 
 
 class Subscribe(Packet, frozen=True, array_like=True):
@@ -171,6 +187,53 @@ class Unsubscribed(Packet, frozen=True, array_like=True):
     """Nothing more will come for this handle."""
 
     handle: U32
+
+
+class ListPubends(Packet, frozen=True, array_like=True):
+    """Ask which pubends there are, and which ticks of each can be read."""
+
+
+class PubendSpan(msgspec.Struct, frozen=True, array_like=True):
+    """The ticks in (released, horizon] of a pubend are decided and held; the last message is at tick `last`, or was there."""
+
+    pubend: U64
+    released: U64
+    horizon: U64
+    last: U64
+
+
+Spans = Annotated[list[PubendSpan], Meta(max_length=65536)]
+
+
+class Pubends(Packet, frozen=True, array_like=True):
+    """Every pubend within reach; `unreachable` are those that exist and whose brokers did not answer."""
+
+    spans: Spans
+    unreachable: Annotated[list[U64], Meta(max_length=65536)]
+
+
+class ReadRange(Packet, frozen=True, array_like=True):
+    """Ask for what matches in (lo, hi] of a pubend, wherever it is hosted. `bare`: only ticks and ids are wanted."""
+
+    pubend: U64
+    filter: FilterText
+    lo: U64
+    hi: U64
+    bare: bool = False
+
+
+class RangeRead(Packet, frozen=True, array_like=True):
+    """In (lo, hi] these rows match and no others (carries rows); what is in (lo, released] is gone.
+
+    With `more`, another answer to the same request follows. An answer may end before the range that was asked for; a range
+    whose `hi` equals its `lo` says that nothing more is decided yet.
+    """
+
+    pubend: U64
+    lo: U64
+    hi: U64
+    released: U64
+    more: bool = False
 
 
 # --- two neighbours ------------------------------------------------------------------------------------------------------
@@ -278,6 +341,7 @@ class CatchUp(Unicast, frozen=True, array_like=True):
     filter: FilterText
     lo: U64
     hi: U64
+    bare: bool = False  # only ticks and ids are wanted
 
 
 class CatchUpReply(Unicast, frozen=True, array_like=True):
@@ -310,3 +374,51 @@ class HomeReply(Unicast, frozen=True, array_like=True):
     busy: bool
     filter: FilterText
     cursors: Positions
+
+
+# --- tracking -----------------------------------------------------------------------------------------------------------
+
+
+class AskTracks(Packet, frozen=True, array_like=True):
+    """Ask any broker of the overlay about its tracks, by way of the one the client is connected to."""
+
+    target: U32
+    question: Question
+
+
+class TracksAnswered(Packet, frozen=True, array_like=True):
+    """What became of the question, and the answer if there is one."""
+
+    broker: U32
+    status: Status
+    reason: Reason = ""
+    answer: Answer | None = None
+
+
+class TrackQuery(Unicast, frozen=True, array_like=True):
+    """A client of the source asks this."""
+
+    request: U64
+    question: Question
+
+
+class TrackReply(Unicast, frozen=True, array_like=True):
+    """The answer to a query."""
+
+    request: U64
+    status: Status
+    reason: Reason = ""
+    answer: Answer | None = None
+
+
+class PubendsQuery(Unicast, frozen=True, array_like=True):
+    """Ask a broker which ticks of its pubends can be read."""
+
+    request: U64
+
+
+class PubendsReply(Unicast, frozen=True, array_like=True):
+    """The pubends of the source."""
+
+    request: U64
+    spans: Spans

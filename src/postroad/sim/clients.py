@@ -12,23 +12,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from postroad.core.packets import Packet
+from postroad.core.packets import Packet, TracksAnswered
 from postroad.core.session.events import (
     Delivered,
     Event,
     MessagesRefused,
     Missed,
     PubendJoined,
+    PubendsListed,
     PublisherFailed,
+    QuestionAnswered,
+    QuestionFailed,
+    RangeFailed,
+    RangePiece,
     SubscriptionActive,
     SubscriptionEnded,
     SubscriptionFailed,
     Writable,
 )
 from postroad.core.session.machine import Session, SessionConfig
-from postroad.errors import ProtocolViolationError, error_of_code
+from postroad.core.tracking.questions import Question
+from postroad.errors import PostroadError, ProtocolViolationError, error_of_code
 from postroad.sim import history as seen
-from postroad.sim.brokers import WALL_MS_AT_START, BrokerNode
+from postroad.sim.brokers import WALL_MS_AT_START, BrokerNode, ids_of
 from postroad.sim.frames import Reader, to_bytes
 from postroad.sim.history import History
 from postroad.sim.network import Cable, CableProfile, End, Network
@@ -74,6 +80,19 @@ class Publishing:
     outstanding: dict[tuple[int, int], deque[bytes]] = field(default_factory=dict)  # (broker, publisher) -> ids
 
 
+@dataclass(slots=True)
+class RangeSeen:
+    """A range the application reads: what came of it, and how it ended."""
+
+    pubend: int
+    lo: int
+    hi: int
+    reached: int
+    rows: list[tuple[int, bytes]] = field(default_factory=list)  # (tick, payload)
+    error: PostroadError | None = None  # why it will not come, or did not yet
+    done: bool = False
+
+
 class ClientNode:
     """A client in a simulated world. It dials the brokers of its list in turn."""
 
@@ -100,14 +119,19 @@ class ClientNode:
         self.config: Final = config or SessionConfig()
         self.following: list[Following] = []
         self.publishing: Publishing | None = None
+        self.ranges: dict[int, RangeSeen] = {}  # by key of the session
+        self.listed: list[PubendsListed] = []
         self.session: Session | None = None
         self.clock_offset_ms = 0
+        self.answers: dict[int, TracksAnswered | PostroadError] = {}  # to be taken by whoever asked
         self._ends: dict[int, End] = {}
         self._readers: dict[int, Reader] = {}
         self._main: Cable | None = None
         self._second: dict[int, Cable] = {}  # to brokers that hold messages in doubt
         self._wake_at: float | None = None
         self._life = 0
+        self._incarnations: dict[int, tuple[int, int]] = {}  # link -> (broker, incarnation)
+        self._hearing = (0, 0)
 
     # --- life
 
@@ -120,7 +144,7 @@ class ClientNode:
         self._life += 1
         self.world.note("client", f"{self.name} starts")
         self.session = Session(self.config)
-        self.session.clock(self._wall_ms())
+        self.session.clock(self._clock_ms())
         for following in self.following:
             if not following.ended:
                 self._subscribe(following)
@@ -188,6 +212,14 @@ class ClientNode:
 
     # --- the application
 
+    def ask(self, target: int, question: Question) -> int | None:
+        """Ask a broker about its tracks; the answer comes to `answers` under this number. None without a connection."""
+        if self.session is None:
+            return None
+        number = self.session.ask(target, question)
+        self._act()
+        return number
+
     def follow(self, filter_text: str, *, subscription: str, name: str | None = None, earliest: bool = False) -> Following:
         """Begin a subscription and keep to it."""
         following = Following(subscription, filter_text, name, earliest=earliest)
@@ -198,6 +230,19 @@ class ClientNode:
             self._subscribe(following)
             self._act()
         return following
+
+    def read(self, pubend: int, lo: int, hi: int, filter_text: str = "", *, bare: bool = False) -> RangeSeen:
+        """Read a range of a pubend."""
+        assert self.session is not None
+        seen_range = RangeSeen(pubend, lo, hi, lo)
+        self.ranges[self.session.read(pubend, lo, hi, filter_text, bare=bare)] = seen_range
+        self._act()
+        return seen_range
+
+    def list_pubends(self) -> None:
+        assert self.session is not None
+        self.session.list_pubends()
+        self._act()
 
     def end(self, following: Following, *, forget: bool = True) -> None:
         """Want nothing more of a subscription."""
@@ -290,7 +335,7 @@ class ClientNode:
         assert session is not None
         if publishing is None or publishing.key is None:
             return
-        session.clock(self._wall_ms())
+        session.clock(self._clock_ms())
         while publishing.pending:
             attributes, payload = publishing.pending[0]
             message_id = session.publish(publishing.key, attributes, payload)
@@ -341,7 +386,8 @@ class ClientNode:
             return
         self._ends[end.link] = end
         self._readers[end.link] = Reader()
-        self.session.clock(self._wall_ms())
+        self._incarnations[end.link] = broker.broker, broker.disk.incarnation
+        self.session.clock(self._clock_ms())
         self.session.connected(end.link, broker.broker, now=self.world.now, main=main)
         self._act()
 
@@ -362,7 +408,7 @@ class ClientNode:
                 for following in self.following:
                     if not following.ended:
                         self.history.add(seen.Disconnected(self.world.now, following.subscription))
-            self.session.clock(self._wall_ms())
+            self.session.clock(self._clock_ms())
             self.session.disconnected(end.link, now=self.world.now)
 
     def received(self, end: End, data: bytes) -> None:
@@ -372,7 +418,8 @@ class ClientNode:
         for packet, packet_id, batch in reader.feed(data):
             if end.link not in self._ends:
                 return
-            self.session.clock(self._wall_ms())
+            self.session.clock(self._clock_ms())
+            self._hearing = self._incarnations[end.link]
             if isinstance(packet, Error):
                 self.session.refused(packet_id, error_of_code(packet.code, packet.text), link=end.link, now=self.world.now)
             else:
@@ -390,7 +437,7 @@ class ClientNode:
 
     # --- orders and events
 
-    def _wall_ms(self) -> int:
+    def _clock_ms(self) -> int:
         return WALL_MS_AT_START + self.clock_offset_ms + int(self.world.now * 1000)
 
     def _act(self) -> None:
@@ -418,7 +465,7 @@ class ClientNode:
         if self.session is None or self._wake_at != when or life != self._life:
             return
         self._wake_at = None
-        self.session.clock(self._wall_ms())
+        self.session.clock(self._clock_ms())
         self.session.wake(now=self.world.now)
         self._act()
 
@@ -464,6 +511,25 @@ class ClientNode:
                 self.world.note("refused", f"{self.name}: publisher: {error}")
             case SubscriptionEnded():
                 pass
+            case QuestionAnswered(number, answer):
+                self.answers[number] = answer
+            case QuestionFailed(number, error):
+                self.answers[number] = error
+            case PubendsListed():
+                self.listed.append(event)
+            case RangePiece(request=key):
+                self._piece(self.ranges[key], key, event)
+            case RangeFailed(request=key, error=error):
+                if key in self.ranges:
+                    self.ranges[key].error, self.ranges[key].done = error, not error.retryable
+
+    def _piece(self, seen_range: RangeSeen, key: int, piece: RangePiece) -> None:
+        assert self.session is not None
+        assert piece.hi > seen_range.reached
+        seen_range.reached, seen_range.error = piece.hi, None
+        seen_range.done = piece.hi >= seen_range.hi
+        seen_range.rows += [(message.tick, message.payload) for message in piece.batch or ()]
+        self.session.taken(key)
 
     def _following(self, key: int) -> Following | None:
         return next((each for each in self.following if each.key == key and not each.ended), None)
@@ -479,6 +545,7 @@ class ClientNode:
         if following is None:
             return
         now, last = self.world.now, 0
+        self.history.add(seen.Arrived(now, *self._hearing, following.name or f"@{self.name}", ids_of(event.batch)))
         for message in event.batch:
             last = message.tick
             self.history.add(
@@ -538,7 +605,7 @@ class ClientNode:
         registrations = session.publishers[publishing.key].registrations
         for (broker, publisher), ids in publishing.outstanding.items():
             registration = registrations.get(broker)
-            if registration is None or registration.publisher != publisher:
-                continue
-            while len(ids) > registration.messages:
+            known = registration is not None and registration.publisher == publisher
+            left = registration.messages if registration is not None and known else 0  # it is forgotten when it holds none
+            while len(ids) > left:
                 self.history.add(seen.Acknowledged(self.world.now, ids.popleft()))

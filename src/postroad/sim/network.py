@@ -153,6 +153,7 @@ class End:
         arrival = max(self._last_arrival, self._busy_until + cable.profile.latency_s + jitter)
         self._last_arrival = arrival
         self._in_flight.append((arrival, frame))
+        cable.bytes_sent += len(frame)
         world.at(arrival, self._arrive)
 
     def _arrive(self) -> None:
@@ -230,6 +231,7 @@ class Cable:
         self.wanted = True  # the dialling side wants a connection
         self.is_cut = False
         self.connection: Connection | None = None
+        self.bytes_sent = 0  # in both directions
         self._dialling = False
         self._bytes_per_s_min = 0.0
 

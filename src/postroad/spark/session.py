@@ -2,12 +2,13 @@
 
 `start` finds a Java, starts Spark with settings that suit Postroad and registers the data source. Whatever the Java process
 prints goes to a log file, not to the terminal. `stop` ends the session, its Java process and its temporary files; `running` does
-both. A session the caller made otherwise works as well: `postroad.spark.register(spark)`.
+both. A session the caller made otherwise works as well: `postroad.spark.source.register(spark)`.
 """
 
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import shutil
 import subprocess
@@ -25,10 +26,14 @@ from pyspark.sql import SparkSession
 
 from postroad.errors import SparkUnavailableError
 from postroad.spark.java import find_java
+from postroad.spark.source import register
 
 LOG_CONFIG: Final = Path(__file__).with_name("log4j2.properties")
 QUICK_START: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Options of Java for short work, such as tests: it starts sooner and is slower in the long run."""
+
+LOUD: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+"""Loggers of PySpark that print every exception to stderr, with the whole Java stack, besides raising it."""
 
 JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 END_S_MAX: Final = 20.0
@@ -61,7 +66,9 @@ def start(
     is where Java's output is kept; without it, it is thrown away at the end, and shown only if the start fails.
     """
     if SparkContext._active_spark_context is not None:  # noqa: SLF001  # no public way to ask without starting one
-        raise SparkUnavailableError("this process has a Spark session already; stop it first, or use it: postroad.spark.register")
+        raise SparkUnavailableError(
+            "this process has a Spark session already; stop it first, or use it: postroad.spark.source.register"
+        )
     end_java()  # a session that was ended with Spark's own stop()
     directory = Path(tempfile.mkdtemp(prefix="postroad-spark-"))
     try:
@@ -71,11 +78,14 @@ def start(
         _running["session"] = _Session(directory, gateway)
         context = SparkContext(conf=_spark_conf(settings), gateway=gateway)
         session = SparkSession(context)
+        register(session)
     except BaseException:
         end_java()
         shutil.rmtree(directory, ignore_errors=True)
         raise
     atexit.register(end_java)
+    for name in LOUD:
+        logging.getLogger(name).disabled = True
     return session
 
 

@@ -11,6 +11,7 @@ pubends/<16 hex digits>/    the log of one pubend
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ FORMAT_NAME: Final = "format"
 METADATA_NAME: Final = "metadata.sqlite"
 PUBENDS_NAME: Final = "pubends"
 _FORMAT_BYTES_MAX: Final = 4096
+_LOG_NAME: Final = re.compile(r"[0-9a-f]{16}")
 
 
 class _Format(msgspec.Struct, forbid_unknown_fields=False):
@@ -92,6 +94,16 @@ def log_path(directory: Path, pubend: int) -> Path:
     return directory / f"{pubend:016x}"
 
 
+def find_logs(path: Path) -> dict[int, Path]:
+    """Return the logs in a data directory by pubend, for those who only read: nothing is opened or locked."""
+    file = path / FORMAT_NAME
+    if not file.is_file():
+        raise StorageFormatError(str(path), "this is no data directory of a broker (it has no file named format)")
+    _check_version(path, _read_format(file))
+    found = sorted(each for each in (path / PUBENDS_NAME).glob("*") if _LOG_NAME.fullmatch(each.name))
+    return {int(each.name, 16): each for each in found if any(each.glob(f"*{SUFFIX}"))}
+
+
 def _open_logs(
     directory: Path,
     metadata: SqliteMetadata,
@@ -120,11 +132,15 @@ def _check_format(path: Path, broker_id: int, disk: Disk) -> None:
         _write_format(file, broker_id, disk)
         return
     found = _read_format(file)
+    _check_version(path, found)
+    if found.broker != broker_id:
+        raise WrongBrokerError(str(path), broker_id, found.broker)
+
+
+def _check_version(path: Path, found: _Format) -> None:
     if found.format != FORMAT_VERSION:
         reason = f"data of format {found.format}, where this release reads format {FORMAT_VERSION}"
         raise StorageFormatError(str(path), reason)
-    if found.broker != broker_id:
-        raise WrongBrokerError(str(path), broker_id, found.broker)
 
 
 def _read_format(file: Path) -> _Format:

@@ -46,7 +46,7 @@ def element(
     bits = None
     if strategy is Strategy.BLOOM:
         bits = np.zeros(M // 8, np.uint8)
-        blooms.add(bits, blooms.positions(ids, M, K))
+        blooms.add(bits, blooms.positions(ids, M, K, broker=BROKER))
     return Element(
         key=HistoryKey(kind, origin, peer, subscriber),
         incarnation=incarnation,
@@ -63,6 +63,7 @@ def element(
         n=N if bits is not None else 0,
         bits=bits,
         ids=None if bits is not None else ids,
+        broker=BROKER,
     )
 
 
@@ -70,7 +71,7 @@ def plain(each: Element) -> tuple[object, ...]:
     """Return an element as values that compare."""
     return (
         *(each.key, each.incarnation, each.number, each.strategy, each.opened_ms, each.closed_ms, each.from_ms, each.to_ms),
-        *(each.singletons.tolist(), each.count, each.m, each.k, each.n, each.neighbours),
+        *(each.singletons.tolist(), each.count, each.m, each.k, each.n, each.neighbours, each.broker),
         None if each.bits is None else bytes(each.bits),
         None if each.ids is None else each.ids.tobytes(),
     )

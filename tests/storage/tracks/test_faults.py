@@ -21,14 +21,14 @@ from hypothesis import strategies as st
 from tests.storage.test_segment_faults import FaultyDisk
 from tests.storage.tracks.elements import BROKER, START, element, ids_at
 
-from postroad.core.tracking.answers import HoleKind
+from postroad.core.tracking.answers import HoleKind, Searched
 from postroad.core.tracking.elements import Flush, HistoryKey, Horizon, Kind
 from postroad.core.tracking.settings import Strategy
 from postroad.errors import StorageError, StorageFailedError, StorageFullError
 from postroad.storage.tracks.catalog import FileName
 from postroad.storage.tracks.files import DirectoryFiles
 from postroad.storage.tracks.format import FormatError, unpack
-from postroad.storage.tracks.store import Found, TrackStore
+from postroad.storage.tracks.store import TrackStore
 
 PUBLISHED = HistoryKey(Kind.PUBLISHER, BROKER)
 SEED = 20_262
@@ -53,11 +53,11 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def published(found: Found) -> list[int]:
+def published(found: Searched) -> list[int]:
     return [row for row, key, _, _ in found.hits if key == PUBLISHED]
 
 
-def ask(path: Path) -> Found:
+def ask(path: Path) -> Searched:
     """Start the broker again and ask for one id of every file, and for one that is in none."""
     store = TrackStore.open(path, BROKER, 2, now_ms=START + 60_000)
     return store.search(ids_at([START + step * 1000 for step in range(1, FILES)] + [START + 1500]))

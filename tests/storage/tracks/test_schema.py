@@ -69,6 +69,7 @@ def elements(draw: st.DrawFn) -> Element:
         bits=bits,
         ids=None if bits is not None else ids,
         neighbours=tuple(draw(st.lists(_U32, max_size=4))),
+        broker=BROKER,
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.storage.tracks.elements import BROKER, START, element, ids_at
 
 from postroad.core.batch import Ids
-from postroad.core.tracking.answers import HoleKind
+from postroad.core.tracking.answers import STILL, HoleKind, Searched
 from postroad.core.tracking.elements import (
     Crash,
     Element,
@@ -30,7 +30,7 @@ from postroad.storage.tracks.catalog import FileName, TrackOptions
 from postroad.storage.tracks.files import DirectoryFiles, MemoryFiles, TrackFiles
 from postroad.storage.tracks.format import pack, unpack
 from postroad.storage.tracks.merging import merged_head, merged_rows
-from postroad.storage.tracks.store import Found, TrackStore
+from postroad.storage.tracks.store import TrackStore
 
 PUBLISHED = HistoryKey(Kind.PUBLISHER, BROKER)
 PUBEND = BROKER << 8
@@ -52,7 +52,7 @@ def start(files: Reopen, incarnation: int = 1, now_ms: int = START, options: Tra
     return TrackStore.open(files(), BROKER, incarnation, now_ms=now_ms, options=options)
 
 
-def keys(found: Found) -> list[tuple[int, HistoryKey]]:
+def keys(found: Searched) -> list[tuple[int, HistoryKey]]:
     return [(row, key) for row, key, _, _ in found.hits]
 
 
@@ -277,15 +277,30 @@ def test_spans_tell_what_a_subscription_was_promised(files: Reopen) -> None:
     longer = Span("s", 1, PUBEND, "a > 1", ms, ms + 200, START, START + 20)
     lost = Lost("s", PUBEND, ms + 150, ms + 160, START + 15)
     store.write(flush(records=[longer, lost, Span("t", 2, PUBEND, "b", ms, ms + 500, START)]), now_ms=START + 20)
-    for again in (store, start(files, incarnation=2, now_ms=START + 30)):
-        assert again.coverage("s", PUBEND, ms + 50).spans == (span,)
-        assert again.coverage("s", PUBEND, ms + 100).spans == (span,)
-        assert again.coverage("s", PUBEND, ms + 155)[:2] == ((longer,), (lost,))
-        assert again.coverage("s", PUBEND, ms)[:2] == ((), ())
-        assert again.coverage("s", PUBEND, ms + 201)[:2] == ((), ())
+    crashed = Span("s", 1, PUBEND, "a > 1", ms, ms + 100, START, START + 20)
+    for again, first in ((store, span), (start(files, incarnation=2, now_ms=START + 30), crashed)):
+        assert again.coverage("s", PUBEND, ms + 50).spans == (first,)
+        assert again.coverage("s", PUBEND, ms + 100).spans == (first,)
+        found = again.coverage("s", PUBEND, ms + 155)
+        assert (found.spans, found.lost) == ((longer,), (lost,))
+        found = again.coverage("s", PUBEND, ms)
+        assert (found.spans, found.lost, found.before, found.after) == ((), (), None, longer)
+        found = again.coverage("s", PUBEND, ms + 201)
+        assert (found.spans, found.lost, found.before, found.after) == ((), (), longer, None)
         assert again.coverage("s", PUBEND + 1, ms + 50).spans == ()
     fresh = Span("s", 1, PUBEND, "a > 1", ms, ms + 300, START)
     assert store.coverage("s", PUBEND, ms + 250, [fresh, Links(START, (1,))]).spans == (fresh,)
+
+
+def test_neighbours_are_told_with_the_time_until_which_they_were(files: Reopen) -> None:
+    """Also those that are gone, for messages of their time."""
+    store = start(files)
+    store.write(flush(records=[Links(START, (2, 3))]), now_ms=START + 1)
+    store.write(flush(records=[Links(START + 500, (3,)), Links(START + 900, (3, 4))]), now_ms=START + 1000)
+    for again in (store, start(files, incarnation=2, now_ms=START + 2000)):
+        assert again.search(at(1)).neighbours == {2: START + 500, 3: STILL, 4: STILL}
+    living = [Links(START + 3000, (5,))]
+    assert store.search(at(1), (), living).neighbours == {2: START + 500, 3: START + 3000, 4: START + 3000, 5: STILL}
 
 
 def test_a_full_disk_refuses_the_flush_and_takes_it_later() -> None:

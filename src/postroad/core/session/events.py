@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from postroad.core.batch import Batch
+from postroad.core.packets import PubendSpan, TracksAnswered
 from postroad.errors import PostroadError
 
 
@@ -85,6 +86,51 @@ class SubscriptionEnded:
     subscription: int
 
 
+@dataclass(frozen=True, slots=True)
+class QuestionAnswered:
+    """A question about tracks was answered; the answer may be that nobody could be asked."""
+
+    question: int
+    answer: TracksAnswered
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionFailed:
+    """A question will not be answered: the connection is gone, or the broker refused it."""
+
+    question: int
+    error: PostroadError
+
+
+@dataclass(frozen=True, slots=True)
+class PubendsListed:
+    """The answer to `list_pubends`."""
+
+    request: int
+    spans: tuple[PubendSpan, ...]
+    unreachable: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RangePiece:
+    """All that matches up to `hi` of a range that is being read, after what came before; None for nothing."""
+
+    request: int
+    hi: int
+    batch: Batch | None
+
+
+@dataclass(frozen=True, slots=True)
+class RangeFailed:
+    """A range or a list will not come, or what is left of it: a gap, an unknown pubend, or a broker that is away.
+
+    A `retryable` error is told once per try; the request goes on.
+    """
+
+    request: int
+    error: PostroadError
+
+
 Event: TypeAlias = (
     Writable
     | PublisherFailed
@@ -95,4 +141,9 @@ Event: TypeAlias = (
     | Missed
     | SubscriptionFailed
     | SubscriptionEnded
+    | QuestionAnswered
+    | QuestionFailed
+    | PubendsListed
+    | RangePiece
+    | RangeFailed
 )

@@ -12,6 +12,10 @@ because arithmetic progressions overlap. *Enhanced* double hashing (b += i + 1, 
 where equation (1) promises 4e-6. With c from the id as well that is n / m**3 and no longer seen. `tests/core/tracking`
 measures it.
 
+Each broker salts its hashes with its number. The paper says that false positives are not correlated among brokers (section
+5.3), and the rule that unmasks them by asking the neighbours lives on that. But brokers next to each other route much the
+same messages, so with the same hash functions everywhere their blooms are much alike, and so are their errors.
+
 Bit i of a bloom is bit `i & 7` of byte `i >> 3`. A mask, where given, becomes a part of the key (routing sets, section 3.3).
 """
 
@@ -63,11 +67,11 @@ def _finish(x: Words) -> Words:
     return x
 
 
-def mix(ids: Ids, masks: Masks | None = None) -> Words:
+def mix(ids: Ids, masks: Masks | None = None, broker: int = 0) -> Words:
     """Return 64 well mixed bits per id, or per id and mask."""
     words = words_of(ids)
     mixed = _finish(words[:, 0] + _GAMMA)
-    mixed ^= words[:, 1]
+    mixed ^= words[:, 1] + np.uint64((broker * 0xD1B5_4A32_D192_ED03) & 0xFFFF_FFFF_FFFF_FFFF)
     _finish(mixed)
     if masks is not None:
         mixed ^= masks + _GAMMA
@@ -75,9 +79,9 @@ def mix(ids: Ids, masks: Masks | None = None) -> Words:
     return mixed
 
 
-def positions(ids: Ids, m: int, k: int, masks: Masks | None = None) -> Positions:
-    """Return the k positions of each id, one row per id."""
-    return positions_of(mix(ids, masks), m, k)
+def positions(ids: Ids, m: int, k: int, masks: Masks | None = None, broker: int = 0) -> Positions:
+    """Return the k positions of each id in a bloom of this broker, one row per id."""
+    return positions_of(mix(ids, masks, broker), m, k)
 
 
 def positions_of(mixed: Words, m: int, k: int) -> Positions:
@@ -122,11 +126,11 @@ def _add_few(bits: Bits, flat: Positions) -> None:
         index, value = index[lost], value[lost]
 
 
-def add_ids(bits: Bits, ids: Ids, m: int, k: int, masks: Masks | None = None) -> None:
+def add_ids(bits: Bits, ids: Ids, m: int, k: int, masks: Masks | None = None, broker: int = 0) -> None:
     """Hash ids and add them, a chunk at a time."""
     for start in range(0, len(ids), _CHUNK):
         stop = start + _CHUNK
-        add(bits, positions(ids[start:stop], m, k, None if masks is None else masks[start:stop]))
+        add(bits, positions(ids[start:stop], m, k, None if masks is None else masks[start:stop], broker))
 
 
 def contains(bits: Bits | bytes | memoryview, where: Positions) -> Flags:

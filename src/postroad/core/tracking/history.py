@@ -34,8 +34,10 @@ Selection: TypeAlias = slice | np.ndarray[tuple[int], np.dtype[np.intp]]
 
 @dataclass(slots=True)
 class Ledger:
-    """What the histories of one tracker have in common: the numbers of elements, and the memory of open ones."""
+    """What the histories of one tracker have in common: whose they are, the numbers of elements, the memory of open ones."""
 
+    broker: int
+    incarnation: int
     number: int = 0
     open_bytes: int = 0
 
@@ -124,9 +126,33 @@ class History:
         elif element is self.late:
             self.late = None
 
+    def element(self, opened: OpenElement, wall_ms: int, *, view: bool = False) -> Element:
+        """Return an element of this history as one that can be written, or, as a view that later ids may change, searched."""
+        content = opened.keeper.content(view=view)
+        hashed = content.bits is not None
+        return Element(
+            key=self.key,
+            incarnation=self._ledger.incarnation,
+            number=opened.number,
+            strategy=content.strategy,
+            opened_ms=opened.opened_ms,
+            closed_ms=wall_ms,
+            from_ms=opened.from_ms,
+            to_ms=opened.to_ms,
+            singletons=np.array(sorted(opened.singletons), np.int64) if opened.singletons else NO_SINGLETONS,
+            count=opened.count,
+            m=self._settings.m if hashed else 0,
+            k=self._settings.k if hashed else 0,
+            n=self._capacity,
+            bits=content.bits,
+            ids=content.ids,
+            neighbours=opened.neighbours,
+            broker=self._ledger.broker,
+        )
+
     def _open(self, since_ms: int, wall_ms: int, neighbours: tuple[int, ...]) -> OpenElement:
         self._ledger.open_bytes += ELEMENT_BYTES
-        taker = keeper(self._settings, masked=bool(neighbours))
+        taker = keeper(self._settings, self._ledger.broker, masked=bool(neighbours))
         return OpenElement(self._ledger.next_number(), since_ms, wall_ms, taker, neighbours)
 
     def _add_parts(self, entry: Entry, wall_ms: int) -> list[OpenElement]:
@@ -168,27 +194,24 @@ class History:
         if timely.any():
             self._put(current, entry.pick(np.flatnonzero(timely)))
         stray = entry.pick(np.flatnonzero(~timely))
-        listed = self._list(current, stray.timestamps.tolist())
-        if listed:
-            part = stray.pick(slice(0, listed))
+        listed = self._list(current, stray.timestamps)
+        if listed.any():
+            part = stray.pick(np.flatnonzero(listed))
             self._ledger.open_bytes += current.add(part.ids, part.masks, *NO_RANGE)
-        return stray.pick(slice(listed, None)) if listed < len(stray.ids) else None
+        return None if listed.all() else stray.pick(np.flatnonzero(~listed))
 
     def _put(self, element: OpenElement, entry: Entry) -> None:
         low, high = int(entry.timestamps.min()), int(entry.timestamps.max())
         self._ledger.open_bytes += element.add(entry.ids, entry.masks, low, high)
 
-    def _list(self, current: OpenElement, timestamps: list[int]) -> int:
-        """Add timestamps to the singletons while there is room; return how many of them are listed now."""
-        for number, timestamp in enumerate(timestamps):
-            if timestamp in current.singletons:
-                continue
-            if len(current.singletons) >= self._settings.singletons_max:
-                return number
-            current.singletons.add(timestamp)
-            current.nbytes += SINGLETON_BYTES
-            self._ledger.open_bytes += SINGLETON_BYTES
-        return len(timestamps)
+    def _list(self, current: OpenElement, timestamps: Milliseconds) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Add timestamps to the singletons, the oldest first, while there is room; say which of them are listed now."""
+        room = self._settings.singletons_max - len(current.singletons)
+        fresh = [timestamp for timestamp in np.unique(timestamps).tolist() if timestamp not in current.singletons][:room]
+        current.singletons.update(fresh)
+        current.nbytes += SINGLETON_BYTES * len(fresh)
+        self._ledger.open_bytes += SINGLETON_BYTES * len(fresh)
+        return np.isin(timestamps, np.array(list(current.singletons), np.int64))
 
     def _add_late(self, entry: Entry, wall_ms: int) -> list[OpenElement]:
         full: list[OpenElement] = []
@@ -202,29 +225,3 @@ class History:
             self._fitting(late, entry.neighbours, full, wall_ms)
             start = stop
         return full
-
-
-def element_of(
-    key: HistoryKey, incarnation: int, settings: TrackingSettings, opened: OpenElement, wall_ms: int, *, view: bool = False
-) -> Element:
-    """Return an open element as one that can be written, or, as a view that later ids may change, searched."""
-    content = opened.keeper.content(view=view)
-    hashed = content.bits is not None
-    return Element(
-        key=key,
-        incarnation=incarnation,
-        number=opened.number,
-        strategy=content.strategy,
-        opened_ms=opened.opened_ms,
-        closed_ms=wall_ms,
-        from_ms=opened.from_ms,
-        to_ms=opened.to_ms,
-        singletons=np.array(sorted(opened.singletons), np.int64) if opened.singletons else NO_SINGLETONS,
-        count=opened.count,
-        m=settings.m if hashed else 0,
-        k=settings.k if hashed else 0,
-        n=capacity(settings),
-        bits=content.bits,
-        ids=content.ids,
-        neighbours=opened.neighbours,
-    )

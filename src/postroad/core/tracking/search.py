@@ -196,31 +196,31 @@ class _Search:
         starts = np.flatnonzero(np.diff(self._matches.elements, prepend=-1))
         stops = np.append(starts[1:], len(self._matches.rows))[: len(starts)]
         numbers = self._matches.elements[starts]
-        shapes: dict[tuple[int, int, int], list[tuple[int, Rows]]] = {}
+        shapes: dict[tuple[int, int, int, int], list[tuple[int, Rows]]] = {}
         named: list[int] = []
         for number, start, stop in zip(numbers.tolist(), starts.tolist(), stops.tolist(), strict=True):
             element = self._elements[number]
             if element.bits is None:
                 named.append(number)
             else:
-                shape = (element.m, element.k, len(element.neighbours))
+                shape = (element.broker, element.m, element.k, len(element.neighbours))
                 shapes.setdefault(shape, []).append((number, self._matches.rows[start:stop]))
-        for (m, k, degree), group in shapes.items():
-            self._look_in_blooms(group, m, k, degree)
+        for shape, group in shapes.items():
+            self._look_in_blooms(group, *shape)
         self._look_in_ids(named)
 
     def _codes(self, rows: Rows, number: int) -> Rows:
         codes: Rows = rows * len(self._keys) + self._key_of[number]
         return codes
 
-    def _look_in_blooms(self, group: list[tuple[int, Rows]], m: int, k: int, degree: int) -> None:
+    def _look_in_blooms(self, group: list[tuple[int, Rows]], broker: int, m: int, k: int, degree: int) -> None:
         """Ask blooms of one shape; with routing sets, for each of the sets."""
         rows = np.unique(np.concatenate([part for _, part in group]))
         place = np.zeros(len(self._asked.ids), np.intp)
         place[rows] = np.arange(len(rows))
         for mask in range(1 << degree):
             masks = np.full(len(rows), mask, np.uint64) if degree else None
-            where = blooms.positions(self._asked.ids[rows], m, k, masks)
+            where = blooms.positions(self._asked.ids[rows], m, k, masks, broker)
             few = where.tolist() if len(rows) <= _FEW else None
             for number, part in group:
                 bits = self._elements[number].bits
@@ -242,6 +242,8 @@ class _Search:
 
     def _look_in_ids(self, named: list[int]) -> None:
         """Compare ids: those of many small elements at once."""
+        if not named:
+            return
         order = np.lexsort((self._asked.sender, self._asked.tick))
         pool: list[int] = []
         size = 0

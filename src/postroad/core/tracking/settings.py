@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from postroad.errors import InvalidValueError
+
 
 class Strategy(StrEnum):
     """What a history is made of. `null` keeps nothing."""
@@ -14,6 +16,21 @@ class Strategy(StrEnum):
     ASYNC = "async"  # the ids one after the other: the paper's naive log
     BLOOM = "bloom"  # the paper's: m bits, k hash functions, n ids at most
     EXACT = "exact"  # the ids in order of time, so that columns compress them
+
+
+BOUNDS: Final[dict[str, tuple[int, int]]] = {
+    "m": (8, 1 << 32),
+    "k": (1, 64),
+    "n": (1, 1 << 32),
+    "ids_max": (1, 1 << 24),
+    "persistence_ms": (1, 1 << 40),
+    "lifetime_min_ms": (0, 1 << 40),
+    "skew_tolerance_ms": (0, 1 << 40),
+    "jitter_ms": (0, 1 << 40),
+    "singletons_max": (0, 1 << 20),
+    "memory_bytes_max": (1, 1 << 50),
+    "omit_one_in": (0, 1 << 32),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +52,14 @@ class TrackingSettings:
     few_as_ids: bool = True  # a bloom that ends with so few ids that they are shorter than its bits is written as `exact`
     routing_sets: bool = False  # the set of neighbours in the key of routing histories (bloom only)
     omit_one_in: int = 0  # for tests of audits: leave out deliveries whose hash divides by this
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in BOUNDS.items():
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise InvalidValueError(f"tracking: {name} must be from {low:,} to {high:,}, not {value:,}")
+        if self.m % 8:
+            raise InvalidValueError(f"tracking: m must be a multiple of 8, not {self.m:,}")
 
     @property
     def late_ms(self) -> int:

@@ -103,9 +103,10 @@ class BloomKeeper:
     has no error. With routing sets it is always a bloom, since only there the masks are a part of the key.
     """
 
-    __slots__ = ("_bits", "_few", "_ids", "_ids_max", "_k", "_m", "_masks")
+    __slots__ = ("_bits", "_broker", "_few", "_ids", "_ids_max", "_k", "_m", "_masks")
 
-    def __init__(self, settings: TrackingSettings, *, masked: bool) -> None:
+    def __init__(self, settings: TrackingSettings, broker: int, *, masked: bool) -> None:
+        self._broker = broker
         self._m, self._k = settings.m, settings.k
         self._few = settings.few_as_ids and not masked
         self._masks: list[Masks] | None = [] if masked else None
@@ -134,17 +135,17 @@ class BloomKeeper:
         if self._bits is None:
             self._bits = blooms.empty(self._m)
         masks = np.concatenate(self._masks) if self._masks else None
-        blooms.add_ids(self._bits, self._ids.ids, self._m, self._k, masks)
+        blooms.add_ids(self._bits, self._ids.ids, self._m, self._k, masks, self._broker)
         self._ids.clear()
         if self._masks is not None:
             self._masks.clear()
         return self._bits
 
 
-def keeper(settings: TrackingSettings, *, masked: bool = False) -> Keeper:
+def keeper(settings: TrackingSettings, broker: int, *, masked: bool = False) -> Keeper:
     match settings.strategy:
         case Strategy.BLOOM:
-            return BloomKeeper(settings, masked=masked)
+            return BloomKeeper(settings, broker, masked=masked)
         case Strategy.EXACT:
             return ExactKeeper()
         case Strategy.ASYNC:

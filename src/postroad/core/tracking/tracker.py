@@ -5,9 +5,9 @@ before the next. Between two flushes everything is in memory, so a crash loses a
 element with something in it is in every `Flush` that is not empty: `copies` is the whole of what lives on, and replaces the
 copies before.
 
-Lifetimes end at flushes only. An element in use for less than max(T_p, T_n) is copied, an older one is closed. Since elements
-follow each other without a break, most begin at a flush and end at the next; only those that follow one that was full are
-copied.
+Lifetimes end at flushes only. An element in use for less than max(T_p, T_n) is copied, an older one is closed, and so is one
+that began in the future, as the clock was set back since. Since elements follow each other without a break, most begin at a
+flush and end at the next; only those that follow one that was full are copied.
 
 Bounds: memory (beyond it the fullest elements are closed by the next flush, which is wanted at once), the number of histories
 (beyond it those opened first are closed) and the number of records (beyond it a flush is wanted).
@@ -40,7 +40,7 @@ from postroad.core.tracking.elements import (
     Span,
 )
 from postroad.core.tracking.events import Delivered, Forwarded, Published, Routed, TrackEvent
-from postroad.core.tracking.history import ELEMENT_BYTES, Entry, History, Ledger, OpenElement, element_of
+from postroad.core.tracking.history import ELEMENT_BYTES, Entry, History, Ledger, OpenElement
 from postroad.core.tracking.settings import Strategy, TrackingSettings
 from postroad.types import COUNTER_BITS
 
@@ -65,13 +65,15 @@ class Tracker:
         self.broker: Final = broker
         self.incarnation: Final = incarnation
         self.settings: Final = settings
-        self._ledger: Final = Ledger()
+        self._routing_sets: Final = settings.routing_sets and settings.strategy is Strategy.BLOOM
+        self._ledger: Final = Ledger(broker, incarnation)
         self._histories: dict[_Name, History] = {}
         self._finished: list[Element] = []
         self._finished_bytes = 0
         self._records: dict[tuple[str, int, int], Record] = {}
         self._record_number = 0
         self._flushed_ms = wall_ms
+        self._since_ms = wall_ms  # no history that is not here has an element that ended later
         self._due_ms: int | None = None  # when the first open element has lived long enough, at the earliest
         self._changed = False
 
@@ -129,14 +131,14 @@ class Tracker:
                 entry = Entry(ids[start:stop], timestamps[start:stop])
                 self._add(self._history(name, events[0], wall_ms), events, entry, low, high, wall_ms)
             start = stop
-        self._changed = True
+        self._changed |= len(ids) > 0
 
     def _add(self, history: History, events: list[_Tracked], entry: Entry, low: int, high: int, wall_ms: int) -> None:
-        if self.settings.routing_sets and history.key.kind is Kind.ROUTING:
+        if self._routing_sets and history.key.kind is Kind.ROUTING:
             self._add_routing_sets(history, events, entry, wall_ms)
             return
         for element in history.add(entry, low, high, wall_ms):
-            self._finish(history.key, element, wall_ms)
+            self._finish(history, element, wall_ms)
 
     def _add_routing_sets(self, history: History, events: list[_Tracked], entry: Entry, wall_ms: int) -> None:
         """Add event by event, as the neighbours that a mask speaks of may change in between."""
@@ -150,7 +152,7 @@ class Tracker:
             if len(part.ids):
                 low, high = int(part.timestamps.min()), int(part.timestamps.max())
                 for element in history.add(part, low, high, wall_ms):
-                    self._finish(history.key, element, wall_ms)
+                    self._finish(history, element, wall_ms)
 
     def _without_omitted(self, events: list[_Tracked]) -> list[_Tracked]:
         kept: list[_Tracked] = []
@@ -168,15 +170,16 @@ class Tracker:
         if history is None:
             if len(self._histories) >= HISTORIES_MAX:
                 self._close_first(wall_ms)
-            history = self._histories[name] = History(_key(event), self.settings, self._flushed_ms, self._ledger)
-            self._due(self._flushed_ms)
+            history = self._histories[name] = History(_key(event), self.settings, self._since_ms, self._ledger)
+            self._due(self._since_ms)
         return history
 
     def _close_first(self, wall_ms: int) -> None:
         """Close the history that was opened first."""
+        self._since_ms = wall_ms
         history = self._histories.pop(next(iter(self._histories)))
         for element in history.open():
-            self._finish(history.key, element, wall_ms)
+            self._finish(history, element, wall_ms)
             history.close(element, wall_ms)
 
     def _due(self, since_ms: int) -> None:
@@ -184,8 +187,8 @@ class Tracker:
         due = since_ms + self.settings.lifetime_ms
         self._due_ms = due if self._due_ms is None else min(self._due_ms, due)
 
-    def _finish(self, key: HistoryKey, element: OpenElement, wall_ms: int) -> None:
-        done = element_of(key, self.incarnation, self.settings, element, wall_ms)
+    def _finish(self, history: History, element: OpenElement, wall_ms: int) -> None:
+        done = history.element(element, wall_ms)
         self._finished.append(done)
         self._finished_bytes += _element_bytes(done)
 
@@ -195,14 +198,17 @@ class Tracker:
         """Say whether `flush` should be called now: T_p is over and there is something to write, or a bound is reached."""
         if self.memory_bytes > self.settings.memory_bytes_max or len(self._records) >= RECORDS_MAX:
             return True
-        if wall_ms - self._flushed_ms < self.settings.persistence_ms:
+        if 0 <= wall_ms - self._flushed_ms < self.settings.persistence_ms:
             return False
-        return self._changed or (self._due_ms is not None and wall_ms >= self._due_ms)
+        return self._changed or self._is_due(wall_ms)
+
+    def _is_due(self, wall_ms: int) -> bool:
+        """Say whether an open element has lived long enough, or began at a time that is still to come: the clock went back."""
+        return self._due_ms is not None and (wall_ms >= self._due_ms or wall_ms < self._flushed_ms)
 
     def flush(self, wall_ms: int, *, farewell: bool = False) -> Flush:
         """Return what has to be durable now, and forget what is finished."""
-        due = self._due_ms is not None and wall_ms >= self._due_ms
-        if not farewell and not due and not self._changed:
+        if not farewell and not self._changed and not self._is_due(wall_ms):
             return _EMPTY
         spare = self._room() if self.memory_bytes > self.settings.memory_bytes_max else None
         copies = self._settle(wall_ms, spare, everything=farewell)
@@ -211,7 +217,7 @@ class Tracker:
             records.append(Farewell(wall_ms))
         flushed = Flush(tuple(self._finished), copies, tuple(records))
         self._finished, self._finished_bytes, self._records = [], 0, {}
-        self._flushed_ms, self._changed = wall_ms, False
+        self._flushed_ms, self._since_ms, self._changed = wall_ms, wall_ms, False
         return flushed
 
     def _room(self) -> set[int]:
@@ -232,12 +238,12 @@ class Tracker:
         self._due_ms = None
         for history in self._histories.values():
             for element in history.open():
-                old = wall_ms - element.since_ms >= self.settings.lifetime_ms
+                old = not 0 <= wall_ms - element.since_ms < self.settings.lifetime_ms
                 if everything or old or (stay is not None and element.number not in stay):
-                    self._finish(history.key, element, wall_ms)
+                    self._finish(history, element, wall_ms)
                     history.close(element, wall_ms)
                 else:
-                    copies.append(element_of(history.key, self.incarnation, self.settings, element, wall_ms))
+                    copies.append(history.element(element, wall_ms))
                     self._due(element.since_ms)
         self._histories = {name: history for name, history in self._histories.items() if history.open()}
         return tuple(copies)
@@ -249,7 +255,7 @@ class Tracker:
         yield from self._finished
         for history in self._histories.values():
             for element in history.open():
-                yield element_of(history.key, self.incarnation, self.settings, element, element.opened_ms, view=True)
+                yield history.element(element, element.opened_ms, view=True)
 
     def open_records(self) -> Iterator[Record]:
         """Return the records that are not written yet."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +29,7 @@ from postroad.storage.segment.recovery import SUFFIX, closed_segment, naming, re
 
 LOOKS_MAX: Final = 20  # at a directory that changes while it is looked at
 LAYOUT_BYTES_MAX: Final = 256 << 10
+LOOKED_AT_WHOLE: Final = 64 << 20
 _DISK: Final = Disk()
 
 
@@ -126,26 +127,29 @@ def part_records(part: Part) -> Iterator[tuple[Window, Record]]:
 
 
 def layouts(view: LogView, records_max: int | None) -> Iterator[Layout]:
-    """Yield the layouts of records: of all, or of about `records_max` of them spread evenly over the log."""
-    each = None if records_max is None else max(1, view.size // max(1, records_max))
+    """Yield the layouts of records: of all, or of places spread evenly over the log that hold at least `records_max` together.
+
+    A log that is small is looked at whole all the same.
+    """
+    apart = 0 if records_max is None or view.size <= LOOKED_AT_WHOLE else max(1, view.size // records_max)
     for segment in view.segments:
         with opened(_DISK, segment) as window:
-            if each is None:
+            if not apart or segment.trailer is None:
                 for record in records(window, segment, segment.start, segment.base):
                     yield _layout(window, segment, record)
             else:
-                yield from _sampled(window, segment, each)
+                yield from _sampled(window, segment, apart)
 
 
-def _sampled(window: Window, segment: Segment, each: int) -> Iterator[Layout]:
+def _sampled(window: Window, segment: Segment, apart: int) -> Iterator[Layout]:
+    index = _index(segment)
+    following = dict(pairwise(offset for _, offset in index))
     window.ahead = LAYOUT_BYTES_MAX
-    places = _places(segment, each)
-    if segment.trailer is not None:
-        places.append(_index(segment)[-1])
-    for after, offset in places:
+    for after, offset in _thinned(index, apart):
         for record in records(window, segment, offset, after):
+            if record.offset >= following.get(offset, segment.end):
+                break
             yield _layout(window, segment, record)
-            break
 
 
 def _layout(window: Window, segment: Segment, record: Record) -> Layout:
@@ -249,11 +253,16 @@ def _places(segment: Segment, bytes_wanted: int) -> list[tuple[int, int]]:
     """Return (after, offset) of places to start at, about so many bytes apart; the first is the segment's start."""
     if segment.end - segment.start <= bytes_wanted:
         return [(segment.base, segment.start)] if segment.end > segment.start else []
-    places: list[tuple[int, int]] = []
-    for after, offset in _spaced(segment, bytes_wanted) if segment.trailer is None else _index(segment):
-        if not places or offset - places[-1][1] >= bytes_wanted:
-            places.append((after, offset))
-    return places
+    return _thinned(_spaced(segment, bytes_wanted) if segment.trailer is None else _index(segment), bytes_wanted)
+
+
+def _thinned(places: list[tuple[int, int]], bytes_wanted: int) -> list[tuple[int, int]]:
+    """Return places that are at least so many bytes apart."""
+    kept: list[tuple[int, int]] = []
+    for after, offset in places:
+        if not kept or offset - kept[-1][1] >= bytes_wanted:
+            kept.append((after, offset))
+    return kept
 
 
 def _spaced(segment: Segment, bytes_wanted: int) -> list[tuple[int, int]]:

@@ -16,8 +16,8 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from postroad.core.tracking.answers import Hole, HoleKind
-from postroad.core.tracking.elements import Crash, Element, Milliseconds
+from postroad.core.tracking.answers import STILL, Hole, HoleKind
+from postroad.core.tracking.elements import Crash, Element, Links, Milliseconds, Record
 from postroad.errors import TrackFileError
 from postroad.storage.tracks.files import FileStatus, TrackFiles
 from postroad.storage.tracks.format import FormatError, TrackTable, unpack
@@ -25,6 +25,7 @@ from postroad.storage.tracks.index import NEVER, Extent, FileIndex, Identity
 from postroad.storage.tracks.schema import RowError, element_of
 
 CRASHES_MAX: Final = 1024
+LINKS_MAX: Final = 65_536  # changes of neighbours, kept in memory
 _NAME: Final = re.compile(r"(\d{10,20})-(\d{10,20})(\.open|\.merged)?\.parquet")
 
 KeyT = TypeVar("KeyT")
@@ -135,6 +136,7 @@ class Catalog:
     def __init__(self, disk: TrackFiles, broker: int, options: TrackOptions) -> None:
         self.files: tuple[TrackFile, ...] = ()
         self.crashes: tuple[Crash, ...] = ()
+        self._links: dict[Links, None] = {}  # in order of time
         self._lock: Final = threading.Lock()  # held to replace `files`
         self._disk: Final = disk
         self._broker: Final = broker
@@ -173,6 +175,21 @@ class Catalog:
     def note_crashes(self, crashes: Sequence[Crash]) -> None:
         fresh = tuple(crash for crash in crashes if crash not in self.crashes)
         self.crashes = (*self.crashes, *fresh)[-CRASHES_MAX:]
+
+    def _note_links(self, records: Iterable[Record]) -> None:
+        fresh = {record: None for record in records if isinstance(record, Links)}
+        if fresh:
+            merged = sorted({**self._links, **fresh}, key=lambda links: links.since_ms)
+            self._links = dict.fromkeys(merged[-LINKS_MAX:])
+
+    def neighbours(self, open_records: Iterable[Record] = ()) -> dict[int, int]:
+        """Return everyone that was a neighbour, with the moment until which that was so, as far as files were read."""
+        changes = [*self._links, *(record for record in open_records if isinstance(record, Links))]
+        until: dict[int, int] = {}
+        for place, links in enumerate(changes, 1):
+            end = changes[place].since_ms if place < len(changes) else STILL
+            until.update({broker: max(until.get(broker, 0), end) for broker in links.neighbours})
+        return until
 
     # --- reading ----------------------------------------------------------------------------------------------------------
 
@@ -215,7 +232,9 @@ class Catalog:
 
     def _learn(self, file: TrackFile, index: FileIndex) -> None:
         head = index.head
-        self.note_crashes(index.crashes())
+        records = list(index.records())
+        self.note_crashes([record for record in records if isinstance(record, Crash)])
+        self._note_links(records)
         file.time_ms, file.previous = head.written_ms, FileName.parse(head.previous)
         file.replaces = tuple(name for text in head.replaces if (name := FileName.parse(text)) is not None and name != file.name)
         file.extent = index.extent()
@@ -257,11 +276,12 @@ class Catalog:
 
     # --- holes ------------------------------------------------------------------------------------------------------------
 
-    def holes(self, kept_from_ms: int) -> Iterator[Hole]:
+    def holes(self, kept_from_ms: int, open_records: Iterable[Record] = ()) -> Iterator[Hole]:
         if kept_from_ms > 0:
             yield Hole(HoleKind.DROPPED, 0, kept_from_ms - 1, "older than the tracks that are kept here")
         late = self._options.late_ms
-        for crash in self.crashes:
+        living = [record for record in open_records if isinstance(record, Crash)]
+        for crash in (*self.crashes, *living):
             reason = f"what incarnation {crash.incarnation} had not written yet was lost"
             yield Hole(HoleKind.CRASH, crash.from_ms - late, crash.to_ms + late, reason)
         for place, reason in self._missing():

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from postroad.core.batch import Ids
-from postroad.core.tracking.elements import ID_DTYPE, Crash, Element, Lost, Milliseconds, Record, Span
+from postroad.core.tracking.elements import ID_DTYPE, Element, Lost, Milliseconds, Record, Span
 from postroad.core.tracking.settings import Strategy
 from postroad.storage.tracks.format import Head
 from postroad.storage.tracks.schema import HISTORY_KINDS, INT64_MAX, RowError, record_rows, records_of
@@ -96,9 +96,6 @@ class FileIndex:
         for row, record in zip(rows, record_rows(self.rows, rows), strict=True):
             assert isinstance(record, Span | Lost)
             yield self.rows.column("incarnation")[row].as_py(), record
-
-    def crashes(self) -> list[Crash]:
-        return [record for record in self.records() if isinstance(record, Crash)]
 
 
 def identity_of(element: Element) -> Identity:

@@ -261,6 +261,7 @@ def element_of(batch: pa.RecordBatch, row: int) -> Element:
             bits=bits,
             ids=ids,
             neighbours=tuple(numbers(batch.column("neighbours"), row).tolist()),
+            broker=values["broker"],
         )
     except (ValueError, TypeError, OverflowError) as error:
         raise RowError(f"row {row} is no element: {error}") from error
@@ -313,7 +314,7 @@ def one_batch(table: pa.Table) -> pa.RecordBatch:
 _ELEMENT_COLUMNS: Final = tuple(
     name
     for name in INDEX_COLUMNS
-    if name not in {"broker", "sequence", "singletons", "neighbours", "pubend", "from_tick", "to_tick", "filter"}
+    if name not in {"sequence", "singletons", "neighbours", "pubend", "from_tick", "to_tick", "filter"}
 )
 _RECORD_COLUMNS: Final = (
     *("kind", "subscriber", "number", "opened_ms", "closed_ms", "from_ms", "to_ms"),

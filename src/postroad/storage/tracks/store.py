@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from postroad.core.batch import Ids
-from postroad.core.tracking.answers import Hole
+from postroad.core.tracking.answers import Covered, Hole, Searched, covered, ended
 from postroad.core.tracking.elements import Crash, Element, Farewell, Flush, Horizon, Lost, Record, Span
 from postroad.core.tracking.search import Hits, search
 from postroad.errors import StorageError, StorageFullError, TrackFileError
@@ -49,19 +49,6 @@ class Recovered:
 
     crash: Crash | None  # what the incarnation before may have lost; written already
     horizons: Mapping[int, int]  # pubend -> how far its publisher history is complete
-
-
-class Found(NamedTuple):
-    hits: Hits
-    holes: tuple[Hole, ...]
-
-
-class Coverage(NamedTuple):
-    """What is known about one tick and subscriber: spans that contain it, losses that do, and holes in this knowledge."""
-
-    spans: tuple[Span, ...]
-    lost: tuple[Lost, ...]
-    holes: tuple[Hole, ...]
 
 
 class TrackStore:
@@ -193,45 +180,44 @@ class TrackStore:
         """Errors of the files that were found damaged so far."""
         return tuple(file.error for file in self._catalog.files if file.error is not None)
 
-    def search(self, ids: Ids, open_elements: Iterable[Element] = ()) -> Found:
+    def search(self, ids: Ids, open_elements: Iterable[Element] = (), open_records: Iterable[Record] = ()) -> Searched:
         """Look for ids in what is stored and in `open_elements`, which are newer than any stored copy of them.
 
-        What was flushed and could not be written yet belongs to `open_elements`, too.
+        What was flushed and could not be written yet belongs to `open_elements` and `open_records`, too.
         """
-        living = list(open_elements)
-        return self._steady(lambda: self._search(ids, living))
+        living, records = list(open_elements), list(open_records)
+        return self._steady(lambda: self._search(ids, living, records))
 
-    def _search(self, ids: Ids, living: Sequence[Element]) -> Found:
+    def _search(self, ids: Ids, living: Sequence[Element], records: Iterable[Record]) -> Searched:
         by_time = np.argsort(milliseconds_of(ids), kind="stable")
         plans = self._plans(ids, by_time, living)
         parts = [(rows, search(self._elements(plan, living), ids[rows])) for rows, plan in plans if len(rows)]
-        return Found(_joined(parts), tuple(self.holes(ids)))
+        neighbours = self._catalog.neighbours(records)
+        return Searched(_joined(parts), tuple(self.holes(ids, records)), neighbours, self.kept_from_ms)
 
-    def holes(self, ids: Ids) -> Iterator[Hole]:
+    def holes(self, ids: Ids, open_records: Iterable[Record] = ()) -> Iterator[Hole]:
         """Yield the holes that concern at least one of these ids."""
         times = list(times_of(ids).values())
-        for hole in self._catalog.holes(self.kept_from_ms):
+        for hole in self._catalog.holes(self.kept_from_ms, open_records):
             if any(bool(((hole.from_ms <= wanted) & (wanted <= hole.to_ms)).any()) for wanted in times):
                 yield hole
 
-    def coverage(self, subscriber: str, pubend: int, tick: int, open_records: Iterable[Record] = ()) -> Coverage:
+    def coverage(self, subscriber: str, pubend: int, tick: int, open_records: Iterable[Record] = ()) -> Covered:
         """Return what spans and losses say about a tick. Files are asked oldest first, up to the first that answers."""
         records = list(open_records)
         return self._steady(lambda: self._coverage(subscriber, pubend, tick, records))
 
-    def _coverage(self, subscriber: str, pubend: int, tick: int, open_records: Sequence[Record]) -> Coverage:
+    def _coverage(self, subscriber: str, pubend: int, tick: int, open_records: Sequence[Record]) -> Covered:
         spans: dict[tuple[int, int], Span] = {}
-        lost: list[Lost] = []
+        lost: dict[Lost, None] = {}
         for incarnation, record in self._covering(subscriber, pubend, tick, open_records):
-            if not record.from_tick < tick <= record.to_tick:
-                continue
             if isinstance(record, Span):
                 spans[incarnation, record.number] = record
-            elif record not in lost:
-                lost.append(record)
+            elif record.from_tick < tick <= record.to_tick:
+                lost[record] = None
         wall_ms = tick_milliseconds(tick)
-        holes = tuple(hole for hole in self._catalog.holes(self.kept_from_ms) if hole.concerns(wall_ms))
-        return Coverage(tuple(spans.values()), tuple(lost), holes)
+        holes = (hole for hole in self._catalog.holes(self.kept_from_ms, open_records) if hole.concerns(wall_ms))
+        return covered(ended(spans, self._incarnation, self._catalog.crashes), lost, tick, tuple(holes))
 
     def _steady(self, ask: Callable[[], ResultT]) -> ResultT:
         """Ask the files; when they change meanwhile, list them anew and ask again."""
@@ -246,9 +232,7 @@ class TrackStore:
     ) -> Iterator[tuple[int, Span | Lost]]:
         for file in self._catalog.files:
             extent = self._catalog.extent(file)
-            if extent is None or not extent.low_tick < tick <= extent.high_tick:
-                continue
-            index = self._catalog.index(file)
+            index = self._catalog.index(file) if extent is not None and extent.low_tick <= extent.high_tick else None
             found = [] if index is None else list(index.coverage(subscriber, pubend))
             yield from found
             if any(isinstance(record, Span) and record.from_tick < tick <= record.to_tick for _, record in found):

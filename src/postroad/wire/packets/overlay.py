@@ -11,7 +11,7 @@ _UP: Final = Direction.CLIENT_TO_BROKER
 _DOWN: Final = Direction.BROKER_TO_CLIENT
 _ACROSS: Final = Direction.BROKER_TO_BROKER
 
-ASCENDING: Final = frozenset({packets.Deliver, packets.Knowledge, packets.CatchUpReply})
+ASCENDING: Final = frozenset({packets.Deliver, packets.Knowledge, packets.CatchUpReply, packets.RangeRead})
 """Packets whose rows have ticks, strictly ascending; the rows of `PublishColumns` have none yet."""
 
 CARRIES_ROWS: Final = ASCENDING | {packets.PublishColumns}
@@ -35,6 +35,11 @@ one_way(0x0218, _DOWN, carries_body=True)(packets.Deliver)
 one_way(0x021A, _DOWN)(packets.Advance)
 one_way(0x021C, _DOWN)(packets.Gap)
 
+request(0x0221, _UP)(packets.ListPubends)
+response(0x0222, _DOWN)(packets.Pubends)
+request(0x0223, _UP)(packets.ReadRange)
+response(0x0224, _DOWN, carries_body=True)(packets.RangeRead)
+
 one_way(0x0301, _ACROSS)(packets.LinkState)
 request(0x0303, _ACROSS)(packets.Interest)
 response(0x0304, _ACROSS)(packets.InterestActive)
@@ -49,3 +54,5 @@ request(0x0313, _ACROSS)(packets.CatchUp)
 response(0x0314, _ACROSS, carries_body=True)(packets.CatchUpReply)
 request(0x0315, _ACROSS)(packets.HomeQuery)
 response(0x0316, _ACROSS)(packets.HomeReply)
+request(0x0321, _ACROSS)(packets.PubendsQuery)
+response(0x0322, _ACROSS)(packets.PubendsReply)

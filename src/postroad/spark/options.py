@@ -1,0 +1,220 @@
+"""The options of the Spark source and sink, checked before anything is done.
+
+Spark hands options over as text, with names in any case. An option nobody knows is refused, with the one that was probably meant.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from glob import glob, has_magic
+from pathlib import Path
+from typing import Final, Literal, TypeVar
+
+from postroad.core.filters.filter import Filter
+from postroad.errors import SparkOptionError
+from postroad.storage.directory import FORMAT_NAME
+
+ValueT = TypeVar("ValueT")
+
+READ_OPTIONS: Final = (
+    "path",
+    "paths",
+    "url",
+    "pubends",
+    "filter",
+    "pushdown",
+    "onGap",
+    "onMismatch",
+    "inferRecords",
+    "partitionBytes",
+    "rowsPerPartition",
+    "partitionSeconds",
+    "timeoutSeconds",
+    "startingTicks",
+    "maxRowsPerTrigger",
+)
+WRITE_OPTIONS: Final = ("url", "name", "batch", "timeoutSeconds")
+OF_SPARK: Final = ("checkpointLocation", "queryName")
+"""Options of Spark itself that it hands on to the source or sink."""
+
+PARTITION_BYTES: Final = 32 << 20
+INFER_RECORDS: Final = 1000
+TIMEOUT_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What to read and how. Either `directories` or `urls` is empty."""
+
+    directories: tuple[Path, ...]
+    urls: tuple[str, ...]
+    pubends: tuple[int, ...] | None  # None: all there are
+    filter: str
+    pushdown: bool
+    skip_gaps: bool
+    null_mismatches: bool
+    infer_records: int | None  # None: all
+    partition_bytes: int
+    rows_per_partition: int | None
+    partition_s: float | None
+    timeout_s: float
+    starting: Literal["earliest", "latest"] | dict[int, int]
+    rows_per_trigger: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """Where to publish, and under which name and batch a write is known when it is repeated."""
+
+    urls: tuple[str, ...]
+    name: str | None
+    batch: int | None
+    timeout_s: float
+
+
+def read_options(given: Mapping[str, str]) -> ReadOptions:
+    options = _known(given, READ_OPTIONS)
+    directories, urls = _directories(options), _urls(options)
+    if bool(directories) == bool(urls):
+        raise SparkOptionError("give either path, one or more data directories of brokers, or url, a running broker")
+    return ReadOptions(
+        directories=directories,
+        urls=urls,
+        pubends=_take(options, "pubends", _pubends, None),
+        filter=_take(options, "filter", _filter, ""),
+        pushdown=_choice(options, "pushdown", ("false", "true")) == "true",
+        skip_gaps=_choice(options, "onGap", ("fail", "skip")) == "skip",
+        null_mismatches=_choice(options, "onMismatch", ("fail", "null")) == "null",
+        infer_records=_infer_records(options),
+        partition_bytes=_take(options, "partitionBytes", _positive, PARTITION_BYTES),
+        rows_per_partition=_take(options, "rowsPerPartition", _positive, None),
+        partition_s=_take(options, "partitionSeconds", _seconds, None),
+        timeout_s=_take(options, "timeoutSeconds", _seconds, TIMEOUT_S),
+        starting=_take(options, "startingTicks", starting_ticks, "earliest"),
+        rows_per_trigger=_take(options, "maxRowsPerTrigger", _positive, None),
+    )
+
+
+def write_options(given: Mapping[str, str]) -> WriteOptions:
+    options = _known(given, WRITE_OPTIONS)
+    urls = _urls(options)
+    if not urls:
+        raise SparkOptionError("give url, the broker to publish at; several, separated by commas, share the partitions")
+    name = options.get("name")
+    batch = _take(options, "batch", _number, None)
+    if batch is not None and not name:
+        raise SparkOptionError("batch says which write of a name this is: give name, too")
+    if name is not None and not 1 <= len(name) <= 128:
+        raise SparkOptionError("a name has 1 to 128 characters")
+    return WriteOptions(urls, name, batch, _take(options, "timeoutSeconds", _seconds, TIMEOUT_S))
+
+
+def _known(given: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
+    by_lower = {name.lower(): name for name in (*names, *OF_SPARK)}
+    known: dict[str, str] = {}
+    for key, value in given.items():
+        name = by_lower.get(key.lower())
+        if name is None:
+            near = difflib.get_close_matches(key.lower(), by_lower, 1)
+            meant = f"; {by_lower[near[0]]} was probably meant" if near else f"; the options are {', '.join(names)}"
+            raise SparkOptionError(f"there is no option {key!r}{meant}")
+        known[name] = value
+    return known
+
+
+def _take(options: Mapping[str, str], name: str, parse: Callable[[str], ValueT], default: ValueT) -> ValueT:
+    if name not in options:
+        return default
+    try:
+        return parse(options[name])
+    except ValueError as error:
+        raise SparkOptionError(f"option {name}: {error}") from error
+
+
+def _choice(options: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+    value = options.get(name, choices[0]).lower()
+    if value not in choices:
+        raise SparkOptionError(f"option {name} is one of {', '.join(choices)}, not {options[name]!r}")
+    return value
+
+
+def _positive(text: str) -> int:
+    value = _number(text)
+    if value == 0:
+        raise ValueError("0 makes no sense here")
+    return value
+
+
+def _number(text: str) -> int:
+    if not text.strip().isdecimal():
+        raise ValueError(f"a whole number of at least 0 is expected, not {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1e9:
+        raise ValueError(f"a number of seconds above 0 is expected, not {text!r}")
+    return value
+
+
+def _infer_records(options: Mapping[str, str]) -> int | None:
+    if options.get("inferRecords", "").strip().lower() == "all":
+        return None
+    return _take(options, "inferRecords", _positive, INFER_RECORDS)
+
+
+def _filter(text: str) -> str:
+    Filter(text)  # a FilterSyntaxError is a ValueError
+    return text
+
+
+def _pubends(text: str) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(pubend_of(each) for each in text.split(",")))
+
+
+def pubend_of(text: str) -> int:
+    """Read a pubend's number, decimal or with 0x."""
+    try:
+        pubend = int(text.strip(), 0)
+    except ValueError:
+        raise ValueError(f"a pubend is a number such as 256 or 0x100, not {text!r}") from None
+    if not 0 <= pubend < 1 << 64:
+        raise ValueError(f"{text} is no pubend")
+    return pubend
+
+
+def starting_ticks(text: str) -> Literal["earliest", "latest"] | dict[int, int]:
+    """Read where a stream begins: `earliest`, `latest`, or JSON with a tick per pubend."""
+    word = text.strip().lower()
+    if word == "earliest":
+        return "earliest"
+    if word == "latest":
+        return "latest"
+    try:
+        given = json.loads(text)
+        return {pubend_of(pubend): int(tick) for pubend, tick in given.items()}
+    except (ValueError, AttributeError, TypeError) as error:
+        raise ValueError(f'earliest, latest or JSON such as {{"256": 117}} is expected, not {text!r} ({error})') from error
+
+
+def _urls(options: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(each.strip() for each in options.get("url", "").split(",") if each.strip())
+
+
+def _directories(options: Mapping[str, str]) -> tuple[Path, ...]:
+    given = [each.strip() for each in options.get("path", "").split(",") if each.strip()]
+    if "paths" in options:  # how Spark hands on the list of load([...])
+        given += json.loads(options["paths"])
+    found: list[Path] = []
+    for each in given:
+        text = each.removeprefix("file://")
+        places = sorted(glob(text)) if has_magic(text) else [text]  # noqa: PTH207  # the pattern may begin at the root
+        directories = [Path(place) for place in places if (Path(place) / FORMAT_NAME).is_file() or not has_magic(text)]
+        if not directories:
+            raise SparkOptionError(f"no data directory of a broker matches {each}")
+        found += directories
+    return tuple(dict.fromkeys(found))
