@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Final
 
 import click
@@ -23,7 +24,15 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
 }
 
 
-@click.group(cls=LazyGroup, lazy=COMMANDS)
+class SparkGroup(LazyGroup):
+    """A group whose commands need Spark, and say so where it is not installed."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        import_module("postroad.spark")  # raises SparkUnavailableError, which says what to install
+        return super().get_command(ctx, cmd_name)
+
+
+@click.group(cls=SparkGroup, lazy=COMMANDS)
 def pipeline() -> None:
     """Jobs over the logs and tracks of brokers, on Spark.
 
