@@ -421,9 +421,9 @@ class Broker:
         if flush:
             horizons = {pubend_id: pubend.horizon for pubend_id, pubend in self._parts.pubends.items()}
             notes.farewell(horizons) if farewell else notes.flush(horizons)
-        events, ids = notes.take()
+        events, entries, size = notes.take()
         if events or flush:
-            self._orders.append(Track(self._parts.wall_ms, events, ids, flush, farewell))
+            self._orders.append(Track(self._parts.wall_ms, events, entries, size, flush, farewell))
 
     def _note_forwarded(self, notes: Notes) -> None:
         for order in self._orders:
