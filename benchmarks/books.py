@@ -179,8 +179,8 @@ class Books:
 
 
 async def _until(condition: Callable[[], bool], pause_s: float = 0.05) -> None:
-    while not condition():
-        await asyncio.sleep(pause_s)  # conditions on many tasks and processes have no event
+    while not condition():  # noqa: ASYNC110  # conditions on many tasks and processes have no event
+        await asyncio.sleep(pause_s)
 
 
 async def _receive(subscription: postroad.Subscription, received: list[Ids]) -> None:
