@@ -405,6 +405,17 @@ def test_small_files_are_merged_and_nothing_changes(files: Reopen) -> None:
     assert dict(again.recovered.horizons) == {PUBEND: 69}
 
 
+def test_small_files_of_a_former_incarnation_are_merged_too(files: Reopen) -> None:
+    """Also when nobody has searched in them since the restart."""
+    store = start(files)
+    for step in range(70):
+        store.write(flush([element(step + 1, at(step * 10), opened_ms=START + step)]), now_ms=START + step)
+    again = start(files, 2, START + 10_000_000)
+    again.retain(START + 10_000_000)
+    assert "0000000001-0000000063.merged.parquet" in names(files)
+    assert len(keys(again.search(at(*range(0, 700, 10))))) == 70
+
+
 def test_a_file_that_is_compacted_by_somebody_else_is_noticed(files: Reopen) -> None:
     """Its cached index is not used for other rows, and files that are gone are not holes when another replaces them."""
     store = start(files)
