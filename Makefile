@@ -45,8 +45,8 @@ $(VENV)/.peers: $(STAMP) requirements/bench.txt
 bench: $(VENV)/.peers ## Wall-clock benchmarks, some beside peers; writes benchmarks/results/
 	$(BIN)/python -m benchmarks.run $(ONLY)
 
-figures: setup ## Figures of the papers (none yet: they arrive with the experiments)
-	@echo "No experiments yet; see README, 'What is there and what is not yet'."
+figures: setup ## Figures of the papers, shortened to some minutes; writes experiments/
+	$(BIN)/python -m experiments.run $(ONLY)
 
 docs: setup ## Regenerate the generated reference pages
 	$(BIN)/python -m docs.generate

@@ -3,10 +3,12 @@
     python -m benchmarks.overlay                 # every shape
     python -m benchmarks.overlay a b             # some
     python -m benchmarks.overlay e --minutes 10  # memory over time
+    python -m benchmarks.overlay t --rounds 5    # what tracking costs
 
 Shapes, as in docs/benchmarks.md: (a) one publisher, ten subscribers that match 10% each, in columns and message by message, and
 ten that want everything; (b) 200 publishers, 500 subscribers, 500 topics, 5,000 messages per second: latency; (c) one and two
-relay hops; (d) matching cost by number of subscriptions; (e) the broker's memory under (b). Each broker, the publishers and the
+relay hops; (d) matching cost by number of subscriptions; (e) the broker's memory under (b); (t) the columns and messages of (a)
+and the latencies of (b) with each tracking strategy, in turn, as ratios to `null`. Each broker, the publishers and the
 subscribers are processes of their own.
 """
 
@@ -42,6 +44,8 @@ from postroad.transport.loops import run
 
 PAYLOAD: Final = b"x" * 100
 RESULTS: Final = Path(__file__).parent / "results"
+DEFAULT: Final = "exact"
+STRATEGIES: Final = ("null", "bloom", "exact")
 SYMBOLS: Final = [f"S{number}" for number in range(10)]
 
 
@@ -49,10 +53,10 @@ SYMBOLS: Final = [f"S{number}" for number in range(10)]
 
 
 @contextmanager
-def broker(directory: Path, number: int = 1, *, listen: str = "127.0.0.1:0", neighbours: tuple[str, ...] = ()) -> Iterator[Any]:
+def broker(directory: Path, number: int = 1, *, neighbours: tuple[str, ...] = (), tracking: str = DEFAULT) -> Iterator[Any]:
     """Run a broker as a process; give it with its `url` and `address`."""
-    command = [sys.executable, "-m", "postroad.cli", "broker", "--id", str(number), "--listen", listen, "--log-level", "warning"]
-    command += ["--data-dir", str(directory / str(number))]
+    command = [sys.executable, "-m", "postroad.cli", "broker", "--id", str(number), "--listen", "127.0.0.1:0"]
+    command += ["--log-level", "warning", "--data-dir", str(directory / str(number)), "--tracking", tracking]
     for neighbour in neighbours:
         command += ["--neighbour", neighbour]
     process: Any = subprocess.Popen(command, stdout=subprocess.PIPE)
@@ -212,12 +216,19 @@ class _clients:  # noqa: N801  # a context manager
 
 
 def throughput(
-    name: str, publish: Task, publish_arguments: tuple[Any, ...], receive: Task, filters: list[str], share: float, hops: int = 0
+    name: str,
+    publish: Task,
+    publish_arguments: tuple[Any, ...],
+    receive: Task,
+    filters: list[str],
+    share: float,
+    hops: int = 0,
+    tracking: str = DEFAULT,
 ) -> dict[str, Any]:
     """Run one publisher and the subscribers, `hops` relays apart; count from the first publish to the last delivery."""
     count = publish_arguments[0]
     with tempfile.TemporaryDirectory(prefix="postroad-bench-") as directory, ExitStack() as stack:
-        brokers = [stack.enter_context(broker(Path(directory)))]
+        brokers = [stack.enter_context(broker(Path(directory), tracking=tracking))]
         for number in range(2, hops + 3 if hops else 2):
             brokers.append(stack.enter_context(broker(Path(directory), number, neighbours=(brokers[-1].address,))))
         if hops:
@@ -313,9 +324,14 @@ async def receive_paced(start: Start, url: str, subscribers: int, topics: int, s
     return latencies[skip:], received
 
 
-def paced(seconds: float, watch: Callable[[Any, float], None] | None = None) -> dict[str, Any]:
-    publishers, subscribers, topics, rate = 200, 500, 500, 5000.0
-    with tempfile.TemporaryDirectory(prefix="postroad-bench-") as directory, broker(Path(directory)) as process:
+def paced(
+    seconds: float, watch: Callable[[Any, float], None] | None = None, tracking: str = DEFAULT, rate: float = 5000.0
+) -> dict[str, Any]:
+    publishers, subscribers, topics = 200, 500, 500
+    with (
+        tempfile.TemporaryDirectory(prefix="postroad-bench-") as directory,
+        broker(Path(directory), tracking=tracking) as process,
+    ):
         receiver = Worker.start(receive_paced, process.url, subscribers, topics, seconds)
         receiver.ready()
         sender = Worker.start(publish_paced, process.url, publishers, topics, rate, seconds)
@@ -401,14 +417,45 @@ def _random_batch(rng: random.Random, count: int) -> Batch:
     return batch.with_ticks(np.arange(1, 1001, dtype=np.uint64))
 
 
+# --- (t): tracking ------------------------------------------------------------------------------------------------------------
+
+
+def shape_t(scale: float, rounds: int) -> Iterator[dict[str, Any]]:
+    """Run everything with each strategy in turn, several times; the medians, and their ratios to those without tracking."""
+    tenth = [f"symbol = '{symbol}'" for symbol in SYMBOLS]
+    many, some, seconds = _rounded(1_000_000 * scale), _rounded(300_000 * scale), max(5.0, 12 * scale)
+    runs: dict[str, Callable[[str], dict[str, Any]]] = {
+        "columns": lambda s: throughput("", publish_columns, (many, 1000), receive_columns, tenth, 0.1, tracking=s),
+        "messages": lambda s: throughput("", publish_messages, (some,), receive_messages, tenth, 0.1, tracking=s),
+        "5,000 msg/s": lambda s: paced(seconds, tracking=s),
+        "500 msg/s": lambda s: paced(seconds, tracking=s, rate=500.0),
+    }
+    figures = {"columns": ("messages_per_s", "broker_cpu_us"), "messages": ("messages_per_s", "broker_cpu_us")}
+    for name, one in runs.items():
+        found: dict[str, list[dict[str, Any]]] = {strategy: [] for strategy in STRATEGIES}
+        for number in range(rounds):
+            order = STRATEGIES if number % 2 == 0 else tuple(reversed(STRATEGIES))
+            for strategy in order:
+                found[strategy].append(one(strategy))
+        for figure in figures.get(name, ("p50_ms", "p99_ms", "broker_cpu")):
+            medians = {strategy: statistics.median(run[figure] for run in each) for strategy, each in found.items()}
+            yield {
+                "shape": f"t: {name}",
+                "figure": figure,
+                **{strategy: round(value, 2) for strategy, value in medians.items()},
+                **{f"{strategy} / null": round(medians[strategy] / medians["null"], 3) for strategy in STRATEGIES[1:]},
+            }
+
+
 # --- the whole -----------------------------------------------------------------------------------------------------------------
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("shapes", nargs="*", default=["a", "b", "c", "d"], help="a, b, c, d, e (default: all but e)")
+    parser.add_argument("shapes", nargs="*", default=["a", "b", "c", "d"], help="a, b, c, d, e, t (default: all but e and t)")
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies the number of messages and the time of (b)")
     parser.add_argument("--minutes", type=float, default=10.0, help="how long (e) runs")
+    parser.add_argument("--rounds", type=int, default=3, help="how often (t) runs each strategy")
     parser.add_argument("--json", type=Path, default=RESULTS / "overlay.json", help="where the results are written")
     options = parser.parse_args()
     shapes: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
@@ -417,6 +464,7 @@ def main() -> None:
         "c": lambda: shape_c(options.scale),
         "d": lambda: shape_d(options.scale),
         "e": lambda: shape_e(options.minutes),
+        "t": lambda: shape_t(options.scale, options.rounds),
     }
     results = []
     for shape in options.shapes:

@@ -163,8 +163,13 @@ def _structures() -> str:
                 found[struct.__name__] = struct
     parts = ["## Structures\n\nArrays of fields, like packets.\n"]
     for name, struct in sorted(found.items()):
-        parts.append(f"### {name}\n\n{(struct.__doc__ or '').strip().splitlines()[0]}\n{_fields(struct)}")
+        parts.append(f"### {name}\n\n{(struct.__doc__ or '').strip().splitlines()[0]}\n{_tag(struct)}{_fields(struct)}")
     return "\n".join(parts)
+
+
+def _tag(struct: type[msgspec.Struct]) -> str:
+    tag = struct.__struct_config__.tag
+    return "" if tag is None else f"\nThe text `{tag}` stands first in the array, before the fields.\n"
 
 
 def _nested(kind: types.Type) -> Iterator[type[msgspec.Struct]]:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from postroad.core.filters.index import FilterIndex
     from postroad.core.filters.limits import FilterLimits
     from postroad.core.messages import Message
+    from postroad.core.tracking.explaining import Explanation
+    from postroad.core.tracking.reconstruction import Trace
 
 __version__ = VERSION
 
@@ -23,6 +25,7 @@ __all__ = [
     "Batch",
     "Client",
     "ClientConfig",
+    "Explanation",
     "Filter",
     "FilterIndex",
     "FilterLimits",
@@ -33,6 +36,7 @@ __all__ = [
     "Publisher",
     "ReceivedMessage",
     "Subscription",
+    "Trace",
     "__version__",
     "connect",
 ]
@@ -42,6 +46,7 @@ _LATER: Final = {
     "Batch": "postroad.core.batch",
     "Client": "postroad.client.connection",
     "ClientConfig": "postroad.client.connection",
+    "Explanation": "postroad.core.tracking.explaining",
     "Filter": "postroad.core.filters.filter",
     "FilterIndex": "postroad.core.filters.index",
     "FilterLimits": "postroad.core.filters.limits",
@@ -49,6 +54,7 @@ _LATER: Final = {
     "Publisher": "postroad.client.publisher",
     "ReceivedMessage": "postroad.client.subscription",
     "Subscription": "postroad.client.subscription",
+    "Trace": "postroad.core.tracking.reconstruction",
     "connect": "postroad.client.connection",
 }
 

@@ -373,6 +373,17 @@ class CorruptMetadataError(StorageError):
         super().__init__(f"{file} is damaged: {reason}; restore it from a copy")
 
 
+class TrackFileError(StorageError):
+    """A file of tracks is damaged or not ours. Searches go on without it and report what it held as a hole."""
+
+    code = 409
+
+    def __init__(self, file: str, reason: str) -> None:
+        self.file = file
+        self.reason = reason
+        super().__init__(f"{file} cannot be read: {reason}; restore the file from a copy, or move it away to live with the hole")
+
+
 class OverlayError(PostroadError):
     """A request to a broker of the overlay cannot be met."""
 
@@ -421,6 +432,22 @@ class WrongRoleError(OverlayError):
     """A packet came from a peer that may not send it: a client's on a broker's link, or the other way round."""
 
     code = 507
+
+
+class SkewError(OverlayError):
+    """A message's timestamp and the broker's clock differ by more than the broker tolerates: one of the clocks was stepped.
+
+    The client has corrected its clock and goes on; messages from the future can only be published again, under new ids.
+    """
+
+    code = 508
+    retryable = True
+
+    def __init__(self, skew_ms: int, tolerance_ms: int) -> None:
+        self.skew_ms = skew_ms
+        self.tolerance_ms = tolerance_ms
+        side = "behind" if skew_ms > 0 else "ahead of"
+        super().__init__(f"the timestamp is {abs(skew_ms)} ms {side} the broker's clock, which tolerates {tolerance_ms} ms")
 
 
 class ConfigError(PostroadError):

@@ -12,6 +12,7 @@ from postroad.runtime.config import (
     Neighbour,
     NodeConfig,
     TopologyConfig,
+    Tracking,
     dump_config,
     load_config,
     load_topology,
@@ -43,6 +44,11 @@ def test_the_smallest_file_gives_the_defaults_and_listens_to_this_machine_only(t
         ("id = 0\ndata_dir = 'd'", "`id`"),
         ("id = 1\ndata_dir = 'd'\nlisten = 'nowhere'", "`listen`"),
         ("id = 1\ndata_dir = 'd'\n[links]\nheartbeat_s = -1", "`links.heartbeat_s`"),
+        ("id = 1\ndata_dir = 'd'\n[tracking]\nbits = 65537", "`tracking.bits` must be a multiple of 8"),
+        ("id = 1\ndata_dir = 'd'\n[tracking]\nbits = 64\ncapacity = 65", "`tracking.capacity` of 65"),
+        ("id = 1\ndata_dir = 'd'\n[tracking]\nhashes = 0", "`tracking.hashes`"),
+        ("id = 1\ndata_dir = 'd'\n[tracking]\nstrategy = 'blom'", "`tracking.strategy`"),
+        ("id = 1\ndata_dir = 'd'\n[tracking]\npersistance_ms = 1", "did you mean `persistence_ms`?"),
         ("id = ", "not TOML"),
     ],
 )
@@ -68,6 +74,7 @@ def test_a_configuration_written_out_reads_back_the_same() -> None:
         data_dir="/d",
         neighbours=(Neighbour(address="h:1", cost=5), Neighbour(address="[::1]:2")),
         limits=Limits(connections_max=5),
+        tracking=Tracking(strategy="bloom", bits=1024, hashes=5, capacity=100, retention_s=60.0, per_neighbour=True),
     )
     assert parse_config(dump_config(config), NodeConfig, "text") == config
 
@@ -86,6 +93,8 @@ listen = "127.0.0.1:7402"
 data_dir = "elsewhere"
 [links]
 heartbeat_s = 0.5
+[tracking]
+strategy = "bloom"
 """
 
 
@@ -97,6 +106,14 @@ def test_a_topology_gives_each_broker_its_configuration(tmp_path: Path) -> None:
     assert north.neighbours == (Neighbour(address="127.0.0.1:7402"),)
     assert (north.data_dir, south.data_dir) == (str(tmp_path / "all" / "north"), str(tmp_path / "elsewhere"))
     assert north.links.heartbeat_s == south.links.heartbeat_s == 0.5
+    assert north.tracking.strategy == south.tracking.strategy == "bloom"
+
+
+def test_what_the_theorems_do_not_like_is_not_refused() -> None:
+    """A short lifetime or a large skew costs accuracy, which `postroad tracking plan` tells; it breaks nothing."""
+    text = "id = 1\ndata_dir = 'd'\n[tracking]\npersistence_ms = 1\nskew_tolerance_ms = 86_400_000"
+    settings = parse_config(text, NodeConfig, "x").tracking.settings()
+    assert (settings.persistence_ms, settings.skew_tolerance_ms, settings.strategy) == (1, 86_400_000, "exact")
 
 
 @pytest.mark.parametrize(

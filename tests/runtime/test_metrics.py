@@ -14,6 +14,14 @@ from postroad.runtime.config import NodeConfig
 from postroad.runtime.node import Node
 
 
+async def until_tracked(node: Node, entries: int) -> None:
+    for _ in range(500):
+        if node.stats()["tracking_entries"] == entries:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("the tracking thread did not take what was published")
+
+
 def test_a_broker_shows_its_figures_and_those_of_its_queues(tmp_path: Path) -> None:
     """Messages published and messages that wait in a queue appear in what a scraper reads; other paths do not exist."""
 
@@ -32,6 +40,7 @@ def test_a_broker_shows_its_figures_and_those_of_its_queues(tmp_path: Path) -> N
                 queue = await maker.create_queue('odd "name"')
                 for _ in range(3):
                     await maker.put(queue, b"work")
+            await until_tracked(node, 5)
             url = f"http://127.0.0.1:{metrics.port}"
             text = await asyncio.to_thread(lambda: urlopen(f"{url}/metrics").read().decode())
             reader, writer = await asyncio.open_connection("127.0.0.1", metrics.port)
@@ -47,4 +56,6 @@ def test_a_broker_shows_its_figures_and_those_of_its_queues(tmp_path: Path) -> N
     assert 'postroad_queue_waiting{queue="odd \\"name\\""} 3.0' in text
     assert 'postroad_queue_put_total{queue="odd \\"name\\""} 3.0' in text
     assert 'postroad_stream_frontier{pubend="700"}' in text
+    assert 'postroad_tracking_entries{broker="7"} 5.0' in text
+    assert 'postroad_tracking_dropped{broker="7"} 0.0' in text
     assert other.startswith(b"HTTP/1.1 404")

@@ -10,6 +10,7 @@ from postroad.sim.checkers import CHECKERS, check
 from postroad.sim.checkers.delivery import Completeness, ExactlyOnce, NoPhantom, Order, StartExactness
 from postroad.sim.checkers.publishing import AcknowledgedIsDurable, OnePubend, PublishersConverge
 from postroad.sim.checkers.release import BoundedMemory, GapsAreEarned, ReleaseSafety
+from postroad.sim.checkers.tracking import TracksAreTrue
 from postroad.sim.history import (
     Abandoned,
     Acknowledged,
@@ -275,4 +276,5 @@ def test_every_checker_is_tested_here() -> None:
         ReleaseSafety,
         GapsAreEarned,
         BoundedMemory,
+        TracksAreTrue,  # in test_tracking.py
     } == set(CHECKERS)

@@ -16,9 +16,12 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
     "publish": ("postroad.cli.publish", "publish", "Publish messages: JSON lines from standard input."),
     "subscribe": ("postroad.cli.subscribe", "subscribe", "Receive messages: JSON lines to standard output."),
     "queue": ("postroad.cli.queue", "queue", "Create, fill, look into and empty queues."),
+    "trace": ("postroad.cli.trace", "trace", "Show where messages came from, which way they went and who got them."),
+    "explain": ("postroad.cli.trace", "explain", "Say why a subscriber got a message, or why not."),
     "demo": ("postroad.cli.demo", "demo", "A short tour of what Postroad does, on embedded defaults."),
     "topics": ("postroad.cli.topics", "topics", "Run and show the topics service: servers, proxies, status."),
     "topic": ("postroad.cli.topics", "topic", "Use topics: subscribe, unsubscribe, get, put."),
+    "tracking": ("postroad.cli.tracking", "tracking", "Choose the parameters of message tracking."),
     "sim": ("postroad.cli.sim", "sim", "Try to break Postroad in a simulated world."),
 }
 

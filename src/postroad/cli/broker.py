@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from postroad.core.tracking.settings import Strategy
 from postroad.queues.mount import queues_of
 from postroad.runtime.config import DEFAULT_PORT, Neighbour, NodeConfig, Queues, load_config, split_address
 from postroad.runtime.serve import serve
@@ -36,6 +37,9 @@ def _services(config: NodeConfig) -> list[Service]:
 @click.option(
     "--queues", metavar="STORE", help="Where queues are kept: a file below the data directory, a postgresql:// URL, or ''."
 )
+@click.option(
+    "--tracking", type=click.Choice([str(each) for each in Strategy]), help="How messages are tracked, `null` for not.  [exact]"
+)
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="How much to tell.  [info]")
 def broker(
     config: Path | None,
@@ -45,6 +49,7 @@ def broker(
     listen: str | None,
     neighbours: tuple[str, ...],
     queues: str | None,
+    tracking: str | None,
     log_level: str | None,
 ) -> None:
     """Run a broker until Ctrl-C or SIGTERM.
@@ -62,6 +67,8 @@ def broker(
         changes["neighbours"] = tuple(Neighbour(address=address) for address in neighbours)
     if queues is not None:
         changes["queues"] = Queues(store=queues)
+    if tracking is not None:
+        changes["tracking"] = msgspec.structs.replace(base.tracking, strategy=tracking)
     chosen = msgspec.structs.replace(base, **changes)
     for address in (chosen.listen, *(each.address for each in chosen.neighbours)):
         split_address(address)

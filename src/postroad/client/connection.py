@@ -23,9 +23,10 @@ from postroad.client.positions import load_positions
 from postroad.client.publisher import Publisher
 from postroad.client.reading import Request, read_pubends, read_range
 from postroad.client.subscription import OnGap, Subscription
+from postroad.client.tracing import AnyId, Tracer
 from postroad.core.batch import Batch
 from postroad.core.filters.filter import Filter
-from postroad.core.packets import Packet, PubendSpan
+from postroad.core.packets import Packet, PubendSpan, TracksAnswered
 from postroad.core.session.events import (
     Delivered,
     Event,
@@ -34,6 +35,8 @@ from postroad.core.session.events import (
     PubendJoined,
     PubendsListed,
     PublisherFailed,
+    QuestionAnswered,
+    QuestionFailed,
     RangeFailed,
     RangePiece,
     SubscriptionActive,
@@ -42,6 +45,9 @@ from postroad.core.session.events import (
     Writable,
 )
 from postroad.core.session.machine import Session, SessionConfig
+from postroad.core.tracking.explaining import Explanation
+from postroad.core.tracking.questions import Question
+from postroad.core.tracking.reconstruction import Trace
 from postroad.errors import (
     ClosedError,
     GapError,
@@ -55,6 +61,7 @@ from postroad.errors import (
 log = logging.getLogger("postroad.client")
 
 STEADY_S: Final = 1.0  # a link that lived this long was a good one
+ANSWER_S_MAX: Final = 15.0  # for a question about tracks; the broker itself gives up on others before that
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +100,7 @@ class Client:
         self._publishers: dict[int, Publisher] = {}
         self._subscriptions: dict[int, Subscription] = {}
         self._requests: dict[int, Request] = {}
+        self._questions: dict[int, asyncio.Future[TracksAnswered]] = {}  # by the session's number
         self._pump_planned = False
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -183,6 +191,9 @@ class Client:
             subscription.failed(error)
         for request in self._requests.values():
             request.failed(error)
+        for future in self._questions.values():
+            if not future.done():
+                future.set_exception(error)
 
     @property
     def broker(self) -> int | None:
@@ -312,14 +323,59 @@ class Client:
         self._requests.pop(key, None)
         self.session.end_read(key)
 
+    # --- tracing ---------------------------------------------------------------------------------------------------------
+
+    async def trace(self, message_id: AnyId) -> Trace:
+        """Find out where a message came from, which way it went and who got it."""
+        return (await self.trace_many([message_id]))[0]
+
+    async def trace_many(self, message_ids: Iterable[AnyId]) -> list[Trace]:
+        """Trace many messages at once, which costs little more than one; the result is in the order of the ids."""
+        return await Tracer(self._ask, self._home()).trace_many(message_ids)
+
+    async def explain(self, message_id: AnyId, subscriber: str) -> Explanation:
+        """Find out why a subscriber got a message, or why not."""
+        return await Tracer(self._ask, self._home()).explain(message_id, subscriber)
+
+    def _home(self) -> int:
+        self._check_open()
+        if self._main is None:
+            raise NotConnectedError("no broker is connected now")
+        return self._main.broker
+
+    async def _ask(self, target: int, question: Question) -> TracksAnswered:
+        number = self.session.ask(target, question)
+        if number is None:
+            raise NotConnectedError("no broker is connected now, or it is asked too much at once")
+        future: asyncio.Future[TracksAnswered] = self._loop.create_future()
+        self._questions[number] = future
+        self.plan_pump()
+        try:
+            async with asyncio.timeout(ANSWER_S_MAX):
+                return await future
+        except TimeoutError:
+            raise UnfinishedError(f"the broker did not answer within {ANSWER_S_MAX:g} s") from None
+        finally:
+            self._questions.pop(number, None)
+
+    def _answered(self, number: int, answer: TracksAnswered | PostroadError) -> None:
+        future = self._questions.get(number)
+        if future is None or future.done():
+            return
+        if isinstance(answer, PostroadError):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
+
     def _check_open(self) -> None:
         if self._closed or not self._tasks:
             raise ClosedError("use the client inside `async with postroad.connect(...)`")
 
     # --- the session -----------------------------------------------------------------------------------------------------
 
-    def wall_ms(self) -> int:
-        return time.time_ns() // 1_000_000
+    def clock_ms(self) -> int:
+        """Return a clock that is never stepped; what it shows does not matter, since brokers tell theirs."""
+        return time.monotonic_ns() // 1_000_000
 
     def plan_pump(self, then: Callable[[], None] | None = None) -> None:
         """Pump at the end of this turn of the event loop; call `then` before it."""
@@ -335,6 +391,7 @@ class Client:
 
     def pump(self) -> None:
         """Send what the session wants sent and tell what it has to tell."""
+        self.session.clock(self.clock_ms())
         for send in self.session.outputs():
             link = self._link(send.link)
             if link is not None:
@@ -375,6 +432,10 @@ class Client:
             case PubendsListed() | RangePiece() | RangeFailed():
                 if event.request in self._requests:
                     self._requests[event.request].told(event)
+            case QuestionAnswered(number, answer):
+                self._answered(number, answer)
+            case QuestionFailed(number, error):
+                self._answered(number, error)
             case _:
                 self._tell_subscription(event)
 
@@ -413,7 +474,7 @@ class Client:
     # --- links -----------------------------------------------------------------------------------------------------------
 
     def link_packet(self, link: Link, packet: Packet, batch: Batch | None, packet_id: int) -> None:
-        self.session.clock(self.wall_ms())
+        self.session.clock(self.clock_ms())
         self.session.receive(packet, link=link.number, now=self._loop.time(), batch=batch, packet=packet_id)
 
     def link_error(self, link: Link, error: PostroadError, packet_id: int) -> None:
@@ -455,7 +516,7 @@ class Client:
 
     async def _serve_main(self, link: Link) -> None:
         self._main = link
-        self.session.clock(self.wall_ms())
+        self.session.clock(self.clock_ms())
         self.session.connected(link.number, link.broker, now=self._loop.time())
         self.plan_pump()
         self._connected.set()
@@ -497,7 +558,7 @@ class Client:
             link.channel.close(reason="another broker was expected")
             return False
         self._homes[broker] = link
-        self.session.clock(self.wall_ms())
+        self.session.clock(self.clock_ms())
         self.session.connected(link.number, broker, now=self._loop.time(), main=False)
         link.gone.add_done_callback(lambda _: self._home_lost(link))
         self.plan_pump()

@@ -46,7 +46,7 @@ class Publisher:
         Returns as soon as the message is in the window of those not yet acknowledged; `flush` waits until all are durable.
         """
         registration = self._session.registration(self._key) or await self._room()
-        message_id = registration.add(attributes, payload, time.time_ns() // 1_000_000)
+        message_id = registration.add(attributes, payload, time.monotonic_ns() // 1_000_000)  # as `Client.clock_ms` does
         self._since_turn += 1
         if self._since_turn >= TURN_ROWS:
             self._since_turn = 0
@@ -78,7 +78,7 @@ class Publisher:
         for start in range(0, count, CHUNK_ROWS):
             stop = min(start + CHUNK_ROWS, count)
             registration = await self._room()
-            part = registration.ids_for(stop - start, self._client.wall_ms())
+            part = registration.ids_for(stop - start, self._client.clock_ms())
             whole = start == 0 and stop == count
             attributes = columns if whole else {name: values[start:stop] for name, values in columns.items()}
             batch = Batch.from_columns(part, payloads if whole else payloads[start:stop], attributes)

@@ -20,10 +20,13 @@ from postroad.client import connection, publisher, subscription
 from postroad.client.connection import ClientConfig
 from postroad.client.publisher import Columns, MessageIds, Rows
 from postroad.client.subscription import OnGap, ReceivedMessage
+from postroad.client.tracing import AnyId
 from postroad.core.batch import Batch
 from postroad.core.filters.filter import Filter
 from postroad.core.packets import PubendSpan
 from postroad.core.session.publishing import Doubt
+from postroad.core.tracking.explaining import Explanation
+from postroad.core.tracking.reconstruction import Trace
 from postroad.errors import PublishRefusedError
 from postroad.transport.background import BackgroundLoop
 from postroad.types import AttributeValue, MessageId
@@ -211,3 +214,12 @@ class Client:
 
         while (batch := self._loop.call(following())) is not None:
             yield batch
+
+    def trace(self, message_id: AnyId) -> Trace:
+        return self._loop.call(self._inner.trace(message_id))
+
+    def trace_many(self, message_ids: Iterable[AnyId]) -> list[Trace]:
+        return self._loop.call(self._inner.trace_many(message_ids))
+
+    def explain(self, message_id: AnyId, subscriber: str) -> Explanation:
+        return self._loop.call(self._inner.explain(message_id, subscriber))

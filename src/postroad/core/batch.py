@@ -49,7 +49,7 @@ _take: Final[Callable[[pa.RecordBatch, pa.Array[Any]], pa.RecordBatch]] = pa.Rec
 class Batch:
     """Immutable. Slices share the columns of the batch they come from and keep them alive; `compact` ends that."""
 
-    __slots__ = ("_layout", "_rows", "columns", "encoded")
+    __slots__ = ("_ids", "_layout", "_rows", "columns", "encoded")
 
     def __init__(self, columns: pa.RecordBatch, layout: Layout | None = None) -> None:
         self.columns: Final = columns
@@ -57,6 +57,7 @@ class Batch:
         self.encoded: tuple[bytes | memoryview, ...] | None = None
         self._layout = layout
         self._rows: RowColumns | None = None
+        self._ids: Ids | None = None
 
     @classmethod
     def from_columns(
@@ -111,7 +112,9 @@ class Batch:
 
     def ids(self) -> Ids:
         """Return the ids as 16-byte items without a copy; `.view(">u8").reshape(-1, 2)` gives them as numbers."""
-        return id_array(self.columns.column(ID))
+        if self._ids is None:  # asked for by the log, the tracks and others: each time would be several objects
+            self._ids = id_array(self.columns.column(ID))
+        return self._ids
 
     def payloads(self) -> pa.Array[Any]:
         return self.columns.column(PAYLOAD)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 import msgspec
+import numpy as np
 
 from postroad.core import packets as p
 from postroad.core.batch import Batch
@@ -30,6 +31,9 @@ from postroad.core.orders import (
     ReadLog,
     Send,
     Stored,
+    Track,
+    Tracked,
+    TracksSearched,
 )
 from postroad.core.packets import pubend_broker
 from postroad.core.parts import FULL_HOPS, KNOWN_KEY, BrokerConfig, Parts
@@ -43,6 +47,9 @@ from postroad.core.streams.edge import CATCH_UP_BYTES, Edge
 from postroad.core.streams.holds import FLOOR_KEY, HOLD_KEY, HoldKeeper, HoldTable
 from postroad.core.streams.pubend import Pubend
 from postroad.core.subscribing import Subscribing, pieces
+from postroad.core.tracing import Tracing
+from postroad.core.tracking.notes import Notes, link_brokers
+from postroad.core.tracking.settings import Strategy, TrackingSettings
 from postroad.errors import PostroadError, WrongRoleError
 
 FAST_S: Final = 0.05  # how often gaps and catch-ups are looked at while there are any
@@ -59,6 +66,10 @@ class Broker:
         self._reads: dict[int, ReadDone] = {}
         self._slow_at = now
         self._fast_at = now
+        self._track_at = now + config.tracking.persistence_ms / 1000
+        self._links_changed = True  # since the tracker was told
+        self._flush_tracks = False
+        self._farewell = False
         metadata = dict(state.metadata)
         self._parts = self._build_parts(state, metadata, now)
         floor = _positions(metadata.get(FLOOR_KEY))
@@ -66,6 +77,7 @@ class Broker:
         self._releasing = Releasing(self._parts, floor)
         self._subscribing = Subscribing(self._parts, self._releasing, self._read)
         self._reading = Reading(self._parts, self._read)
+        self._tracing = Tracing(self._parts, self._read)
         for pubend_id, pubend in self._parts.pubends.items():
             self._parts.ensure_stream(pubend_id).active_tick = pubend.horizon
 
@@ -83,6 +95,7 @@ class Broker:
         for broker in self._config.retired:
             table.retire(broker)
         ids = tuple(sorted(s.pubend for s in state.pubends))
+        notes = _notes(self._config.tracking)
         keeper = HoldKeeper(state.incarnation, _positions(metadata.get(FLOOR_KEY)), now + self._config.subscriber_grace_s)
         return Parts(
             broker=state.broker,
@@ -91,10 +104,11 @@ class Broker:
             orders=orders,
             router=LinkStateRouter(state.broker, state.incarnation, ids, orders),
             pubends={s.pubend: Pubend(s, horizons.get(s.pubend, 0), orders, guards) for s in state.pubends},
-            edge=Edge(orders, guards),
+            edge=Edge(orders, guards, notes),
             table=table,
             keeper=keeper,
             durables=durables,
+            notes=notes,
             known={b: p for b, p in _decode_known(metadata.get(KNOWN_KEY)).items() if b not in self._config.retired},
         )
 
@@ -103,11 +117,17 @@ class Broker:
     def clock(self, wall_ms: int) -> None:
         """Set the wall clock; it may step back."""
         self._parts.wall_ms = wall_ms
+        for pubend in self._parts.pubends.values():
+            pubend.wall_ms = wall_ms
+        if self._parts.notes is not None:
+            self._parts.notes.wall_ms = wall_ms
 
     def fact(self, fact: Fact, *, now: float) -> None:
         match fact:
             case Appended(pubend, token):
                 for segment in self._publishing.appended(pubend, token):
+                    if self._parts.notes is not None and segment.rows is not None:
+                        self._parts.notes.published(pubend, segment.rows)
                     self._learned(pubend, segment, now)
             case AppendFailed(pubend, token, error):
                 self._parts.pubends[pubend].append_failed(token, error)
@@ -123,8 +143,8 @@ class Broker:
                 self._log_released(pubend, tick)
             case LinkUp(link, broker, _, cost):
                 self._link_up(link, broker, cost, now)
-            case ClientUp(link):
-                self._parts.clients[link] = None
+            case ClientUp(link, name):
+                self._parts.clients[link] = name
             case LinkLost(link):
                 self._link_lost(link, now)
             case Congested(link):
@@ -133,6 +153,10 @@ class Broker:
                 self._parts.edge.drained(link)
                 for pubend in self._parts.streams:
                     self._subscribing.catch_up(pubend, now)
+            case Tracked(horizons):
+                self._parts.tracked.update({each.pubend: each.tick for each in horizons})
+            case TracksSearched(token, found):
+                self._tracing.searched(token, found)
 
     def receive(self, message: p.Packet, *, link: LinkId, now: float, batch: Batch | None = None, packet: int = 0) -> None:
         """Take a packet; a fault of the peer becomes an error packet, never an exception."""
@@ -152,17 +176,28 @@ class Broker:
                 self._subscribing.catch_up(pubend, now)
             self._subscribing.expire_moves(now)
             self._reading.wake(now)
+            self._tracing.expire(now)
             self._parts.edge.tell_positions()
         if now >= self._slow_at:
             self._slow_at = now + self._config.silence_s
             self._housekeeping(now)
+        if now >= self._track_at:
+            self._track_at = now + self._config.tracking.persistence_ms / 1000
+            self._flush_tracks = True
 
     def deadline(self) -> float | None:
-        return min(self._slow_at, self._fast_at)
+        return min(self._slow_at, self._fast_at)  # the fast one is never later than the tracker's
+
+    def farewell(self) -> None:
+        """Let the next outputs end the tracks of this incarnation; nothing may happen after them."""
+        self._flush_tracks = self._farewell = True
 
     def outputs(self) -> list[Order]:
         """Take the orders; what was published since the last time goes into one append."""
         self._publishing.commit()
+        if self._parts.notes is not None:
+            self._track(self._parts.notes)
+        self._orders.extend(self._tracing.take_orders())
         taken = list(self._orders)
         self._orders.clear()
         return taken
@@ -178,6 +213,7 @@ class Broker:
             "cache_bytes": sum(stream.cache.size for stream in parts.streams.values()),
             "reads": len(self._reads),
             "clients_reads": len(self._reading),
+            "traces": self._tracing.waiting,
         }
 
     @property
@@ -213,13 +249,16 @@ class Broker:
                 self._reading.read(link, message, packet, now)
             case p.ListPubends():
                 self._reading.list_pubends(link, packet, now)
+            case p.AskTracks():
+                self._tracing.ask(link, message, packet, now)
             case _:
                 raise WrongRoleError(f"a client may not send {type(message).__name__}")
 
     def _from_broker(self, message: p.Packet, link: LinkId, batch: Batch | None, now: float) -> None:
         match message:
             case p.Knowledge():
-                self._learned(message.pubend, Segment(message.lo, message.hi, message.epoch, batch), now)
+                segment = Segment(message.lo, message.hi, message.epoch, batch)
+                self._learned(message.pubend, segment, now, upstream=self._parts.brokers[link])
             case p.Nack():
                 self._nacked(link, message, now)
             case p.Interest():
@@ -250,8 +289,10 @@ class Broker:
             onward = self._parts.router.route(message.target)
             if onward is not None and onward != link and message.hops > 0:
                 passed = msgspec.structs.replace(message, hops=message.hops - 1)
-                self._orders.append(Send(onward, passed, batch, data=batch is not None))
+                self._orders.append(Send(onward, passed, batch, data=batch is not None or isinstance(message, p.TrackReply)))
+                self._note_past(message, link, batch, onward)
             return
+        self._note_past(message, link, batch, None)
         match message:
             case p.Hold():
                 self._releasing.take(message)
@@ -270,15 +311,24 @@ class Broker:
                 self._subscribing.home_asked(message)
             case p.HomeReply():
                 self._subscribing.home_answered(message, now)
+            case p.TrackQuery():
+                self._tracing.asked(message)
+            case p.TrackReply():
+                self._tracing.replied(message)
             case _:
                 pass  # a catch-up for a pubend that is not here any more: it is asked again
 
     # --- streams ---
 
-    def _learned(self, pubend: int, segment: Segment, now: float) -> None:
+    def _learned(self, pubend: int, segment: Segment, now: float, *, upstream: int = 0) -> None:
         stream = self._parts.ensure_stream(pubend)
         frontier = stream.cache.frontier
-        news = stream.learn(segment)
+        notes = self._parts.notes
+        if notes is None or segment.rows is None or stream.hosted_here:
+            news = stream.learn(segment)
+        else:
+            brokers = self._parts.brokers
+            news = stream.learn(segment, lambda rows, sent: notes.routed(pubend, upstream, rows, link_brokers(sent, brokers)))
         if not news and not self._config.guards.knowledge_is_idempotent:
             self._parts.edge.deliver(pubend, segment)
         if news or stream.cache.frontier > frontier:
@@ -354,18 +404,55 @@ class Broker:
 
     def _log_released(self, pubend: int, tick: int) -> None:
         self._parts.pubends[pubend].released = max(self._parts.pubends[pubend].released, tick)
+        if tick > self._parts.tracked.get(pubend, 0):  # retention was over its bound: what is gone cannot be read after a crash
+            self._flush_tracks = True
 
-    def _read(self, order: ReadLog, done: ReadDone) -> None:
+    # --- tracking ---
+
+    def _track(self, notes: Notes) -> None:
+        """Order what was noted to be tracked; at a flush, after it, how far everything is."""
+        if self._links_changed:
+            self._links_changed = False
+            notes.links(self._parts.brokers.values())
+        if notes.per_neighbour:
+            self._note_forwarded(notes)
+        flush, farewell = self._flush_tracks, self._farewell
+        self._flush_tracks = self._farewell = False
+        if flush:
+            horizons = {pubend_id: pubend.horizon for pubend_id, pubend in self._parts.pubends.items()}
+            notes.farewell(horizons) if farewell else notes.flush(horizons)
+        events, ids = notes.take()
+        if events or flush:
+            self._orders.append(Track(self._parts.wall_ms, events, ids, flush, farewell))
+
+    def _note_forwarded(self, notes: Notes) -> None:
+        for order in self._orders:
+            if isinstance(order, Send) and order.batch is not None and order.link in self._parts.brokers:
+                assert isinstance(order.message, p.Knowledge | p.CatchUpReply)
+                notes.forwarded(order.message.pubend, self._parts.brokers[order.link], order.batch)
+
+    def _note_past(self, message: p.Unicast, link: LinkId, batch: Batch | None, onward: LinkId | None) -> None:
+        """Note the rows of a catch-up that is for us or on its way."""
+        notes = self._parts.notes
+        if notes is None or batch is None or not isinstance(message, p.CatchUpReply):
+            return
+        sent = {} if onward is None else {self._parts.brokers[onward]: np.arange(len(batch))}
+        notes.routed(message.pubend, self._parts.brokers[link], batch, sent)
+
+    def _read(self, order: ReadLog, done: ReadDone) -> bool:
+        """Read a log; False when too much is read already, and whoever wants it may ask again."""
         if len(self._reads) >= READS_MAX:
-            return  # whoever asked asks again
+            return False
         token = self._parts.next_token()
         self._reads[token] = done
         self._orders.append(ReadLog(order.pubend, token, order.lo, order.hi, order.bytes_max))
+        return True
 
     # --- links and time ---
 
     def _link_up(self, link: LinkId, broker: int, cost: int, now: float) -> None:
         self._parts.brokers[link] = broker
+        self._links_changed = True
         self._parts.router.link_up(link, broker, cost)
         for home in self._parts.durables.homes.values():
             self._parts.send(link, home)
@@ -377,8 +464,10 @@ class Broker:
             self._publishing.link_lost(link)
             self._subscribing.link_lost(link, now)
             self._reading.link_lost(link)
+            self._tracing.link_lost(link)
         elif link in self._parts.brokers:
             del self._parts.brokers[link]
+            self._links_changed = True
             for stream in self._parts.streams.values():
                 stream.link_lost(link, now)
             self._parts.router.link_lost(link)
@@ -393,6 +482,7 @@ class Broker:
             if not router.reachable(pubend_broker(pubend)):
                 self._parts.table.unreachable(pubend_broker(pubend))
         self._subscribing.routes_changed(now)
+        self._tracing.routes_changed()
         self._releasing.tell(again=True)
 
     def _housekeeping(self, now: float) -> None:
@@ -407,6 +497,12 @@ class Broker:
         self._releasing.release(now)
         if self._parts.durables.dirty:
             self._parts.store(self._parts.durables.changes())
+
+
+def _notes(settings: TrackingSettings) -> Notes | None:
+    if settings.strategy is Strategy.NULL:
+        return None
+    return Notes(per_neighbour=settings.per_neighbour, routing_sets=settings.routing_sets)
 
 
 def _decode_known(stored: bytes | None) -> dict[int, list[int]]:

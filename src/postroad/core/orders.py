@@ -11,6 +11,10 @@ from typing import TypeAlias
 
 from postroad.core.batch import Batch
 from postroad.core.packets import Packet
+from postroad.core.tracking.answers import Findings
+from postroad.core.tracking.elements import Horizon
+from postroad.core.tracking.events import TrackEvent
+from postroad.core.tracking.questions import CoverageQuestion, TracksQuestion
 from postroad.errors import PostroadError
 
 LinkId: TypeAlias = int  # a connection, to a client or a neighbour; never used twice by one driver
@@ -76,7 +80,29 @@ class ReleaseLog:
     tick: int
 
 
-Order: TypeAlias = Send | Refuse | Append | Store | ReadLog | ReleaseLog
+@dataclass(frozen=True, slots=True)
+class Track:
+    """Hand events to the tracker, in order. With `flush`, make durable what it holds, then report `Tracked`.
+
+    Nothing waits for it: a tracker that fails or lags costs traces, never messages. `farewell` ends the incarnation.
+    """
+
+    wall_ms: int
+    events: tuple[TrackEvent, ...]
+    ids: int = 0  # that the events hold: what they cost while they wait
+    flush: bool = False
+    farewell: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SearchTracks:
+    """Look something up in the tracks, with all that was ordered to be tracked before, then report `TracksSearched`."""
+
+    token: int
+    question: TracksQuestion | CoverageQuestion
+
+
+Order: TypeAlias = Send | Refuse | Append | Store | ReadLog | ReleaseLog | Track | SearchTracks
 
 
 # --- facts ---------------------------------------------------------------------------------------------------------------
@@ -94,9 +120,10 @@ class LinkUp:
 
 @dataclass(frozen=True, slots=True)
 class ClientUp:
-    """A client was identified on this link."""
+    """A client was identified on this link; `name` is what it calls itself."""
 
     link: LinkId
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +184,35 @@ class LogReleased:
     tick: int
 
 
-Fact: TypeAlias = LinkUp | ClientUp | LinkLost | Congested | Drained | Appended | AppendFailed | Stored | LogRead | LogReleased
+@dataclass(frozen=True, slots=True)
+class Tracked:
+    """Publisher histories are durable up to these horizons: after a crash the log is needed only beyond them."""
+
+    horizons: tuple[Horizon, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TracksSearched:
+    """The answer to `SearchTracks`, or why there is none."""
+
+    token: int
+    found: Findings | PostroadError
+
+
+Fact: TypeAlias = (
+    LinkUp
+    | ClientUp
+    | LinkLost
+    | Congested
+    | Drained
+    | Appended
+    | AppendFailed
+    | Stored
+    | LogRead
+    | LogReleased
+    | Tracked
+    | TracksSearched
+)
 
 
 @dataclass(frozen=True, slots=True)

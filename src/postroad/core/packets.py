@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from postroad.core.packet_rows import Binary, Rows
+from postroad.core.tracking.questions import Answer, Question, Reason, Status
 
 U32 = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
 U64 = Annotated[int, Meta(ge=0)]  # MessagePack itself ends at 64 bits, and msgspec takes no larger bound than int64
@@ -49,7 +50,10 @@ class OpenPublisher(Packet, frozen=True, array_like=True):
 
 
 class PublisherOpened(Packet, frozen=True, array_like=True):
-    """The publisher may send. `last` is the highest tick of its ids the broker has accepted, 0 for none."""
+    """The publisher may send. `last` is the highest tick of its ids that is durable, 0 for none.
+
+    Timestamps of ids may differ from the broker's clock by `skew_tolerance_ms`, 0 when it does not tell.
+    """
 
     publisher: U32
     broker: U32
@@ -57,37 +61,49 @@ class PublisherOpened(Packet, frozen=True, array_like=True):
     wall_ms: U64
     window_bytes: U32
     last: U64
+    skew_tolerance_ms: U32 = 0
 
 
 class Publish(Packet, frozen=True, array_like=True):
-    """Messages as rows, ids ascending. The broker turns them into columns at its group commit."""
+    """Messages as rows, ids ascending. The broker turns them into columns at its group commit.
+
+    `age_ms` tells how long ago the last one was made, by the broker's clock as the client knows it: waiting is no skew.
+    """
 
     publisher: U32
     rows: Rows
     binary: Binary = msgspec.field(default_factory=dict)
+    age_ms: U64 = 0
 
 
 class PublishColumns(Packet, frozen=True, array_like=True):
-    """Messages as a batch (carries rows; their ticks are ignored), ids ascending."""
+    """Messages as a batch (carries rows; their ticks are ignored), ids ascending; `age_ms` as in `Publish`."""
 
     publisher: U32
+    age_ms: U64 = 0
 
 
 class PublishAcknowledged(Packet, frozen=True, array_like=True):
-    """Every message of the publisher whose id's tick is at most `last` is durable."""
+    """Every message of the publisher whose id's tick is at most `last` is durable. `wall_ms` is the broker's clock."""
 
     publisher: U32
     last: U64
+    wall_ms: U64 = 0
 
 
 class PublishRefused(Packet, frozen=True, array_like=True):
-    """The messages with these ids were not taken and will not be; the rest of the stream goes on."""
+    """The messages with these ids were not taken; the rest of the stream goes on.
+
+    With the code of `SkewError`, nothing of the publisher is taken until it was opened again; `wall_ms` is the broker's clock.
+    Then what is not from the future may be sent again, with its age.
+    """
 
     publisher: U32
     first: Annotated[bytes, Meta(max_length=64)]
     last: Annotated[bytes, Meta(max_length=64)]
     code: U32
     reason: Annotated[str, Meta(max_length=4096)]
+    wall_ms: U64 = 0
 
 
 class Subscribe(Packet, frozen=True, array_like=True):
@@ -371,3 +387,38 @@ class PubendsReply(Unicast, frozen=True, array_like=True):
 
     request: U64
     spans: Spans
+
+
+# --- tracking -----------------------------------------------------------------------------------------------------------
+
+
+class AskTracks(Packet, frozen=True, array_like=True):
+    """Ask any broker of the overlay about its tracks, by way of the one the client is connected to."""
+
+    target: U32
+    question: Question
+
+
+class TracksAnswered(Packet, frozen=True, array_like=True):
+    """What became of the question, and the answer if there is one."""
+
+    broker: U32
+    status: Status
+    reason: Reason = ""
+    answer: Answer | None = None
+
+
+class TrackQuery(Unicast, frozen=True, array_like=True):
+    """A client of the source asks this."""
+
+    request: U64
+    question: Question
+
+
+class TrackReply(Unicast, frozen=True, array_like=True):
+    """The answer to a query."""
+
+    request: U64
+    status: Status
+    reason: Reason = ""
+    answer: Answer | None = None

@@ -21,6 +21,8 @@ from postroad.core.streams.edge import Edge, EdgeStream
 from postroad.core.streams.holds import HoldKeeper, HoldTable
 from postroad.core.streams.pubend import Pubend
 from postroad.core.streams.stream import Stream
+from postroad.core.tracking.notes import Notes
+from postroad.core.tracking.settings import OFF, TrackingSettings
 from postroad.errors import PostroadError
 
 FILTERS_REMEMBERED: Final = 1 << 14
@@ -39,6 +41,7 @@ class BrokerConfig:
     subscriptions_max: int = 200_000
     home_query_s: float = 3.0  # how long to wait for the former home of a durable subscription
     retired: tuple[int, ...] = ()  # brokers that are gone for good: nobody asks them, and their holds do not count
+    tracking: TrackingSettings = OFF
     guards: Guards = ALL_ON
 
 
@@ -56,9 +59,11 @@ class Parts:
     table: HoldTable
     keeper: HoldKeeper
     durables: Durables
+    notes: Notes | None = None  # None: nothing is tracked
+    tracked: dict[int, int] = field(default_factory=dict)  # hosted pubend -> up to where its publisher history is durable
     streams: dict[int, Stream] = field(default_factory=dict)
     brokers: dict[LinkId, int] = field(default_factory=dict)  # links to neighbours
-    clients: dict[LinkId, None] = field(default_factory=dict)
+    clients: dict[LinkId, str] = field(default_factory=dict)  # links to clients, with their names
     known: dict[int, list[int]] = field(default_factory=dict)  # every other broker ever heard of, with its pubends; stored
     wall_ms: int = 0
     on_stored: dict[int, list[Callable[[float], None]]] = field(default_factory=dict)
@@ -103,12 +108,12 @@ class Parts:
     def refuse(self, link: LinkId, request: int, error: PostroadError) -> None:
         self.orders.append(Refuse(link, request, error))
 
-    def unicast(self, packet: Unicast, *, came_by: LinkId | None = None) -> bool:
+    def unicast(self, packet: Unicast, *, came_by: LinkId | None = None, data: bool = False) -> bool:
         """Send a packet one link nearer to its target; tell whether there is a way."""
         link = self.router.route(packet.target)
         if link is None or link == came_by or packet.hops <= 0:
             return False
-        self.orders.append(Send(link, packet))
+        self.orders.append(Send(link, packet, data=data))
         return True
 
     def flood(self, packet: Packet, *, except_link: LinkId | None = None) -> None:

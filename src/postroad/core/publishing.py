@@ -1,7 +1,15 @@
-"""The broker's side of publishing: who may publish, what is taken, and when it is announced."""
+"""The broker's side of publishing: who may publish, what is taken, and when it is announced.
+
+Skew: the newest timestamp of a frame, with the age its client gives it, must be near the broker's clock. Else the frame is
+refused, and so is everything of that publisher until it is opened again, since taking a later message would make the refused
+ones look like repetitions. The refusal and the answer to the opening tell the client our clock. What it then sends again may be
+old, however long it was under way: a publisher that was behind once may be so until a frame of it is in time. What was accepted
+before is never refused when it comes again.
+"""
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Final
 
 from postroad.core.batch import Batch
@@ -12,12 +20,20 @@ from postroad.core.packets import OpenPublisher, Publish, PublishColumns, Publis
 from postroad.core.parts import Parts
 from postroad.core.streams.cache import COMPLETE, Segment
 from postroad.core.streams.pubend import Pubend
-from postroad.errors import InvalidValueError, PostroadError, UnknownHandleError
-from postroad.types import MESSAGE_ID_BYTES
+from postroad.errors import InvalidValueError, PostroadError, SkewError, UnknownHandleError
+from postroad.types import MESSAGE_ID_BYTES, tick_milliseconds
 
 PUBLISHER_KEY: Final = "publisher-next"
 HORIZON_KEY: Final = "horizon/"
 PUBLISHER_BLOCK: Final = 1 << 16
+
+
+class _Skew(Enum):
+    """What a publisher's clock was found to be, until a frame of it is in time."""
+
+    REFUSED = "nothing is taken until it is opened again"
+    REFUSED_OLD = "the same, and old messages may come then"
+    OLD = "old messages may come"
 
 
 class Publishing:
@@ -31,6 +47,7 @@ class Publishing:
         self._waiting: list[tuple[LinkId, int]] = []
         self._links: dict[int, LinkId] = {}  # publisher -> link
         self._horizons_stored: dict[int, int] = {}
+        self._skews: dict[int, _Skew] = {}  # of open publishers
 
     # --- publishers ---
 
@@ -53,21 +70,24 @@ class Publishing:
         pubend = self._pubend_of(link, packet.publisher)
         rows = join_rows(packet.rows, packet.binary)
         good = [row for row in rows if self._acceptable(link, packet.publisher, row)]
-        if good:
+        if good and self._is_timely(link, pubend, packet.publisher, good[0][0], good[-1][0], packet.age_ms):
             pubend.publish(packet.publisher, good)
 
     def publish_columns(self, link: LinkId, packet: PublishColumns, batch: Batch | None) -> None:
         pubend = self._pubend_of(link, packet.publisher)
         if batch is None or len(batch) == 0:
             return
-        parts = batch.ids().view(">u4").reshape(-1, 4)
+        ids = batch.ids()
+        parts = ids.view(">u4").reshape(-1, 4)
         if bool((parts[:, 0] != packet.publisher).any()) or bool((parts[:, 1] != self._parts.broker).any()):
             raise InvalidValueError("a message id does not name this publisher and broker")
-        pubend.publish_columns(packet.publisher, batch)
+        if self._is_timely(link, pubend, packet.publisher, bytes(ids[0]), bytes(ids[-1]), packet.age_ms):
+            pubend.publish_columns(packet.publisher, batch)
 
     def link_lost(self, link: LinkId) -> None:
         self._waiting = [entry for entry in self._waiting if entry[0] != link]
         self._links = {publisher: held for publisher, held in self._links.items() if held != link}
+        self._skews = {publisher: skew for publisher, skew in self._skews.items() if publisher in self._links}
         for pubend in self._parts.pubends.values():
             pubend.link_lost(link)
 
@@ -135,9 +155,11 @@ class Publishing:
         ids = sorted(self._parts.pubends)
         pubend = self._parts.pubends[ids[publisher % len(ids)]]
         self._links[publisher] = link
+        if self._skews.pop(publisher, None) in {_Skew.REFUSED_OLD, _Skew.OLD}:
+            self._skews[publisher] = _Skew.OLD
         last = pubend.open(publisher, link)
-        window = self._parts.config.publish_window_bytes
-        packet = PublisherOpened(publisher, self._parts.broker, pubend.pubend, self._parts.wall_ms, window, last)
+        window, tolerance = self._parts.config.publish_window_bytes, self._parts.config.tracking.skew_tolerance_ms
+        packet = PublisherOpened(publisher, self._parts.broker, pubend.pubend, self._parts.wall_ms, window, last, tolerance)
         self._parts.send(link, packet, request)
 
     def _pubend_of(self, link: LinkId, publisher: int) -> Pubend:
@@ -145,6 +167,28 @@ class Publishing:
             raise UnknownHandleError(f"publisher {publisher} is not open on this connection")
         ids = sorted(self._parts.pubends)
         return self._parts.pubends[ids[publisher % len(ids)]]
+
+    def _is_timely(self, link: LinkId, pubend: Pubend, publisher: int, first: bytes, last: bytes, age_ms: int) -> bool:
+        """Tell whether a frame's timestamps agree with our clock; refuse it if they do not."""
+        newest, accepted = int.from_bytes(last[8:], "big"), pubend.accepted(publisher)
+        if newest <= accepted:
+            return True  # all of it was taken before
+        known, tolerance = self._skews.get(publisher), self._parts.config.tracking.skew_tolerance_ms
+        skew = self._parts.wall_ms - tick_milliseconds(newest) - age_ms
+        refused = known is _Skew.REFUSED or known is _Skew.REFUSED_OLD
+        if -tolerance <= skew <= tolerance and not refused:
+            self._skews.pop(publisher, None)
+            return True
+        if skew > tolerance and known is _Skew.OLD:
+            return True
+        if not refused:
+            self._skews[publisher] = _Skew.REFUSED_OLD if skew > 0 else _Skew.REFUSED
+        oldest = max(int.from_bytes(first[8:], "big"), accepted + 1)
+        error = SkewError(skew, tolerance)
+        wall_ms = self._parts.wall_ms
+        packet = PublishRefused(publisher, first[:8] + oldest.to_bytes(8, "big"), last, error.code, str(error), wall_ms)
+        self._parts.send(link, packet)
+        return False
 
     def _acceptable(self, link: LinkId, publisher: int, row: Row) -> bool:
         try:

@@ -35,7 +35,7 @@ from postroad.core.streams.edge import CATCH_UP_BYTES
 from postroad.core.subscribing import pieces
 from postroad.errors import PubendUnreachableError, TooManyError, UnknownPubendError
 
-ReadLogThen: TypeAlias = Callable[[ReadLog, Callable[[LogRead, float], None]], None]
+ReadLogThen: TypeAlias = Callable[[ReadLog, Callable[[LogRead, float], None]], object]
 
 OF_A_READ: Final = 1 << 62  # marks catch-up requests of reads, apart from those of subscriptions
 AT_ONCE_MAX: Final = 1024

@@ -100,6 +100,8 @@ class Releasing:
             held = self._parts.table.lowest(pubend_id)
             kept = (self._parts.wall_ms - int(self._parts.config.keep_s * 1000)) << 16
             tick = min(pubend.horizon if held is None else held, kept, pubend.horizon)
+            if self._parts.notes is not None:  # what is not tracked yet must be there after a crash
+                tick = min(tick, self._parts.tracked.get(pubend_id, 0))
             if tick > max(pubend.released, self._ordered.get(pubend_id, 0)):
                 self._ordered[pubend_id] = tick
                 self._parts.orders.append(ReleaseLog(pubend_id, tick))

@@ -32,6 +32,7 @@ from postroad.core.releasing import Releasing
 from postroad.core.streams.durable import Durable, Move
 from postroad.core.streams.edge import CATCH_UP_BYTES, CATCH_UP_RETRY_S, Phase, Progress, Subscription
 from postroad.core.streams.interest import ReducedSet
+from postroad.core.tracking.notes import subscriber_name
 from postroad.errors import (
     DuplicateHandleError,
     DurableBusyError,
@@ -42,7 +43,7 @@ from postroad.errors import (
     UnknownHandleError,
 )
 
-ReadLogThen: TypeAlias = Callable[[ReadLog, Callable[[LogRead, float], None]], None]
+ReadLogThen: TypeAlias = Callable[[ReadLog, Callable[[LogRead, float], None]], object]
 CATCH_UP_AT_ONCE: Final = 256
 PIECES_MAX: Final = 8  # of one answer
 CATCH_UP_BACKOFF_MAX: Final = 2  # doublings
@@ -347,6 +348,8 @@ class Subscribing:
         parts = self._parts
         filter_ = parts.filter(packet.filter)
         subscription = parts.edge.add(link, packet.handle, filter_, packet.name, positions, done=done, earliest=packet.earliest)
+        client = parts.clients.get(link, "")
+        subscription.subscriber = subscriber_name(packet.name, parts.broker, parts.incarnation, subscription.number, client)
         if packet.name is not None:
             parts.durables.here[packet.name].subscription = subscription.number
         self._local.add(filter_)

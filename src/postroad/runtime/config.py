@@ -15,12 +15,14 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 from msgspec import Meta
 
+from postroad.core.tracking.settings import Strategy, TrackingSettings
 from postroad.errors import ConfigError
 
 DEFAULT_PORT: Final = 7400
 
 BrokerId = Annotated[int, Meta(ge=1, le=0xFFFF_FFFF)]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+Milliseconds = Annotated[int, Meta(ge=1, le=86_400_000)]
 Bytes = Annotated[int, Meta(ge=1024, le=1 << 50)]
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 Cost = Annotated[int, Meta(ge=1, le=1_000_000)]
@@ -102,6 +104,80 @@ class Queues(_Section, frozen=True):
     ] = "queues.sqlite"
 
 
+class Tracking(_Section, frozen=True):
+    """`[tracking]`: which messages went which way, for `postroad trace`. `postroad tracking plan` computes values for blooms."""
+
+    strategy: Annotated[
+        typing.Literal["exact", "bloom", "async", "null"],
+        described(
+            "What histories are made of: `exact` ids in order of time (about a byte each on disk), `bloom` filters (as many bits "
+            "as you give them, and as many false entries), `async` plain ids (16 bytes each), or `null` for none."
+        ),
+    ] = "exact"
+    bits: Annotated[int, Meta(ge=64, le=1 << 32), described("Of a bloom: m, a multiple of 8.")] = 65_536
+    hashes: Annotated[int, Meta(ge=1, le=64), described("Hash functions of a bloom: k.")] = 16
+    capacity: Annotated[int, Meta(ge=1, le=1 << 32), described("Messages that a bloom takes: n, at most one per bit.")] = 2_521
+    persistence_ms: Annotated[
+        Milliseconds, described("T_p: what was tracked is on disk after this time; a crash loses at most as much.")
+    ] = 10_000
+    lifetime_min_ms: Annotated[
+        int, Meta(ge=0, le=86_400_000), described("T_n: elements that are not full live this long, their copies are replaced.")
+    ] = 0
+    skew_tolerance_ms: Annotated[
+        Milliseconds,
+        described("T_s: a message whose timestamp is further from the broker's clock is refused, and its client corrected."),
+    ] = 5_000
+    jitter_ms: Annotated[
+        Milliseconds, described("T_j: the longest way through the overlay takes this much longer than the shortest.")
+    ] = 1_000
+    memory_bytes_max: Annotated[Bytes, described("For histories that are not written yet; beyond it they are written early.")] = (
+        256 << 20
+    )
+    retention_s: Annotated[float, Meta(gt=0), described("How long tracks are kept.")] = 30 * 86_400.0
+    retention_bytes: Annotated[Bytes, described("The size of all tracks; beyond it the oldest go.")] = 10 << 30
+    ids_max: Annotated[int, Meta(ge=1, le=1 << 24), described("Messages that an element of `exact` or `async` takes.")] = 65_536
+    singletons_max: Annotated[
+        int, Meta(ge=0, le=1 << 20), described("Late messages that an element lists; more of them get an element of their own.")
+    ] = 256
+    few_as_ids: Annotated[
+        bool, described("Write a bloom with so few messages that their ids are shorter as `exact`, without any error.")
+    ] = True
+    per_neighbour: Annotated[
+        bool, described("Keep a history per neighbour that messages were forwarded to: traces ask fewer brokers.")
+    ] = False
+    routing_sets: Annotated[
+        bool, described("Make the set of neighbours a part of the key of routing histories (only with `bloom`).")
+    ] = False
+    omit_one_in: Annotated[
+        int, Meta(ge=0), described("For tests of audits only: leave out of the tracks one delivery in so many; 0 for none.")
+    ] = 0
+
+    def __post_init__(self) -> None:
+        if self.bits % 8:
+            raise ValueError(f"`tracking.bits` must be a multiple of 8, not {self.bits}")
+        if self.capacity > self.bits:
+            raise ValueError(f"`tracking.capacity` of {self.capacity} messages needs at least as many `bits`, not {self.bits}")
+
+    def settings(self) -> TrackingSettings:
+        return TrackingSettings(
+            strategy=Strategy(self.strategy),
+            m=self.bits,
+            k=self.hashes,
+            n=self.capacity,
+            persistence_ms=self.persistence_ms,
+            lifetime_min_ms=self.lifetime_min_ms,
+            skew_tolerance_ms=self.skew_tolerance_ms,
+            jitter_ms=self.jitter_ms,
+            memory_bytes_max=self.memory_bytes_max,
+            ids_max=self.ids_max,
+            singletons_max=self.singletons_max,
+            few_as_ids=self.few_as_ids,
+            per_neighbour=self.per_neighbour,
+            routing_sets=self.routing_sets,
+            omit_one_in=self.omit_one_in,
+        )
+
+
 class Metrics(_Section, frozen=True):
     """`[metrics]`: figures for Prometheus (needs the extra `metrics`)."""
 
@@ -141,6 +217,7 @@ class NodeConfig(_Section, frozen=True):
     links: Annotated[Links, described("See below.")] = Links()
     storage: Annotated[Storage, described("See below.")] = Storage()
     overlay: Annotated[Overlay, described("See below.")] = Overlay()
+    tracking: Annotated[Tracking, described("See below.")] = Tracking()
     queues: Annotated[Queues, described("See below.")] = Queues()
     metrics: Annotated[Metrics, described("See below.")] = Metrics()
 
@@ -171,6 +248,7 @@ class TopologyConfig(_Section, frozen=True):
     links: Annotated[Links, described("For all brokers, as in a broker's file.")] = Links()
     storage: Annotated[Storage, described("For all brokers, as in a broker's file.")] = Storage()
     overlay: Annotated[Overlay, described("For all brokers, as in a broker's file.")] = Overlay()
+    tracking: Annotated[Tracking, described("For all brokers, as in a broker's file.")] = Tracking()
 
 
 ConfigT = TypeVar("ConfigT", NodeConfig, TopologyConfig)
@@ -262,6 +340,7 @@ def expand(topology: TopologyConfig, base: Path, origin: str) -> list[NodeConfig
                 links=topology.links,
                 storage=topology.storage,
                 overlay=topology.overlay,
+                tracking=topology.tracking,
             )
         )
     return configs

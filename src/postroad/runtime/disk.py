@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -61,6 +61,14 @@ class Disk:
         self._writers = {pubend: Worker(loop, f"log-{pubend:x}-write") for pubend in storage.logs}
         self._readers = {pubend: Worker(loop, f"log-{pubend:x}-read") for pubend in storage.logs}
         self._metadata = Worker(loop, "metadata")
+
+    @property
+    def logs(self) -> Mapping[int, SegmentLog]:
+        return self._storage.logs
+
+    @property
+    def path(self) -> Path:
+        return self._storage.path
 
     def append(self, order: Append) -> None:
         pubend, token, batches = order.pubend, order.token, order.batches

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Final
 
@@ -27,18 +28,27 @@ from postroad.core.orders import (
     ReadLog,
     Refuse,
     ReleaseLog,
+    SearchTracks,
     Send,
     Store,
+    Track,
+    Tracked,
+    TracksSearched,
 )
 from postroad.core.packets import Packet
 from postroad.core.parts import BrokerConfig
-from postroad.errors import FrameTooLargeError, HandshakeError, ShuttingDownError
+from postroad.core.tracking.answers import Findings
+from postroad.core.tracking.settings import Strategy
+from postroad.errors import FrameTooLargeError, HandshakeError, PostroadError, ShuttingDownError, StorageError
 from postroad.runtime.config import NodeConfig, split_address
 from postroad.runtime.disk import Disk, open_disk
 from postroad.runtime.links import Dialler, newer_wins
 from postroad.runtime.listener import Listener
 from postroad.runtime.peer import Peer
 from postroad.runtime.services import Service
+from postroad.runtime.tracking import Tracking
+from postroad.storage.tracks.answering import look_up
+from postroad.storage.tracks.catalog import TrackOptions
 from postroad.transport.outbox import OutboxLimits
 from postroad.version import VERSION
 from postroad.wire.packets.session import (
@@ -53,6 +63,7 @@ from postroad.wire.packets.session import (
 log = logging.getLogger("postroad.node")
 
 STOP_S_MAX: Final = 5.0
+TRACKS_NAME: Final = "tracks"  # a directory in the broker's own
 SOFTWARE: Final = f"postroad {VERSION}"
 
 
@@ -77,6 +88,7 @@ class Node:
         self._loop: asyncio.AbstractEventLoop
         self._broker: Broker
         self._disk: Disk
+        self.tracking: Tracking | None = None  # None: nothing is tracked
         self._listener: Listener
 
     # --- life ------------------------------------------------------------------------------------------------------------
@@ -87,12 +99,13 @@ class Node:
         self._disk = await asyncio.to_thread(open_disk, self.config, self._loop, self._fact, self._fail)
         try:
             self._broker = Broker(self._disk.state, self._machine_config(), now=self._loop.time())
+            self.tracking = self._open_tracking()
             self._listener = Listener(self.config.listen, self.config.limits, self._make_peer, self._count)
             await self._listener.start()
             for service in self._services:
                 await service.start(self)
         except BaseException:
-            await asyncio.to_thread(self._disk.close)
+            await asyncio.to_thread(self._close_files)
             raise
         self._plan_pump()
         self._tasks.append(self._loop.create_task(self._heartbeats()))
@@ -149,8 +162,24 @@ class Node:
             peer.channel.abort()
         if self._timer is not None:
             self._timer.cancel()
-        await asyncio.to_thread(self._disk.close)
+        self._say_farewell()
+        await asyncio.to_thread(self._close_files)
         log.info("broker %d stopped", self.config.id)
+
+    def _say_farewell(self) -> None:
+        """End the tracks. Without it, as after a failure, the next start reports what may be missing."""
+        if self.tracking is not None and self.failure is None:
+            self._broker.clock(_wall_ms())
+            self._broker.farewell()
+            for order in self._broker.outputs():
+                if isinstance(order, Track):
+                    self.tracking.track(order)
+
+    def _close_files(self) -> None:
+        """Close the tracks, whose thread may read a log, and then the logs; blocks."""
+        if self.tracking is not None and not self.tracking.close():
+            log.warning("the last tracks were not written in time")
+        self._disk.close()
 
     async def _settle(self) -> None:
         """Wait until everything that was received is durable and answered."""
@@ -176,7 +205,22 @@ class Node:
             subscriptions_max=limits.subscriptions_max,
             home_query_s=overlay.home_query_s,
             retired=overlay.retired,
+            tracking=self.config.tracking.settings(),
         )
+
+    def _open_tracking(self) -> Tracking | None:
+        tracking = self.config.tracking
+        settings = tracking.settings()
+        if settings.strategy is Strategy.NULL:
+            return None
+        options = TrackOptions(int(tracking.retention_s * 1000), tracking.retention_bytes, settings.late_ms)
+        path = self._disk.path / TRACKS_NAME
+        return Tracking(path, self._disk.state, self._disk.logs, settings, options, self._tracked)
+
+    def _tracked(self, fact: Tracked) -> None:
+        """Carry word of the tracking thread to the machine."""
+        with suppress(RuntimeError):  # the loop is closed: nobody is left to hear it
+            self._loop.call_soon_threadsafe(self._fact, fact)
 
     def stats(self) -> dict[str, object]:
         """Tell how the broker is: for the console, metrics and tests."""
@@ -189,6 +233,7 @@ class Node:
             "connections": len(self.peers),
             "backlog_bytes": sum(peer.channel.backlog for peer in self.peers.values()),
             "dropped_frames": sum(peer.channel.outbox.dropped_frames for peer in self.peers.values()),
+            **(self.tracking.stats() if self.tracking is not None else {}),
             "streams": self._broker.streams(),
         }
 
@@ -261,6 +306,29 @@ class Node:
                 self._disk.read(order)
             case ReleaseLog():
                 self._disk.release(order)
+            case Track():
+                assert self.tracking is not None
+                self.tracking.track(order)
+            case SearchTracks():
+                self._search_tracks(order)
+
+    def _search_tracks(self, order: SearchTracks) -> None:
+        """Look something up in the tracking thread, and tell the machine what was found, or why nothing could be."""
+        assert self.tracking is not None
+        question = order.question
+
+        def found(future: Future[Findings]) -> None:
+            error = future.exception()
+            if error is None:
+                result: Findings | PostroadError = future.result()
+            else:
+                log.error("tracks could not be searched: %s", error)
+                result = error if isinstance(error, PostroadError) else StorageError(f"tracks could not be searched: {error}")
+            with suppress(RuntimeError):  # the loop is closed: nobody is left to hear it
+                self._loop.call_soon_threadsafe(self._fact, TracksSearched(order.token, result))
+
+        asked = self.tracking.ask(lambda store, view: look_up(store, question, view.elements, view.records))
+        asked.add_done_callback(found)
 
     def _send(self, order: Send) -> None:
         peer = self.peers.get(order.link)
@@ -360,7 +428,7 @@ class Node:
         )
         peer.channel.frame_bytes_max = frame_bytes_max
         if role is Role.CLIENT:
-            self._fact(ClientUp(peer.link))
+            self._fact(ClientUp(peer.link, peer.name))
         else:
             self._adopt(peer)
 

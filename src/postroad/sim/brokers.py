@@ -25,15 +25,20 @@ from postroad.core.orders import (
     ReadLog,
     Refuse,
     ReleaseLog,
+    SearchTracks,
     Send,
     Store,
+    Track,
+    TracksSearched,
 )
-from postroad.core.packets import Packet, pubend_id
+from postroad.core.packets import Deliver, Packet, Subscribe, pubend_id
 from postroad.core.parts import BrokerConfig
+from postroad.core.tracing import ASKED_MAX, SEARCHES_MAX
 from postroad.sim.disk import Disk, DiskProfile
 from postroad.sim.frames import Reader, to_bytes
-from postroad.sim.history import Freed, History, Logged
-from postroad.sim.network import End, Network
+from postroad.sim.history import Freed, History, Logged, Relayed, Sent, Tracks
+from postroad.sim.network import End, Network, Peer
+from postroad.sim.tracks import BrokerTracks
 from postroad.sim.world import World
 from postroad.wire.packets.telesto import Error
 
@@ -41,6 +46,7 @@ WALL_MS_AT_START: Final = 1_800_000_000_000
 BROKERS_MAX: Final = 16  # of a simulated overlay
 BACKLOG_ROWS_MAX: Final = 65_536  # a publisher's window
 CACHE_SLACK_BYTES: Final = 1 << 20
+SEARCH_S: Final = 0.002  # for a look into the tracks
 Input: TypeAlias = Callable[[], None]
 
 
@@ -59,6 +65,7 @@ class BrokerNode:
         self.disk: Final = Disk(world, str(broker), disk_profile, self.pubends)
         self.disk.logged = self._logged
         self.disk.freed = self._freed
+        self.tracks: Final = BrokerTracks(world, history, self.disk, broker, config.tracking)
         self.clock_offset_ms = 0
         self.machine: Broker | None = None
         self._ends: dict[int, End] = {}
@@ -66,6 +73,7 @@ class BrokerNode:
         self._wake_at: float | None = None
         self._paused_until = 0.0
         self._inbox: deque[Input] = deque()
+        self._subscribers: dict[tuple[int, int], str] = {}  # (link, handle) -> who it is, to the history
 
     # --- life
 
@@ -77,6 +85,7 @@ class BrokerNode:
         assert self.machine is None
         state = self.disk.start(self.broker)
         self.world.note("start", f"broker {self.broker} incarnation {state.incarnation}")
+        self.tracks.start(state.incarnation, self.wall_ms(), self.disk.logs)
         self.machine = Broker(state, self.config, now=self.world.now)
         self.machine.clock(self.wall_ms())
         self.machine.wake(now=self.world.now)
@@ -88,13 +97,35 @@ class BrokerNode:
         if self.machine is None:
             return
         self.world.note("crash", f"broker {self.broker}")
+        self.tracks.crash()
+        self.disk.crash()
+        self._vanish()
+
+    def stop(self) -> None:
+        """End in good order: take nothing more in, finish every write, say farewell."""
+        if self.machine is None:
+            return
+        self.world.note("stop", f"broker {self.broker}")
+        self._inbox.clear()
+        self._paused_until = 0.0
+        self.disk.settle()
+        for end in list(self._ends.values()):
+            self._forget(end)
+            self._take(LinkLost(end.link))
+        self.disk.settle()
+        self.machine.farewell()
+        self._act()
+        self.tracks.stop()
+        self._vanish()
+
+    def _vanish(self) -> None:
         self.machine = None
         self._ends.clear()
         self._readers.clear()
+        self._subscribers.clear()
         self._inbox.clear()
         self._wake_at = None
         self._paused_until = 0.0
-        self.disk.crash()
         self.network.peer_died(self)
 
     def pause(self, seconds: float) -> None:
@@ -126,6 +157,8 @@ class BrokerNode:
                 return BACKLOG_ROWS_MAX * max(figures.get("clients", 0), 1)
             case "reads":
                 return READS_MAX
+            case "traces":
+                return ASKED_MAX + SEARCHES_MAX
             case _:
                 return None
 
@@ -138,7 +171,7 @@ class BrokerNode:
         if isinstance(other, BrokerNode):
             self._fact(LinkUp(end.link, other.broker, other.disk.incarnation))
         else:
-            self._fact(ClientUp(end.link))
+            self._fact(ClientUp(end.link, _name(end.far.peer)))
 
     def received(self, end: End, data: bytes) -> None:
         reader = self._readers.get(end.link)
@@ -186,6 +219,7 @@ class BrokerNode:
         assert self.machine is not None
         if link not in self._ends:
             return
+        self._watch(link, packet, batch)
         self.machine.clock(self.wall_ms())
         self.machine.receive(packet, link=link, now=self.world.now, batch=batch, packet=packet_id)
         self._act()
@@ -217,8 +251,11 @@ class BrokerNode:
             self.world.at(self._wake_at, self._wake, self._wake_at)
 
     def _carry_out(self, order: Order) -> None:
+        machine = self.machine
+        assert machine is not None
         match order:
             case Send(link=link, message=message, batch=batch, data=data, packet=packet):
+                self._watch_sent(link, message, batch)
                 end = self._ends.get(link)
                 if end is not None:
                     end.send(to_bytes(message, packet, batch), data=data)
@@ -230,6 +267,14 @@ class BrokerNode:
                 self.disk.release(order)
             case Refuse():
                 self._refuse(order)
+            case Track():
+                self.tracks.take(order, self._fact)
+            case SearchTracks(token, question):
+                self.world.after(SEARCH_S, self._searched, machine, TracksSearched(token, self.tracks.look_up(question)))
+
+    def _searched(self, machine: Broker, fact: TracksSearched) -> None:
+        if self.machine is machine:
+            self._fact(fact)
 
     def _refuse(self, order: Refuse) -> None:
         end = self._ends.get(order.link)
@@ -239,6 +284,29 @@ class BrokerNode:
         end.send(to_bytes(Error.of(order.error), order.packet))
         if order.close:
             end.cable.reset()
+
+    # --- what is seen on the way
+
+    def _watch(self, link: int, packet: Packet, batch: Batch | None) -> None:
+        other = self._ends[link].far.peer
+        if isinstance(packet, Subscribe):
+            self._subscribers[link, packet.handle] = packet.name or f"@{_name(other)}"
+        elif batch is not None and isinstance(other, BrokerNode):
+            event = Relayed(self.world.now, self.broker, self.disk.incarnation, other.broker, ids_of(batch))
+            self.history.add(event)
+
+    def _watch_sent(self, link: int, message: Packet, batch: Batch | None) -> None:
+        if batch is not None and isinstance(message, Deliver):
+            subscriber = self._subscribers[link, message.handle]
+            self.history.add(Sent(self.world.now, self.broker, self.disk.incarnation, subscriber, ids_of(batch)))
+
+    def record_tracks(self) -> None:
+        """Write into the history what the tracks hold."""
+        tracks = self.tracks
+        spans = tuple((incarnation, span) for (incarnation, _, _), span in tracks.files.spans.items())
+        held = tuple(tracks.files.elements.values())
+        records = tuple(tracks.files.records)
+        self.history.add(Tracks(self.world.now, self.broker, tracks.settings, held, spans, records, tracks.open_elements()))
 
     # --- what the disk did
 
@@ -250,3 +318,12 @@ class BrokerNode:
         self.history.add(Freed(self.world.now, pubend, tick, retention))
         if self.machine is not None:
             self.world.after(0.0, self._fact, LogReleased(pubend, released))
+
+
+def ids_of(batch: Batch) -> tuple[bytes, ...]:
+    data = batch.ids().tobytes()
+    return tuple(data[start : start + 16] for start in range(0, len(data), 16))
+
+
+def _name(peer: Peer) -> str:
+    return str(getattr(peer, "name", ""))

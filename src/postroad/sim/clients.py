@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from postroad.core.packets import Packet
+from postroad.core.packets import Packet, TracksAnswered
 from postroad.core.session.events import (
     Delivered,
     Event,
@@ -21,6 +21,8 @@ from postroad.core.session.events import (
     PubendJoined,
     PubendsListed,
     PublisherFailed,
+    QuestionAnswered,
+    QuestionFailed,
     RangeFailed,
     RangePiece,
     SubscriptionActive,
@@ -29,9 +31,10 @@ from postroad.core.session.events import (
     Writable,
 )
 from postroad.core.session.machine import Session, SessionConfig
+from postroad.core.tracking.questions import Question
 from postroad.errors import PostroadError, ProtocolViolationError, error_of_code
 from postroad.sim import history as seen
-from postroad.sim.brokers import WALL_MS_AT_START, BrokerNode
+from postroad.sim.brokers import WALL_MS_AT_START, BrokerNode, ids_of
 from postroad.sim.frames import Reader, to_bytes
 from postroad.sim.history import History
 from postroad.sim.network import Cable, CableProfile, End, Network
@@ -120,12 +123,15 @@ class ClientNode:
         self.listed: list[PubendsListed] = []
         self.session: Session | None = None
         self.clock_offset_ms = 0
+        self.answers: dict[int, TracksAnswered | PostroadError] = {}  # to be taken by whoever asked
         self._ends: dict[int, End] = {}
         self._readers: dict[int, Reader] = {}
         self._main: Cable | None = None
         self._second: dict[int, Cable] = {}  # to brokers that hold messages in doubt
         self._wake_at: float | None = None
         self._life = 0
+        self._incarnations: dict[int, tuple[int, int]] = {}  # link -> (broker, incarnation)
+        self._hearing = (0, 0)
 
     # --- life
 
@@ -138,7 +144,7 @@ class ClientNode:
         self._life += 1
         self.world.note("client", f"{self.name} starts")
         self.session = Session(self.config)
-        self.session.clock(self._wall_ms())
+        self.session.clock(self._clock_ms())
         for following in self.following:
             if not following.ended:
                 self._subscribe(following)
@@ -205,6 +211,14 @@ class ClientNode:
             end.far.pause(paused)
 
     # --- the application
+
+    def ask(self, target: int, question: Question) -> int | None:
+        """Ask a broker about its tracks; the answer comes to `answers` under this number. None without a connection."""
+        if self.session is None:
+            return None
+        number = self.session.ask(target, question)
+        self._act()
+        return number
 
     def follow(self, filter_text: str, *, subscription: str, name: str | None = None, earliest: bool = False) -> Following:
         """Begin a subscription and keep to it."""
@@ -321,7 +335,7 @@ class ClientNode:
         assert session is not None
         if publishing is None or publishing.key is None:
             return
-        session.clock(self._wall_ms())
+        session.clock(self._clock_ms())
         while publishing.pending:
             attributes, payload = publishing.pending[0]
             message_id = session.publish(publishing.key, attributes, payload)
@@ -372,7 +386,8 @@ class ClientNode:
             return
         self._ends[end.link] = end
         self._readers[end.link] = Reader()
-        self.session.clock(self._wall_ms())
+        self._incarnations[end.link] = broker.broker, broker.disk.incarnation
+        self.session.clock(self._clock_ms())
         self.session.connected(end.link, broker.broker, now=self.world.now, main=main)
         self._act()
 
@@ -393,7 +408,7 @@ class ClientNode:
                 for following in self.following:
                     if not following.ended:
                         self.history.add(seen.Disconnected(self.world.now, following.subscription))
-            self.session.clock(self._wall_ms())
+            self.session.clock(self._clock_ms())
             self.session.disconnected(end.link, now=self.world.now)
 
     def received(self, end: End, data: bytes) -> None:
@@ -403,7 +418,8 @@ class ClientNode:
         for packet, packet_id, batch in reader.feed(data):
             if end.link not in self._ends:
                 return
-            self.session.clock(self._wall_ms())
+            self.session.clock(self._clock_ms())
+            self._hearing = self._incarnations[end.link]
             if isinstance(packet, Error):
                 self.session.refused(packet_id, error_of_code(packet.code, packet.text), link=end.link, now=self.world.now)
             else:
@@ -421,7 +437,7 @@ class ClientNode:
 
     # --- orders and events
 
-    def _wall_ms(self) -> int:
+    def _clock_ms(self) -> int:
         return WALL_MS_AT_START + self.clock_offset_ms + int(self.world.now * 1000)
 
     def _act(self) -> None:
@@ -449,7 +465,7 @@ class ClientNode:
         if self.session is None or self._wake_at != when or life != self._life:
             return
         self._wake_at = None
-        self.session.clock(self._wall_ms())
+        self.session.clock(self._clock_ms())
         self.session.wake(now=self.world.now)
         self._act()
 
@@ -502,6 +518,10 @@ class ClientNode:
             case RangeFailed(request=key, error=error):
                 if key in self.ranges:
                     self.ranges[key].error, self.ranges[key].done = error, not error.retryable
+            case QuestionAnswered(number, answer):
+                self.answers[number] = answer
+            case QuestionFailed(number, error):
+                self.answers[number] = error
 
     def _piece(self, seen_range: RangeSeen, key: int, piece: RangePiece) -> None:
         assert self.session is not None
@@ -525,6 +545,7 @@ class ClientNode:
         if following is None:
             return
         now, last = self.world.now, 0
+        self.history.add(seen.Arrived(now, *self._hearing, following.name or f"@{self.name}", ids_of(event.batch)))
         for message in event.batch:
             last = message.tick
             self.history.add(
@@ -584,7 +605,7 @@ class ClientNode:
         registrations = session.publishers[publishing.key].registrations
         for (broker, publisher), ids in publishing.outstanding.items():
             registration = registrations.get(broker)
-            if registration is None or registration.publisher != publisher:
-                continue
-            while len(ids) > registration.messages:
+            known = registration is not None and registration.publisher == publisher
+            left = registration.messages if registration is not None and known else 0  # it is forgotten when it holds none
+            while len(ids) > left:
                 self.history.add(seen.Acknowledged(self.world.now, ids.popleft()))

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 from postroad.core.batch import Batch
 from postroad.core.orders import Append, Appended, BrokerState, LogRead, PubendState, ReadLog, ReleaseLog, Store, Stored
@@ -90,8 +90,16 @@ class Log:
             index += 1
         return hi, tuple(found)
 
+    def beyond(self, tick: int) -> Iterator[Batch]:
+        """Yield all rows after a tick."""
+        for batch in self.batches[bisect_right(self.last_ticks, tick) :]:
+            yield batch.within(tick, self.last_tick)
+
     def state(self) -> PubendState:
         return PubendState(self.pubend, self.last_tick, self.released, tuple(sorted(self.publishers.items())))
+
+
+Report: TypeAlias = Callable[[Appended | Stored], None]
 
 
 class _Writes:
@@ -100,7 +108,7 @@ class _Writes:
     __slots__ = ("busy_until", "pending")
 
     def __init__(self) -> None:
-        self.pending: deque[Append | Store] = deque()
+        self.pending: deque[tuple[Append | Store, Report]] = deque()
         self.busy_until = 0.0
 
 
@@ -123,7 +131,7 @@ class Disk:
         self._metadata_writes = _Writes()
         self._log_writes = {pubend: _Writes() for pubend in pubends}
         self._life = 0  # of the broker; what an earlier life asked for is not reported
-        self._stalled_until = 0.0
+        self.stalled_until = 0.0
 
     # --- a broker's start and end
 
@@ -139,29 +147,41 @@ class Disk:
         for writes in (self._metadata_writes, *self._log_writes.values()):
             survivors = self._chance.randint(0, len(writes.pending))
             for _ in range(survivors):
-                self._commit(writes.pending.popleft())
-            torn = writes.pending.popleft() if writes.pending else None
+                self._commit(writes.pending.popleft()[0])
+            torn = writes.pending.popleft()[0] if writes.pending else None
             if isinstance(torn, Append):
                 kept = self._chance.randint(0, len(torn.batches) - 1)
                 self._commit(Append(torn.pubend, torn.token, torn.batches[:kept]))
             writes.pending.clear()
             writes.busy_until = 0.0
 
+    def settle(self) -> None:
+        """Finish every write at once and report it: what a broker that stops in good order waits for."""
+        while True:
+            waiting = [writes for writes in (self._metadata_writes, *self._log_writes.values()) if writes.pending]
+            if not waiting:
+                break
+            for writes in waiting:
+                self._finish(writes)
+        self._life += 1
+        for writes in (self._metadata_writes, *self._log_writes.values()):
+            writes.busy_until = 0.0
+
     def stall(self, seconds: float) -> None:
         """Finish nothing for a while."""
-        self._stalled_until = max(self._stalled_until, self.world.now + seconds)
+        self.stalled_until = max(self.stalled_until, self.world.now + seconds)
 
     # --- orders
 
-    def write(self, order: Append | Store, report: Callable[[Appended | Stored], None]) -> None:
+    def write(self, order: Append | Store, report: Report) -> None:
         writes = self._log_writes[order.pubend] if isinstance(order, Append) else self._metadata_writes
         assert len(writes.pending) < PENDING_MAX, "a broker asks for writes without end"
-        writes.pending.append(order)
-        writes.busy_until = max(writes.busy_until, self.world.now, self._stalled_until) + self._latency(self.profile.write_s)
-        self.world.at(writes.busy_until, self._written, writes, self._life, report)
+        writes.pending.append((order, report))
+        writes.busy_until = max(writes.busy_until, self.world.now, self.stalled_until) + self._latency(self.profile.write_s)
+        self.world.at(writes.busy_until, self._written, writes, self._life)
 
     def read(self, order: ReadLog, report: Callable[[LogRead], None]) -> None:
-        done = max(self.world.now, self._stalled_until) + self._latency(self.profile.read_s)
+        done = max(self.world.now, self.stalled_until) + self._latency(self.profile.read_s)
         self.world.at(done, self._read, order, self._life, report)
 
     def release(self, order: ReleaseLog) -> None:
@@ -174,13 +194,16 @@ class Disk:
     def _latency(self, typical: float) -> float:
         return typical + self._chance.random() * self.profile.jitter_s
 
-    def _written(self, writes: _Writes, life: int, report: Callable[[Appended | Stored], None]) -> None:
+    def _written(self, writes: _Writes, life: int) -> None:
         if life != self._life:
             return
-        if self.world.now < self._stalled_until:
-            self.world.at(self._stalled_until, self._written, writes, life, report)
+        if self.world.now < self.stalled_until:
+            self.world.at(self.stalled_until, self._written, writes, life)
             return
-        order = writes.pending.popleft()
+        self._finish(writes)
+
+    def _finish(self, writes: _Writes) -> None:
+        order, report = writes.pending.popleft()
         self._commit(order)
         report(Appended(order.pubend, order.token) if isinstance(order, Append) else Stored(order.token))
 

@@ -28,6 +28,16 @@ def broker_crash(overlay: Overlay, chance: random.Random) -> str:
     return f"broker {node.broker} for {down:.2f} s"
 
 
+def broker_stop(overlay: Overlay, chance: random.Random) -> str:
+    node = _any_broker(overlay, chance)
+    down = chance.uniform(0.05, 1.0)
+    if not node.alive:
+        return ""
+    node.stop()
+    overlay.world.after(down, _start_broker, node)
+    return f"broker {node.broker} for {down:.2f} s"
+
+
 def broker_pause(overlay: Overlay, chance: random.Random) -> str:
     node = _any_broker(overlay, chance)
     seconds = chance.uniform(0.05, 1.5)
@@ -81,6 +91,13 @@ def client_crash(overlay: Overlay, chance: random.Random) -> str:
     return f"{client.name} for {seconds:.2f} s"
 
 
+def client_clock(overlay: Overlay, chance: random.Random) -> str:
+    client = _any_client(overlay, chance)
+    milliseconds = chance.choice((-1, 1)) * chance.choice((300, 3_000, 40_000, 7_200_000))
+    client.clock_offset_ms += milliseconds
+    return f"{client.name} by {milliseconds} ms"
+
+
 def client_slow(overlay: Overlay, chance: random.Random) -> str:
     client = _any_client(overlay, chance)
     seconds = chance.uniform(0.2, 4.0)
@@ -128,6 +145,7 @@ def client_leave(overlay: Overlay, chance: random.Random) -> str:
 
 FAULTS: Final[dict[str, tuple[Fault, int]]] = {
     "broker crash": (broker_crash, 6),
+    "broker stop": (broker_stop, 2),
     "broker pause": (broker_pause, 2),
     "clock step": (clock_step, 3),
     "disk stall": (disk_stall, 2),
@@ -135,6 +153,7 @@ FAULTS: Final[dict[str, tuple[Fault, int]]] = {
     "link flap": (link_flap, 4),
     "link squeeze": (link_squeeze, 3),
     "client crash": (client_crash, 4),
+    "client clock": (client_clock, 2),
     "client slow": (client_slow, 2),
     "reader slow": (reader_slow, 2),
     "client cut": (client_cut, 3),

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from postroad.core.tracking.elements import Element, Record, Span
+from postroad.core.tracking.settings import TrackingSettings
 from postroad.types import AttributeValue
 
 Attributes: TypeAlias = Mapping[str, AttributeValue]
@@ -172,6 +174,71 @@ class Measured:
     figures: Mapping[str, tuple[int, int | None]]
 
 
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A client got these messages from an incarnation of a broker. `subscriber` is a durable name, or `@` and the client's."""
+
+    at: float
+    broker: int
+    incarnation: int
+    subscriber: str
+    ids: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A broker put these messages into a frame for a client."""
+
+    at: float
+    broker: int
+    incarnation: int
+    subscriber: str
+    ids: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Relayed:
+    """These messages came to a broker from a neighbour; some of them it may have known, or had no use for."""
+
+    at: float
+    broker: int
+    incarnation: int
+    upstream: int
+    ids: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What an incarnation of a broker had tracked by `cut_at` is on its disk."""
+
+    at: float
+    broker: int
+    incarnation: int
+    cut_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Crashed:
+    """A broker that tracks ended without a farewell."""
+
+    at: float
+    broker: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tracks:
+    """What a broker's tracks hold at the end of a run, on disk and in memory; each span on disk with its incarnation."""
+
+    at: float
+    broker: int
+    settings: TrackingSettings
+    elements: tuple[Element, ...]
+    spans: tuple[tuple[int, Span], ...]
+    records: tuple[Record, ...]
+    open_elements: tuple[Element, ...]
+
+
 Event: TypeAlias = (
     Published
     | Acknowledged
@@ -189,6 +256,12 @@ Event: TypeAlias = (
     | Forgot
     | Ended
     | Measured
+    | Arrived
+    | Sent
+    | Relayed
+    | Kept
+    | Crashed
+    | Tracks
 )
 
 

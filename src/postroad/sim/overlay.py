@@ -158,6 +158,8 @@ class Overlay:
         """Say what was broken, now that the run is over."""
         for client in self.clients.values():
             client.record_positions()
+        for node in self.nodes.values():
+            node.record_tracks()
         found = check(self.history, self.predicates)
         return found if self.failure is None else [self.failure, *(each for each in found if each.kind != "stuck")]
 

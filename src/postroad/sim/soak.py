@@ -18,7 +18,7 @@ from postroad.sim.overlay import Overlay
 from postroad.sim.workload import Shape, Workload
 from postroad.sim.world import Line
 
-CONTAINED = ("lost", "duplicated", "misordered", "stuck", "phantom", "released", "unbounded", "crashed")
+CONTAINED = ("lost", "duplicated", "misordered", "stuck", "phantom", "released", "unbounded", "mistracked", "crashed")
 assert set(CONTAINED) == set(KINDS)
 
 
@@ -54,15 +54,20 @@ class Result:
         return line
 
 
-def run_seed(seed: int, shape: Shape | None = None, *, story: bool = False) -> Result:
-    """Run one seed to its end."""
-    shape = shape or Shape()
+def play(seed: int, shape: Shape, *, story: bool = False) -> tuple[Overlay, Faults]:
+    """Let everything of a seed happen; nothing is checked yet."""
     overlay = Overlay(seed, story=story)
     Workload(overlay, shape)
     faults = Faults(overlay, until=shape.busy_s, per_s=shape.faults_per_s)
     overlay.run(shape.busy_s)
     overlay.heal()
     overlay.settle()
+    return overlay, faults
+
+
+def run_seed(seed: int, shape: Shape | None = None, *, story: bool = False) -> Result:
+    """Run one seed to its end."""
+    overlay, faults = play(seed, shape or Shape(), story=story)
     violations = tuple(overlay.violations())
     deliveries = overlay.deliveries
     lines = tuple(overlay.world.story or ())

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from postroad.core.parts import BrokerConfig
+from postroad.core.tracking.settings import Strategy, TrackingSettings
 from postroad.sim.clients import ClientNode, Habits
 from postroad.sim.disk import DiskProfile
 from postroad.sim.network import CableProfile
@@ -23,6 +24,8 @@ class Shape:
     faults_per_s: float = 1.6
     messages_per_s: float = 22.0  # over all publishers
     churn_per_s: float = 0.5
+    strategies: tuple[Strategy, ...] = (Strategy.EXACT, Strategy.BLOOM, Strategy.ASYNC)  # each broker has one of them
+    omit_one_in: int = 0  # deliveries that tracks leave out, to see that it is found
 
 
 class Workload:
@@ -32,6 +35,7 @@ class Workload:
         self._overlay = overlay
         self._shape = shape
         self._chance = overlay.world.chance("workload")
+        self._tracking = overlay.world.chance("tracking")
         self._subscriptions = 0
         self._messages = 0
         self._build_brokers()
@@ -57,13 +61,36 @@ class Workload:
             home_query_s=chance.choice((0.5, 3.0)),
         )
         for number in range(1, count + 1):
-            overlay.broker(number, disk=disk, config=config)
+            overlay.broker(number, disk=disk, config=replace(config, tracking=self._settings()))
         edges = {(chance.randint(1, number - 1), number) for number in range(2, count + 1)}
         for _ in range(chance.randint(0, count)):
             a, b = sorted(chance.sample(range(1, count + 1), 2))
             edges.add((a, b))
         for a, b in sorted(edges):
             overlay.link(a, b, self._link_profile())
+
+    def _settings(self) -> TrackingSettings:
+        """Draw how a broker tracks: small blooms, so that false positives occur, and short intervals, so that crashes cost."""
+        chance = self._tracking
+        m, k, n = chance.choice(((256, 4, 40), (2_048, 8, 150), (65_536, 16, 2_521)))
+        persistence_ms = chance.choice((300, 1_000, 4_000))
+        return TrackingSettings(
+            strategy=chance.choice(self._shape.strategies),
+            m=m,
+            k=k,
+            n=n,
+            ids_max=chance.choice((20, 65_536)),
+            persistence_ms=persistence_ms,
+            lifetime_min_ms=chance.choice((0, 3 * persistence_ms)),
+            skew_tolerance_ms=chance.choice((400, 2_000, 5_000)),
+            jitter_ms=chance.choice((100, 1_000)),
+            singletons_max=chance.choice((4, 256)),
+            memory_bytes_max=chance.choice((40_000, 256 << 20)),
+            per_neighbour=chance.random() < 0.3,
+            few_as_ids=chance.random() < 0.5,
+            routing_sets=chance.random() < 0.3,
+            omit_one_in=self._shape.omit_one_in,
+        )
 
     def _link_profile(self) -> CableProfile:
         chance = self._chance

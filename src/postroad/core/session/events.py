@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from postroad.core.batch import Batch
-from postroad.core.packets import PubendSpan
+from postroad.core.packets import PubendSpan, TracksAnswered
 from postroad.errors import PostroadError
 
 
@@ -115,6 +115,22 @@ class RangeFailed:
     error: PostroadError
 
 
+@dataclass(frozen=True, slots=True)
+class QuestionAnswered:
+    """A question about tracks was answered; the answer may be that nobody could be asked."""
+
+    question: int
+    answer: TracksAnswered
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionFailed:
+    """A question will not be answered: the connection is gone, or the broker refused it."""
+
+    question: int
+    error: PostroadError
+
+
 Event: TypeAlias = (
     Writable
     | PublisherFailed
@@ -128,4 +144,6 @@ Event: TypeAlias = (
     | PubendsListed
     | RangePiece
     | RangeFailed
+    | QuestionAnswered
+    | QuestionFailed
 )

@@ -1,6 +1,6 @@
 """The client's side of the overlay as a pure machine: what to send, what to believe, what to tell the application.
 
-The driver reports connections (`connected`, `disconnected`), packets (`receive`, `refused`) and the wall clock (`clock`); the
+The driver reports connections (`connected`, `disconnected`), packets (`receive`, `refused`) and the time (`clock`); the
 application's calls are `publish`, `subscribe`, `acknowledge` and so on. Then the driver takes `outputs()` (packets to send,
 in order) and `events()` (for the application, in order).
 
@@ -24,6 +24,7 @@ from postroad.core.orders import LinkId, Send
 from postroad.core.packets import (
     Acknowledge,
     Advance,
+    AskTracks,
     Deliver,
     Flow,
     Gap,
@@ -36,6 +37,7 @@ from postroad.core.packets import (
     RangeRead,
     Started,
     Subscribed,
+    TracksAnswered,
     Unsubscribe,
     Unsubscribed,
 )
@@ -46,6 +48,8 @@ from postroad.core.session.events import (
     Missed,
     PubendJoined,
     PublisherFailed,
+    QuestionAnswered,
+    QuestionFailed,
     SubscriptionActive,
     SubscriptionEnded,
     SubscriptionFailed,
@@ -54,11 +58,14 @@ from postroad.core.session.events import (
 from postroad.core.session.publishing import Doubt, PublishingConfig, Registration, id_tick
 from postroad.core.session.reading import Reading
 from postroad.core.session.subscribing import SubscriptionState
-from postroad.errors import DurableBusyError, PostroadError, ProtocolViolationError, error_of_code
-from postroad.types import AttributeValue, MessageId
+from postroad.core.tracking.questions import Question
+from postroad.errors import DurableBusyError, NotConnectedError, PostroadError, ProtocolViolationError, SkewError, error_of_code
+from postroad.types import COUNTER_BITS, AttributeValue, MessageId
 
 REGISTRATIONS_MAX: Final = 64
+SKEWS_MAX: Final = 8  # refusals for skew in a row; then the messages are given up
 HANDLE_MAX: Final = 0xFFFF_FFFF
+QUESTIONS_MAX: Final = 64  # under way; a broker takes no more of one client
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +83,7 @@ class _Publisher:
     registrations: dict[int, Registration] = field(default_factory=dict)  # by broker
     current: Registration | None = None
     refusals: int = 0
+    skews: int = 0  # refusals for skew since the last acknowledgement
     retry_at: float | None = None
 
 
@@ -98,11 +106,12 @@ class Session:
         self.publishers: Final[dict[int, _Publisher]] = {}
         self.subscriptions: Final[dict[int, SubscriptionState]] = {}
         self._links: dict[LinkId, int] = {}  # -> broker
-        self._wall_ms = 0
+        self._clock_ms = 0
         self._keys = 0
         self._packets = 0
         self._openings: dict[int, _Opening] = {}  # by packet id
         self._subscribing: dict[int, int] = {}  # packet id -> key
+        self._questions: dict[int, None] = {}  # packet ids
         self._handles: dict[int, SubscriptionState] = {}  # by handle on the wire
         self._handle = 0
         self._outputs: list[Send] = []
@@ -111,9 +120,12 @@ class Session:
 
     # --- the driver ------------------------------------------------------------------------------------------------------
 
-    def clock(self, wall_ms: int) -> None:
-        """Tell the wall clock; call it before handing anything in."""
-        self._wall_ms = wall_ms
+    def clock(self, milliseconds: int) -> None:
+        """Tell the client's clock; call it before handing anything in, and before `outputs`.
+
+        It may show any time, since brokers tell theirs; best is one that is never stepped.
+        """
+        self._clock_ms = milliseconds
 
     def connected(self, link: LinkId, broker: int, *, now: float, main: bool = True) -> None:
         """Take in that a broker answered the hello of this link."""
@@ -141,6 +153,7 @@ class Session:
                     registration.closed()
             self._open(publisher)
         if was_main:
+            self._fail_questions(NotConnectedError("the connection was lost before an answer came"))
             self._subscribing.clear()
             self._reading.disconnected()
             for subscription in self.subscriptions.values():
@@ -160,9 +173,9 @@ class Session:
             case Advance():
                 self._advance(message)
             case PublishRefused():
-                self._publish_refused(message, link)
+                self._publish_refused(message, link, now)
             case PublisherOpened():
-                self._opened(message, link, packet)
+                self._opened(message, link, packet, now)
             case Subscribed():
                 self._subscribed(message, packet)
             case Started():
@@ -175,6 +188,10 @@ class Session:
                 self._reading.answered(message, batch, packet, now)
             case Pubends():
                 self._reading.listed(message, packet)
+            case TracksAnswered():
+                if packet in self._questions:
+                    del self._questions[packet]
+                    self._events.append(QuestionAnswered(packet, message))
             case _:
                 raise ProtocolViolationError(f"a broker does not send {type(message).__name__} to a client")
 
@@ -188,6 +205,9 @@ class Session:
             self._subscribe_refused(self.subscriptions[key], error, now)
         if link == self.main:
             self._reading.refused(packet, error, now)
+        if packet in self._questions and link == self.main:
+            del self._questions[packet]
+            self._events.append(QuestionFailed(packet, error))
 
     def wake(self, *, now: float) -> None:
         """Try again what a broker refused for the time being."""
@@ -213,7 +233,9 @@ class Session:
             for registration in publisher.registrations.values():
                 if registration.link is not None:
                     link = registration.link
-                    self._outputs += [Send(link, message, batch, data=True) for message, batch in registration.take()]
+                    self._outputs += [
+                        Send(link, message, batch, data=True) for message, batch in registration.take(self._clock_ms)
+                    ]
         for subscription in self.subscriptions.values():
             if subscription.active and self.main is not None and subscription.has_news():
                 self._outputs.append(Send(self.main, Acknowledge(subscription.handle, subscription.take_acknowledged())))
@@ -250,7 +272,7 @@ class Session:
         registration = self.publishers[key].current
         if registration is None or not registration.has_room():
             return None
-        return registration.add(attributes, payload, self._wall_ms)
+        return registration.add(attributes, payload, self._clock_ms)
 
     def registration(self, key: int) -> Registration | None:
         """Return where the publisher may publish now: for batches, whose ids are made before they are built."""
@@ -287,7 +309,7 @@ class Session:
                 self._ask_to_open(publisher, link, broker, registration)
         if main is not None and publisher.current is None:
             registration = publisher.registrations.get(main)
-            if registration is not None and registration.link is not None:
+            if registration is not None and registration.link is not None and not registration.retiring:
                 self._use(publisher, registration)
 
     def _ask_to_open(self, publisher: _Publisher, link: LinkId, broker: int, registration: Registration | None) -> None:
@@ -296,18 +318,25 @@ class Session:
         self._openings[packet] = _Opening(publisher.key, link, broker, resume)
         self._outputs.append(Send(link, OpenPublisher(resume), packet=packet))
 
-    def _opened(self, message: PublisherOpened, link: LinkId, packet: int) -> None:
+    def _opened(self, message: PublisherOpened, link: LinkId, packet: int, now: float) -> None:
         opening = self._openings.pop(packet, None)
         publisher = None if opening is None else self.publishers.get(opening.publisher)
         if opening is None or publisher is None or link not in self._links:
             return
-        publisher.refusals = 0
         registration = publisher.registrations.get(message.broker)
         if registration is None or registration.publisher != message.publisher:
             registration = Registration(self.config.publishing, message.publisher, message.broker, message.pubend)
             self._keep(publisher, registration)
-        registration.opened(link, message.window_bytes, message.wall_ms - self._wall_ms, message.last)
-        if self.main is not None and self._links[self.main] == message.broker:
+        skew_ms = message.wall_ms - self._clock_ms
+        registration.opened(link, message.window_bytes, skew_ms, message.last, message.skew_tolerance_ms)
+        if opening.resume is None and registration.is_ahead(self._clock_ms):  # what it must not repeat lies in the future
+            publisher.retry_at = now + self._retry_delay(publisher.refusals)
+            publisher.refusals += 1
+        else:
+            publisher.refusals = 0
+        if self._retires(publisher, registration):
+            return
+        if self.main is not None and self._links[self.main] == message.broker and not registration.retiring:
             self._use(publisher, registration)
         self._events.append(Writable(publisher.key))
 
@@ -329,7 +358,7 @@ class Session:
         for other in publisher.registrations.values():
             if other is not registration:
                 for attributes, payload in other.abandon():
-                    registration.add(attributes, payload, self._wall_ms)
+                    registration.add(attributes, payload, self._clock_ms)
 
     def _open_refused(self, opening: _Opening, error: PostroadError, now: float) -> None:
         publisher = self.publishers.get(opening.publisher)
@@ -355,25 +384,69 @@ class Session:
     def _acknowledged(self, message: PublishAcknowledged, link: LinkId) -> None:
         found = self._registration(message.publisher, link)
         if found is not None:
-            key, registration = found
-            registration.acknowledged(message.last)
-            self._events.append(Writable(key))
+            publisher, registration = found
+            publisher.skews = 0
+            sent_ms = registration.acknowledged(message.last)
+            if sent_ms is not None and message.wall_ms:
+                registration.adjust(message.wall_ms, self._clock_ms, sent_ms)
+            self._retires(publisher, registration)
+            self._events.append(Writable(publisher.key))
 
-    def _publish_refused(self, message: PublishRefused, link: LinkId) -> None:
+    def _publish_refused(self, message: PublishRefused, link: LinkId, now: float) -> None:
         found = self._registration(message.publisher, link)
         if found is None:
             return
-        key, registration = found
+        publisher, registration = found
+        if message.code == SkewError.code and message.wall_ms:
+            self._skewed(publisher, registration, message, now)
+            return
         registration.refused(id_tick(message.first), id_tick(message.last))
-        error = error_of_code(message.code, message.reason)
-        self._events += [MessagesRefused(key, message.first, message.last, error), Writable(key)]
+        self._refused(publisher, registration, message.first, message.last, message)
 
-    def _registration(self, publisher_id: int, link: LinkId) -> tuple[int, Registration] | None:
+    def _refused(
+        self, publisher: _Publisher, registration: Registration, first: bytes, last: bytes, message: PublishRefused
+    ) -> None:
+        error = error_of_code(message.code, message.reason)
+        self._events += [MessagesRefused(publisher.key, first, last, error), Writable(publisher.key)]
+        self._retires(publisher, registration)
+
+    def _skewed(self, publisher: _Publisher, registration: Registration, message: PublishRefused, now: float) -> None:
+        """Take the broker's clock, give up what lies in its future, and open again: the rest leaves once more, with its age."""
+        registration.skew_ms = message.wall_ms - self._clock_ms
+        registration.closed()
+        if publisher.current is registration:
+            publisher.current = None
+        latest_ms = message.wall_ms + registration.tolerance_ms
+        publisher.skews += 1
+        if publisher.skews > SKEWS_MAX:
+            latest_ms = 0
+        publisher.retry_at = now + self._retry_delay(publisher.skews)
+        dropped = registration.drop_after((latest_ms + 1 << COUNTER_BITS) - 1 if latest_ms else 0)
+        if dropped is not None:
+            first, last = (message.first[:8] + tick.to_bytes(8, "big") for tick in dropped)
+            self._refused(publisher, registration, first, last, message)
+        else:
+            self._retires(publisher, registration)
+
+    def _retires(self, publisher: _Publisher, registration: Registration) -> bool:
+        """Let a registration with ids ahead of its broker's clock take no more; when it is empty, forget it for a new one."""
+        registration.retiring = registration.retiring or registration.is_ahead(self._clock_ms)
+        if not registration.retiring:
+            return False
+        if publisher.current is registration:
+            publisher.current = None
+        if registration.messages:
+            return False
+        del publisher.registrations[registration.broker]
+        self._open(publisher)
+        return True
+
+    def _registration(self, publisher_id: int, link: LinkId) -> tuple[_Publisher, Registration] | None:
         broker = self._links.get(link)
-        for key, publisher in self.publishers.items():
+        for publisher in self.publishers.values():
             registration = publisher.registrations.get(broker) if broker is not None else None
             if registration is not None and registration.publisher == publisher_id and registration.link == link:
-                return key, registration
+                return publisher, registration
         return None
 
     # --- subscribing -----------------------------------------------------------------------------------------------------
@@ -566,6 +639,24 @@ class Session:
         packet = self._next_packet()
         self._outputs.append(Send(self.main, message, packet=packet))
         return packet
+
+    # --- asking ----------------------------------------------------------------------------------------------------------
+
+    def ask(self, target: int, question: Question) -> int | None:
+        """Ask a broker about its tracks, by way of the main link; `QuestionAnswered` or `QuestionFailed` name this number.
+
+        None when there is no main link, or too many questions are under way.
+        """
+        if self.main is None or len(self._questions) >= QUESTIONS_MAX:
+            return None
+        packet = self._next_packet()
+        self._questions[packet] = None
+        self._outputs.append(Send(self.main, AskTracks(target, question), packet=packet))
+        return packet
+
+    def _fail_questions(self, error: PostroadError) -> None:
+        self._events += [QuestionFailed(packet, error) for packet in self._questions]
+        self._questions.clear()
 
     # --- numbers ---------------------------------------------------------------------------------------------------------
 

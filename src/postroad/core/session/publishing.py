@@ -7,6 +7,11 @@ the publisher and the broker, so a message belongs to one registration for ever,
 Messages wait as rows while a frame is on its way and become a frame when that one is acknowledged, so frames grow by
 themselves under load and a lone message leaves at once. Frames stay until the broker says that they are durable; after a
 reconnect the broker tells the last tick it accepted, and the frames beyond it leave again, in order.
+
+Skew: an id's timestamp is the client's clock plus `skew_ms`, which makes it the broker's clock as far as we know it. Each
+acknowledgement bounds that clock: it shows at least `wall_ms` now, and at most that plus the time since the frame left. So
+`skew_ms` follows a drift, and steps of either clock. A registration whose last id is far ahead of the broker's clock, because
+that was set back, would be refused for as long: it takes no more messages (`retiring`), and a new one follows when it holds none.
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ from postroad.core.orders import LinkId
 from postroad.core.packet_rows import Row, split_rows
 from postroad.core.packets import Packet, Publish, PublishColumns
 from postroad.core.rows import build_batches
-from postroad.types import COUNTER_BITS, AttributeValue, MessageId, Tick
+from postroad.types import COUNTER_BITS, AttributeValue, MessageId, Tick, tick_milliseconds
 
 ROW_OVERHEAD_BYTES: Final = 48
 NAMES_MAX: Final = 4096
@@ -54,18 +59,19 @@ class Frame:
     batch: Batch | None
     bytes: int
     sent: bool = False
+    sent_ms: int = 0  # when, by the client's clock
 
     def __len__(self) -> int:
         return len(self.rows) if self.batch is None else len(self.batch)
 
     def without(self, first: int, last: int) -> list[Frame]:
         """Return what is left when the messages from `first` to `last` are taken out."""
-        ticks = self._ticks()
+        ticks = self.ticks()
         start = int(np.searchsorted(ticks, np.uint64(first), "left"))
         stop = int(np.searchsorted(ticks, np.uint64(last), "right"))
         return [self._part(lo, hi, ticks) for lo, hi in ((0, start), (stop, len(ticks))) if lo < hi]
 
-    def _ticks(self) -> np.ndarray[Any, Any]:
+    def ticks(self) -> np.ndarray[Any, Any]:
         if self.batch is not None:
             return id_ticks(self.batch)
         return np.array([id_tick(row[0]) for row in self.rows], np.uint64)
@@ -73,7 +79,7 @@ class Frame:
     def _part(self, start: int, stop: int, ticks: np.ndarray[Any, Any]) -> Frame:
         size = self.bytes * (stop - start) // len(self)
         batch = None if self.batch is None else self.batch.slice(start, stop)
-        return Frame(int(ticks[start]), int(ticks[stop - 1]), self.rows[start:stop], batch, size, self.sent)
+        return Frame(int(ticks[start]), int(ticks[stop - 1]), self.rows[start:stop], batch, size, self.sent, self.sent_ms)
 
 
 def id_tick(message_id: bytes) -> int:
@@ -104,7 +110,9 @@ class Registration:
         self.pubend: Final = pubend
         self.link: LinkId | None = None  # where it is open
         self.window_bytes = 0
-        self.skew_ms = 0
+        self.skew_ms = 0  # add it to our clock to get the broker's
+        self.tolerance_ms = 0  # how far ids may be from it; 0: unknown
+        self.retiring = False
         self.last_tick = 0  # of the last id made
         self.messages = 0  # not acknowledged, waiting ones included
         self.bytes = 0
@@ -116,11 +124,11 @@ class Registration:
         self._waiting_bytes = 0
         self._names: set[str] = set()
 
-    def opened(self, link: LinkId, window_bytes: int, skew_ms: int, last: int) -> None:
+    def opened(self, link: LinkId, window_bytes: int, skew_ms: int, last: int, tolerance_ms: int = 0) -> None:
         """Go on at this link: what the broker accepted is done, the rest leaves again."""
         self.closed()
         self.link = link
-        self.window_bytes, self.skew_ms = window_bytes, skew_ms
+        self.window_bytes, self.skew_ms, self.tolerance_ms = window_bytes, skew_ms, tolerance_ms
         self.last_tick = max(self.last_tick, last)
         self.acknowledged(last)
 
@@ -132,9 +140,10 @@ class Registration:
         self._in_flight = 0
 
     def has_room(self) -> bool:
-        return self.link is not None and self.messages < self._config.window_messages and self.bytes < self.window_bytes
+        room = self.messages < self._config.window_messages and self.bytes < self.window_bytes
+        return room and self.link is not None and not self.retiring
 
-    def add(self, attributes: Mapping[str, AttributeValue], payload: bytes, wall_ms: int) -> MessageId:
+    def add(self, attributes: Mapping[str, AttributeValue], payload: bytes, clock_ms: int) -> MessageId:
         """Take one message and give it its id; a value that no message may hold raises before anything changed."""
         size = quick_size(attributes, payload, self._names)
         if size < 0:
@@ -143,7 +152,7 @@ class Registration:
             size = _slow_size(attributes, payload)
             if len(self._names) < NAMES_MAX:
                 self._names.update(attributes)
-        tick = (wall_ms + self.skew_ms) << COUNTER_BITS
+        tick = (clock_ms + self.skew_ms) << COUNTER_BITS
         if tick <= self.last_tick:
             tick = self.last_tick + 1
         self.last_tick = tick
@@ -162,26 +171,51 @@ class Registration:
         self.messages += len(batch)
         self.bytes += size
 
-    def ids_for(self, count: int, wall_ms: int) -> np.ndarray[Any, Any]:
+    def ids_for(self, count: int, clock_ms: int) -> np.ndarray[Any, Any]:
         """Make ids for this many messages at once, as 16-byte items."""
-        first = self._next_tick(wall_ms)
+        first = self._next_tick(clock_ms)
         self.last_tick = first + count - 1
         ids = np.empty(count, _ID_DTYPE)
         ids["publisher"], ids["broker"] = self.publisher, self.broker
         ids["tick"] = np.arange(first, first + count, dtype=np.uint64)
         return ids.view(np.dtype((np.void, 16)))
 
-    def _next_tick(self, wall_ms: int) -> int:
-        tick = (wall_ms + self.skew_ms) << COUNTER_BITS
+    def _next_tick(self, clock_ms: int) -> int:
+        tick = (clock_ms + self.skew_ms) << COUNTER_BITS
         return tick if tick > self.last_tick else self.last_tick + 1
 
-    def acknowledged(self, last: int) -> None:
-        """Forget everything up to this tick: it is durable at the broker."""
-        frames = self._frames
+    def acknowledged(self, last: int) -> int | None:
+        """Forget everything up to this tick: it is durable at the broker. Return when the last frame of it left, if it did."""
+        frames, sent_ms = self._frames, None
         while frames and frames[0].last <= last:
-            self._forget(frames.popleft())
+            frame = frames.popleft()
+            sent_ms = frame.sent_ms if frame.sent else sent_ms
+            self._forget(frame)
         if frames and frames[0].first <= last:
             self._cut(0, last)
+        return sent_ms
+
+    def adjust(self, broker_ms: int, clock_ms: int, sent_ms: int) -> None:
+        """Correct our idea of the broker's clock by an acknowledgement of what left at `sent_ms`."""
+        ours = clock_ms + self.skew_ms
+        least, most = broker_ms, broker_ms + max(clock_ms - sent_ms, 0)
+        self.skew_ms += min(max(ours, least), most) - ours
+
+    def is_ahead(self, clock_ms: int) -> bool:
+        """Tell whether our ids are so far ahead of the broker's clock that it would soon refuse them."""
+        ahead_ms = tick_milliseconds(self.last_tick) - clock_ms - self.skew_ms
+        return self.tolerance_ms > 0 and 2 * ahead_ms > self.tolerance_ms
+
+    def drop_after(self, tick: int) -> tuple[int, int] | None:
+        """Give up the messages after a tick; return the ticks of the first and the last of them."""
+        self._seal()
+        after = [frame for frame in self._frames if frame.last > tick]
+        if not after:
+            return None
+        ticks = after[0].ticks()
+        first, last = int(ticks[np.searchsorted(ticks, np.uint64(tick), "right")]), after[-1].last
+        self._cut(first, last)
+        return first, last
 
     def refused(self, first: int, last: int) -> None:
         """Forget the messages from `first` to `last`: the broker will never take them."""
@@ -209,7 +243,7 @@ class Registration:
         self.bytes += frame.bytes
         self._in_flight += frame.sent
 
-    def take(self) -> list[tuple[Packet, Batch | None]]:
+    def take(self, clock_ms: int) -> list[tuple[Packet, Batch | None]]:
         """Return what should leave now."""
         config = self._config
         if self._waiting and (
@@ -220,16 +254,17 @@ class Registration:
         for frame in reversed(self._frames):
             if frame.sent:
                 break
-            frame.sent = True
+            frame.sent, frame.sent_ms = True, clock_ms
             self._in_flight += 1
-            leaving.append(self._packet(frame))
+            leaving.append(self._packet(frame, clock_ms))
         leaving.reverse()
         return leaving
 
-    def _packet(self, frame: Frame) -> tuple[Packet, Batch | None]:
+    def _packet(self, frame: Frame, clock_ms: int) -> tuple[Packet, Batch | None]:
+        age_ms = max(clock_ms + self.skew_ms - tick_milliseconds(frame.last), 0)
         if frame.batch is not None:
-            return PublishColumns(self.publisher), frame.batch
-        return Publish(self.publisher, *split_rows(frame.rows)), None
+            return PublishColumns(self.publisher, age_ms), frame.batch
+        return Publish(self.publisher, *split_rows(frame.rows), age_ms), None
 
     def _seal(self) -> None:
         """Turn the waiting rows into frames."""

@@ -27,6 +27,7 @@ from postroad.core.packets import Advance, Deliver, Gap, Started, Unsubscribed
 from postroad.core.streams.cache import Segment, rows_within
 from postroad.core.streams.selection import Rows, select
 from postroad.core.streams.stream import Stream
+from postroad.core.tracking.notes import Notes
 
 CATCH_UP_BYTES: Final = 1 << 20
 CATCH_UP_RETRY_S: Final = 1.0
@@ -63,6 +64,7 @@ class Progress:
     request: int = 0  # the catch-up under way, 0 for none
     tries: int = 0  # how often it was asked for
     retry_at: float = 0.0
+    attachment: int = 0  # its number among the tracker's notes
 
 
 @dataclass(slots=True)
@@ -75,6 +77,7 @@ class Subscription:
     positions: dict[int, int]  # what the client or the home said
     done: dict[int, int]  # and what the client has acknowledged of it
     earliest: bool
+    subscriber: str = ""  # what tracks call it
     progress: dict[int, Progress] = field(default_factory=dict)
     answered: bool = False
     open: bool = True  # the client takes rows; see `Flow`
@@ -117,9 +120,10 @@ class EdgeStream:
 class Edge:
     """All subscriptions of one broker."""
 
-    def __init__(self, orders: list[Order], guards: Guards = ALL_ON) -> None:
+    def __init__(self, orders: list[Order], guards: Guards = ALL_ON, notes: Notes | None = None) -> None:
         self._orders = orders
         self._guards = guards
+        self._notes = notes
         self.subscriptions: dict[int, Subscription] = {}
         self.streams: dict[int, EdgeStream] = {}
         self._by_link: dict[LinkId, dict[int, Subscription]] = {}  # link -> handle -> subscription
@@ -167,6 +171,8 @@ class Edge:
         for pubend, progress in subscription.progress.items():
             self._waiting.get(pubend, {}).pop(subscription.number, None)
             self._behind.get(pubend, {}).pop(subscription.number, None)
+            if self._notes is not None and progress.attachment:
+                self._notes.detached(progress.attachment)
             if progress.phase is not Phase.WAITING:
                 self.streams[pubend].engaged -= 1
 
@@ -212,6 +218,8 @@ class Edge:
         """Tell the client where it starts in a pubend, unless `Subscribed` just did; from here on it takes rows."""
         progress = subscription.progress[pubend]
         progress.announced = True
+        if self._notes is not None:
+            self._attach(self._notes, subscription, pubend, progress)
         if subscription.answered:
             self._orders.append(Send(subscription.link, Started(subscription.handle, pubend, progress.start)))
         if progress.missed_from < progress.position:
@@ -292,7 +300,9 @@ class Edge:
             if progress is not None and progress.phase is Phase.LIVE:
                 live.append(subscription)
                 wanted.append(matching)
-        for subscription, selected in zip(live, select(part.rows, wanted), strict=True):
+        whole: list[str] = []  # who gets all that matches, and which rows those are
+        rows_of: list[Rows] = []
+        for subscription, matching, selected in zip(live, wanted, select(part.rows, wanted), strict=True):
             position, rows = subscription.progress[pubend].position, selected
             if position > part.lo and self._guards.knowledge_is_idempotent:
                 within = rows_within(selected, position, part.hi)
@@ -300,6 +310,13 @@ class Edge:
                     continue
                 rows = within
             self._send_rows(subscription, pubend, part.hi, rows)
+            if rows is selected:
+                whole.append(subscription.subscriber)
+                rows_of.append(matching)
+            elif self._notes is not None:
+                self._notes.delivered(subscription.subscriber, pubend, rows)
+        if self._notes is not None and whole:
+            self._notes.delivered_rows(whole, pubend, part.rows, rows_of)
 
     def curious(self, pubend: int, now: float) -> None:
         """Ask for the gaps behind `delivered` when their time has come."""
@@ -367,6 +384,8 @@ class Edge:
             within = rows_within(batch, progress.position, hi)
             if within is not None:
                 self._send_rows(subscription, pubend, int(within.ticks()[-1]), within)
+                if self._notes is not None:
+                    self._notes.delivered(subscription.subscriber, pubend, within)
         progress.position = max(progress.position, hi)
         progress.request = progress.tries = 0
         self._join_if_level(subscription, pubend)
@@ -458,6 +477,8 @@ class Edge:
     def _tell_gap(self, subscription: Subscription, pubend: int, lo: int, hi: int) -> None:
         progress = subscription.progress[pubend]
         self._orders.append(Send(subscription.link, Gap(subscription.handle, pubend, lo, hi)))
+        if self._notes is not None:
+            self._notes.lost(subscription.subscriber, pubend, lo, hi)
         progress.told = max(progress.told, hi)
 
     def _join_if_level(self, subscription: Subscription, pubend: int) -> bool:
@@ -474,6 +495,12 @@ class Edge:
     def _fall_behind(self, subscription: Subscription, pubend: int) -> None:
         subscription.progress[pubend].phase = Phase.CATCHING_UP
         self._behind.setdefault(pubend, {})[subscription.number] = subscription
+
+    def _attach(self, notes: Notes, subscription: Subscription, pubend: int, progress: Progress) -> None:
+        text = str(subscription.filter)
+        progress.attachment = notes.attached(
+            subscription.subscriber, pubend, text, progress.start, lambda: self.reached(progress, pubend)
+        )
 
     def _send_rows(self, subscription: Subscription, pubend: int, hi: int, rows: Batch) -> None:
         progress = subscription.progress[pubend]

@@ -64,6 +64,7 @@ class Pubend:
         self.horizon = floor  # everything up to here is decided and announced
         self.last = state.last_tick  # of the last message that was announced
         self.backlog_rows = 0
+        self.wall_ms = 0  # the broker's clock
         self._orders = orders
         self._guards = guards
         self._publishers: dict[int, _Publisher] = {}
@@ -86,6 +87,10 @@ class Pubend:
         self._publishers[publisher] = entry  # the most recently opened stands last
         self._forget()
         return entry.durable
+
+    def accepted(self, publisher: int) -> int:
+        """Return the highest tick of an id that was taken, durable or not."""
+        return self._publishers[publisher].accepted
 
     def link_lost(self, link: LinkId) -> None:
         for entry in self._publishers.values():
@@ -201,11 +206,14 @@ class Pubend:
         if not self._guards.publishers_are_remembered and entry.link is None:
             del self._publishers[publisher]
         elif entry.link is not None:
-            self._orders.append(Send(entry.link, PublishAcknowledged(publisher, entry.durable)))
+            self._acknowledge(publisher, entry, entry.link)
 
     def _acknowledge_again(self, publisher: int, entry: _Publisher) -> None:
         if entry.link is not None and entry.durable:
-            self._orders.append(Send(entry.link, PublishAcknowledged(publisher, entry.durable)))
+            self._acknowledge(publisher, entry, entry.link)
+
+    def _acknowledge(self, publisher: int, entry: _Publisher, link: LinkId) -> None:
+        self._orders.append(Send(link, PublishAcknowledged(publisher, entry.durable, self.wall_ms)))
 
     def _forget(self) -> None:
         while len(self._publishers) > PUBLISHERS_MAX:

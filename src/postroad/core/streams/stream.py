@@ -199,8 +199,11 @@ class Stream:
 
     # --- knowledge ---
 
-    def learn(self, segment: Segment) -> list[Segment]:
-        """Take knowledge in, pass what is new on to the children, and return it."""
+    def learn(self, segment: Segment, note: Callable[[Batch, dict[LinkId, Rows]], None] | None = None) -> list[Segment]:
+        """Take knowledge in, pass what is new on to the children, and return it.
+
+        `note` is told of new rows and of those that each child was sent.
+        """
         if segment.label > self.epoch_active:
             return []  # its activation has not come: the stretch will be asked for again
         if segment.lo == segment.hi:  # no knowledge, but word of how far there is any: what was lost last is missed now
@@ -208,7 +211,9 @@ class Stream:
             return []
         news = self.cache.add(segment)
         for part in news:
-            self._forward(part)
+            sent = self._forward(part)
+            if note is not None and part.rows is not None:
+                note(part.rows, sent)
         return news
 
     def nack(self, link: LinkId, nack: Nack, now: float) -> list[tuple[int, int]]:
@@ -358,12 +363,16 @@ class Stream:
         while len(self._history) > HISTORY_MAX:
             del self._history[next(iter(self._history))]
 
-    def _forward(self, part: Segment) -> None:
+    def _forward(self, part: Segment) -> dict[LinkId, Rows]:
+        """Send each child what it wants of new knowledge; return the rows that each was sent."""
         matched = self._match(part.rows)
+        sent: dict[LinkId, Rows] = {}
         for child in self._children.values():
             if not child.epoch or not self._suffices(part.label, child):
                 continue
             rows = _selected(part.rows, matched.get(child.link))
+            if rows is not None:
+                sent[child.link] = matched[child.link]
             if not child.told <= part.lo <= child.quiet:  # an old stretch, or one behind a gap
                 self._flush_child(child)
                 self._send(child, part.lo, part.hi, rows)
@@ -373,6 +382,7 @@ class Stream:
             if rows is not None:
                 self._send(child, child.told, child.quiet, rows)
                 child.told = child.quiet
+        return sent
 
     def _send_part(self, child: _Child, part: Segment) -> None:
         matched = self._match(part.rows)

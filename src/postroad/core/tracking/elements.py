@@ -65,6 +65,7 @@ class Element:
     bits: bytes | memoryview | np.ndarray[Any, np.dtype[np.uint8]] | None = None
     ids: Ids | None = None
     neighbours: tuple[int, ...] = ()
+    broker: int = 0  # whose history it is: its number salts the hashes of `bits`
 
 
 @dataclass(frozen=True, slots=True)

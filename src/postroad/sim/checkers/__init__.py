@@ -13,6 +13,7 @@ from typing import Final, Protocol, TypeAlias
 from postroad.sim.checkers.delivery import Completeness, ExactlyOnce, NoPhantom, Order, StartExactness
 from postroad.sim.checkers.publishing import AcknowledgedIsDurable, OnePubend, PublishersConverge
 from postroad.sim.checkers.release import BoundedMemory, GapsAreEarned, ReleaseSafety
+from postroad.sim.checkers.tracking import TracksAreTrue
 from postroad.sim.checkers.violations import KINDS, Kind, Matches, Violation
 from postroad.sim.history import History
 
@@ -39,6 +40,7 @@ CHECKERS: Final[tuple[Factory, ...]] = (
     ReleaseSafety,
     GapsAreEarned,
     BoundedMemory,
+    TracksAreTrue,
 )
 
 

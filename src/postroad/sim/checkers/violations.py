@@ -8,7 +8,9 @@ from typing import Final, Literal, TypeAlias
 
 from postroad.sim.history import Attributes
 
-Kind: TypeAlias = Literal["lost", "duplicated", "misordered", "phantom", "released", "stuck", "unbounded", "crashed"]
+Kind: TypeAlias = Literal[
+    "lost", "duplicated", "misordered", "phantom", "released", "stuck", "unbounded", "mistracked", "crashed"
+]
 KINDS: Final[tuple[Kind, ...]] = (
     "lost",  # a message that had to come was skipped
     "duplicated",  # a message came twice, or lies in a log twice
@@ -17,6 +19,7 @@ KINDS: Final[tuple[Kind, ...]] = (
     "released",  # a log let go of what somebody still needed
     "stuck",  # all was healed, and still something did not arrive in time
     "unbounded",  # a broker's figure went over its bound
+    "mistracked",  # a track lacks what happened, or claims what did not
     "crashed",  # a machine raised an exception
 )
 

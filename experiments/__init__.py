@@ -1,0 +1,1 @@
+"""The figures and tables of the papers, made again with this code: `python -m experiments.run`."""

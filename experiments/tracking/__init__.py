@@ -1,0 +1,1 @@
+"""Figures and tables of "Low-overhead message tracking for distributed messaging"."""

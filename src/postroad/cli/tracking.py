@@ -1,0 +1,139 @@
+"""`postroad tracking`: parameters of tracking, from what is asked of it and back."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from postroad.core.tracking.tuning import Plan, Wish
+from postroad.core.tracking.tuning import plan as make_plan
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@click.group()
+def tracking() -> None:
+    """Choose the parameters of message tracking."""
+
+
+def _options(function: F) -> F:
+    options = [
+        click.option("--efpp", type=float, required=True, help="How likely a history may claim a message it does not hold."),
+        click.option("--rate", type=float, required=True, help="Messages per second at the peak, of the busiest history."),
+        click.option(
+            "--matching-set", type=int, default=2, show_default=True, help="Blooms that may match one timestamp: w + 1."
+        ),
+        click.option("--bits", "m", type=int, help="Bits of a bloom: m."),
+        click.option("--hashes", "k", type=int, help="Hash functions: k."),
+        click.option("--capacity", "n", type=int, help="Messages that a bloom takes: n."),
+        click.option("--persistence-ms", type=float, help="Store blooms after this time: T_p."),
+        click.option("--skew-ms", type=float, help="How far publishers' clocks may be from the broker's: T_s."),
+        click.option("--jitter-ms", type=float, default=0.0, show_default=True, help="Slowest less quickest way: T_j."),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON document."),
+    ]
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+@tracking.command()
+@_options
+def plan(*, as_json: bool, **given: Any) -> None:
+    """Find the parameters that are not given, and check all of them.
+
+    Exit code 1 when an inequality of the theory fails; the output says which, by how much, and what would repair it.
+    """
+    _answer(make_plan(Wish(**given)), as_json=as_json)
+
+
+@tracking.command()
+@_options
+def check(*, as_json: bool, **given: Any) -> None:
+    """Check parameters against the theory: give --bits, --hashes, --capacity, --persistence-ms and --skew-ms.
+
+    Exit code 1 when an inequality of the theory fails; the output says which, by how much, and what would repair it.
+    """
+    names = {"m": "--bits", "k": "--hashes", "n": "--capacity", "persistence_ms": "--persistence-ms", "skew_ms": "--skew-ms"}
+    missing = [option for name, option in names.items() if given[name] is None]
+    if missing:
+        raise click.UsageError(f"give {', '.join(missing)} too, or let `postroad tracking plan` find what is missing")
+    _answer(make_plan(Wish(**given)), as_json=as_json)
+
+
+def _answer(found: Plan, *, as_json: bool) -> None:
+    click.echo(json.dumps(as_document(found), indent=2) if as_json else as_text(found))
+    if found.broken:
+        sys.exit(1)
+
+
+def as_document(found: Plan) -> dict[str, Any]:
+    """Return the plan as JSON values."""
+    return {
+        "m": found.m,
+        "k": found.k,
+        "n": found.n,
+        "matching_set": found.matching_set,
+        "fpp": found.fpp,
+        "efpp": found.efpp,
+        "efpp_asked": found.wish.efpp,
+        "bits_per_message": found.bits_per_message,
+        "bytes_per_message": found.bits_per_message / 8,
+        "stored_bits_per_message": found.stored_bits_per_message,
+        "skew_tolerance_ms": found.skew_ms,
+        "skew_tolerance_ms_max": found.skew_ms_max,
+        "jitter_ms": found.wish.jitter_ms,
+        "persistence_interval_ms": found.persistence_ms,
+        "fill_ms": found.fill_ms,
+        "lifetime_min_ms": found.lifetime_ms,
+        "rate": found.wish.rate,
+        "holds": not found.broken,
+        "broken": [
+            {
+                "name": fault.name,
+                "inequality": fault.inequality,
+                "left": fault.left,
+                "right": fault.right,
+                "unit": fault.unit,
+                "repairs": list(fault.repairs),
+            }
+            for fault in found.broken
+        ],
+    }
+
+
+def as_text(found: Plan) -> str:
+    """Return the plan as a person reads it."""
+    w, jitter_ms, bits = found.matching_set - 1, found.wish.jitter_ms, found.bits_per_message
+    size = _bytes(found.m / 8)
+    rows = {
+        "bloom": f"m = {found.m:,} bits ({size}), k = {found.k} hash functions, n = {found.n:,} messages",
+        "error": f"fpp = {found.fpp:.3g} per bloom, efpp = {found.efpp:.3g} with matching sets of {found.matching_set}",
+        "asked": f"efpp = {found.wish.efpp:.3g}",
+        "storage": f"{bits:.2f} bits = {bits / 8:.2f} bytes per message and history{_partly(found)}",
+        "memory": f"{_bytes(found.m / 4)} per history at most: bits, and ids that wait to be hashed",
+        "time to fill": f"T_f = {found.fill_ms:,.0f} ms at {found.wish.rate:,.0f} messages per second",
+        "persistence": f"T_p = {found.persistence_ms:,.0f} ms: what a crash may lose",
+        "shortest lifetime": f"T_n = min(T_f, T_p) = {found.lifetime_ms:,.0f} ms",
+        "skew tolerance": f"T_s = {found.skew_ms:,.0f} ms, with a jitter T_j = {jitter_ms:,.0f} ms",
+        "overlap": f"2 T_s + T_j = {2 * found.skew_ms + jitter_ms:,.0f} ms, w T_n = {w * found.lifetime_ms:,.0f} ms",
+    }
+    lines = [f"{name:<19} {value}" for name, value in rows.items()]
+    lines += [f"FAILS               {fault}" for fault in found.broken]
+    if not found.broken:
+        lines.append("holds               equations (1) and (2), " + ("Corollary 2" if found.wish.jitter_ms else "Theorem 1"))
+    return "\n".join(lines)
+
+
+def _partly(found: Plan) -> str:
+    stored = found.stored_bits_per_message
+    if stored <= found.bits_per_message * 1.001:
+        return ""
+    return f"; T_p < T_f stores blooms partly full: {stored:.2f} bits = {stored / 8:.2f} bytes"
+
+
+def _bytes(count: float) -> str:
+    return f"{count / 1024:,.4g} KiB" if count < 1 << 20 else f"{count / (1 << 20):,.4g} MiB"

@@ -1,0 +1,202 @@
+"""What a broker machine notes for its tracker: events, and the attachments that spans are made of.
+
+A note costs one small object and a copy of the ids. An *attachment* is one subscription in one pubend's stream, from the moment
+its client was told where it starts. At its end, and from time to time while it lasts, its span says how far everything that
+matches was sent. Spans are noted after the deliveries they speak of, and reach the tracker after them, so they never claim more
+than the histories hold.
+
+Bounded: a flush notes at most `SPANS_MAX` spans of those that last, in rotation; the others' last spans stay true, only older.
+Where nothing is published, spans and horizons are noted only every `QUIET_MS`, so that a broker at rest hardly writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+import numpy as np
+
+from postroad.core.batch import Batch, Ids
+from postroad.core.orders import LinkId
+from postroad.core.streams.selection import Rows
+from postroad.core.tracking.elements import Horizon, Links, Lost, Masks, Span
+from postroad.core.tracking.events import Delivered, DeliveredRows, Forwarded, Published, Routed, TrackEvent
+
+SPANS_MAX: Final = 4096
+QUIET_MS: Final = 60_000
+NEIGHBOURS_MAX: Final = 64  # of a routing set
+
+
+def subscriber_name(name: str | None, broker: int, incarnation: int, number: int, client: str = "") -> str:
+    """Return what tracks call a subscriber: a durable one by its name, another by a name it has only once, with its client's.
+
+    What begins with `~` and a digit is never durable: a durable name that begins with `~` gets another one.
+    """
+    if name is not None:
+        return f"~{name}" if name.startswith("~") else name
+    return f"~{broker}.{incarnation}.{number}" + (f"@{client}" if client else "")
+
+
+@dataclass(slots=True)
+class Attachment:
+    """A subscription in a pubend's stream. `noted` is the `to_tick` of its last span, of the time `noted_ms`."""
+
+    number: int
+    subscriber: str
+    pubend: int
+    filter: str
+    from_tick: int
+    attached_ms: int
+    reached: Callable[[], int]
+    noted: int
+    noted_ms: int
+
+
+class Notes:
+    """The notes of one turn, and who is attached."""
+
+    def __init__(self, *, per_neighbour: bool = False, routing_sets: bool = False) -> None:
+        self.wall_ms = 0
+        self.per_neighbour: Final = per_neighbour
+        self.routing_sets: Final = routing_sets
+        self._events: list[TrackEvent] = []
+        self._ids = 0  # that they hold
+        self._last: tuple[Batch | None, Ids] = (None, np.empty(0, np.dtype((np.void, 16))))
+        self._busy: dict[int, None] = {}  # pubends of messages since the last flush
+        self._horizons_ms = 0  # when horizons were noted last
+        self._attachments: dict[int, Attachment] = {}  # the next to be noted stands first
+        self._number = 0
+        self._neighbours: dict[int, int] = {}  # broker -> bit of routing sets
+
+    def take(self) -> tuple[tuple[TrackEvent, ...], int]:
+        """Return what was noted, and how many ids that holds."""
+        taken, ids = tuple(self._events), self._ids
+        self._events.clear()
+        self._ids = 0
+        if self._last[0] is not None:
+            self._last = (None, self._last[1])
+        return taken, ids
+
+    # --- messages ---
+
+    def published(self, pubend: int, batch: Batch) -> None:
+        self._events.append(Published(pubend, self._ids_of(batch)))
+        self._busy[pubend] = None
+        self._ids += len(batch)
+
+    def routed(self, pubend: int, upstream: int, batch: Batch, sent: Mapping[int, Rows]) -> None:
+        """Note what came from a neighbour; `sent` tells which rows went on to which others."""
+        ids = self._ids_of(batch)
+        self._busy[pubend] = None
+        self._ids += len(ids)
+        if not self.routing_sets:
+            self._events.append(Routed(pubend, upstream, ids))
+            return
+        masks = self._masks(len(ids), sent)
+        neighbours = () if masks is None else tuple(self._neighbours)
+        self._events.append(Routed(pubend, upstream, ids, masks, neighbours))
+
+    def forwarded(self, pubend: int, neighbour: int, batch: Batch) -> None:
+        self._events.append(Forwarded(pubend, neighbour, self._ids_of(batch)))
+        self._ids += len(batch)
+
+    def delivered(self, subscriber: str, pubend: int, batch: Batch) -> None:
+        """Note that a batch was sent to a subscriber."""
+        self._events.append(Delivered(subscriber, pubend, self._ids_of(batch)))
+        self._busy[pubend] = None
+        self._ids += len(batch)
+
+    def delivered_rows(self, subscribers: Sequence[str], pubend: int, batch: Batch, selections: Sequence[Rows]) -> None:
+        """Note that each of these subscribers was sent its selection of a batch."""
+        self._events.append(DeliveredRows(tuple(subscribers), pubend, self._ids_of(batch), tuple(selections)))
+        self._busy[pubend] = None
+        self._ids += sum(map(len, selections))
+
+    # --- subscriptions ---
+
+    def attached(self, subscriber: str, pubend: int, filter_text: str, from_tick: int, reached: Callable[[], int]) -> int:
+        """Begin an attachment and return its number; `reached` tells how far everything was sent."""
+        self._number += 1
+        wall_ms = self.wall_ms
+        begun = Attachment(self._number, subscriber, pubend, filter_text, from_tick, wall_ms, reached, from_tick, wall_ms)
+        self._attachments[self._number] = begun
+        self._note(begun, from_tick)
+        return self._number
+
+    def note_spans(self, subscriber: str) -> None:
+        """Note how far the attachments of a subscriber are: somebody is about to ask."""
+        for attachment in self._attachments.values():
+            if attachment.subscriber == subscriber and attachment.reached() > attachment.noted:
+                self._note(attachment, attachment.reached())
+
+    def detached(self, number: int) -> None:
+        attachment = self._attachments.pop(number, None)
+        if attachment is not None:
+            self._note(attachment, attachment.reached(), detached_ms=max(self.wall_ms, 1))
+
+    def lost(self, subscriber: str, pubend: int, lo: int, hi: int) -> None:
+        self._events.append(Lost(subscriber, pubend, lo, hi, self.wall_ms))
+
+    # --- the broker ---
+
+    def links(self, neighbours: Iterable[int]) -> None:
+        present = tuple(sorted(set(neighbours)))
+        self._number_neighbours(present)
+        self._events.append(Links(self.wall_ms, present))
+
+    def flush(self, horizons: Mapping[int, int]) -> None:
+        """Note how far attachments and publisher histories are: what a tracker adds to what it makes durable."""
+        for number in list(islice(self._attachments, SPANS_MAX)):
+            attachment = self._attachments.pop(number)
+            self._attachments[number] = attachment
+            if attachment.pubend in self._busy or self._is_quiet_since(attachment.noted_ms):
+                reached = attachment.reached()
+                if reached > attachment.noted:
+                    self._note(attachment, reached)
+        if not horizons.keys().isdisjoint(self._busy) or self._is_quiet_since(self._horizons_ms):
+            self._horizons_ms = self.wall_ms
+            self._events.extend(Horizon(pubend, tick) for pubend, tick in horizons.items())
+        self._busy.clear()
+
+    def farewell(self, horizons: Mapping[int, int]) -> None:
+        """Note the end of everything."""
+        for number in list(self._attachments):
+            self.detached(number)
+        self.flush(horizons)
+
+    # --- inside ---
+
+    def _ids_of(self, batch: Batch) -> Ids:
+        """Return a copy of a batch's ids: the same for all notes of one batch, which follow each other."""
+        if self._last[0] is not batch:
+            self._last = (batch, batch.ids().copy())
+        return self._last[1]
+
+    def _is_quiet_since(self, noted_ms: int) -> bool:
+        return not 0 <= self.wall_ms - noted_ms < QUIET_MS
+
+    def _note(self, attachment: Attachment, to_tick: int, detached_ms: int = 0) -> None:
+        a = attachment
+        a.noted, a.noted_ms = max(a.noted, to_tick), self.wall_ms
+        self._events.append(Span(a.subscriber, a.number, a.pubend, a.filter, a.from_tick, a.noted, a.attached_ms, detached_ms))
+
+    def _number_neighbours(self, neighbours: Iterable[int]) -> None:
+        for neighbour in neighbours:
+            self._neighbours.setdefault(neighbour, len(self._neighbours))
+
+    def _masks(self, count: int, sent: Mapping[int, Rows]) -> Masks | None:
+        """Return for each row the set of neighbours it was sent to; None when there are more than a set can name."""
+        self._number_neighbours(sent)
+        if len(self._neighbours) > NEIGHBOURS_MAX:
+            return None
+        masks = np.zeros(count, np.uint64)
+        for neighbour, rows in sent.items():
+            masks[rows] |= np.uint64(1 << self._neighbours[neighbour])
+        return masks
+
+
+def link_brokers(sent: Mapping[LinkId, Rows], brokers: Mapping[LinkId, int]) -> dict[int, Rows]:
+    """Name the neighbours at the other ends of links."""
+    return {brokers[link]: rows for link, rows in sent.items() if link in brokers}

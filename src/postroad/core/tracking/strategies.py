@@ -1,0 +1,173 @@
+"""What an element keeps its ids in: one class per strategy, behind one interface.
+
+`Keeper.add` is called for every few ids that a subscriber gets, so it only copies 16 bytes per id into a buffer. Hashing
+(`bloom`) and sorting (`exact`) wait until there is something to do for many ids at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple, Protocol
+
+import numpy as np
+
+from postroad.core.batch import Ids
+from postroad.core.tracking import blooms
+from postroad.core.tracking.elements import ID_DTYPE, Masks
+from postroad.core.tracking.settings import Strategy, TrackingSettings
+from postroad.types import MESSAGE_ID_BYTES
+
+_ID: Final = np.dtype((np.void, MESSAGE_ID_BYTES))
+_ROOM: Final = 8  # ids that a new buffer has room for
+_FEW: Final = 64  # ids that are sorted faster one by one
+_NO_IDS: Final[Ids] = np.empty(0, _ID)
+
+
+class Content(NamedTuple):
+    """What an element holds, as it goes into an `Element`."""
+
+    strategy: Strategy
+    bits: np.ndarray[Any, np.dtype[np.uint8]] | None
+    ids: Ids | None
+
+
+class Keeper(Protocol):
+    """Takes ids for one element."""
+
+    def add(self, ids: Ids, masks: Masks | None) -> int:
+        """Take ids, the arrays staying the caller's; return by how many bytes the memory in use grew."""
+
+    def content(self, *, view: bool) -> Content:
+        """Return what there is, for ever or as a view that the next `add` may change."""
+
+
+class _Buffer:
+    """Ids one after the other in an array that doubles."""
+
+    __slots__ = ("_items", "_room", "used")
+
+    def __init__(self) -> None:
+        self._items: Ids = _NO_IDS
+        self._room = 0
+        self.used = 0
+
+    @property
+    def ids(self) -> Ids:
+        return self._items[: self.used]
+
+    def add(self, ids: Ids) -> int:
+        used = self.used + len(ids)
+        grown = self._grow(used) if used > self._room else 0
+        self._items[self.used : used] = ids
+        self.used = used
+        return grown
+
+    def _grow(self, used: int) -> int:
+        before, self._room = self._room, max(used, 2 * self._room, _ROOM)
+        larger = np.empty(self._room, _ID)
+        larger[: self.used] = self.ids
+        self._items = larger
+        return (self._room - before) * MESSAGE_ID_BYTES
+
+    def clear(self) -> None:
+        self.used = 0
+
+
+class AsyncKeeper:
+    """The ids in the order in which they came."""
+
+    __slots__ = ("_buffer",)
+
+    def __init__(self) -> None:
+        self._buffer = _Buffer()
+
+    def add(self, ids: Ids, masks: Masks | None) -> int:  # noqa: ARG002 - routing sets are for blooms
+        return self._buffer.add(ids)
+
+    def content(self, *, view: bool) -> Content:  # noqa: ARG002 - later ids stand behind these
+        return Content(Strategy.ASYNC, None, self._buffer.ids)
+
+
+class ExactKeeper(AsyncKeeper):
+    """The ids in order of time when they are written, so that their columns compress; a view is unsorted, hence `async`."""
+
+    __slots__ = ()
+
+    def content(self, *, view: bool) -> Content:
+        return super().content(view=True) if view else Content(Strategy.EXACT, None, sort_ids(self._buffer.ids))
+
+
+class BloomKeeper:
+    """The ids as they are while that takes less room than the bits, and again what came since the last hashing.
+
+    An element that ends with so few ids is written as `exact` unless the settings forbid it: it is smaller than the bloom and
+    has no error. With routing sets it is always a bloom, since only there the masks are a part of the key.
+    """
+
+    __slots__ = ("_bits", "_broker", "_few", "_ids", "_ids_max", "_k", "_m", "_masks")
+
+    def __init__(self, settings: TrackingSettings, broker: int, *, masked: bool) -> None:
+        self._broker = broker
+        self._m, self._k = settings.m, settings.k
+        self._few = settings.few_as_ids and not masked
+        self._masks: list[Masks] | None = [] if masked else None
+        self._ids = _Buffer()
+        self._ids_max = max(settings.m // (8 * MESSAGE_ID_BYTES), _ROOM)
+        self._bits: blooms.Bits | None = None
+
+    def add(self, ids: Ids, masks: Masks | None) -> int:
+        grown = self._ids.add(ids)
+        if self._masks is not None:
+            self._masks.append(np.zeros(len(ids), np.uint64) if masks is None else masks.astype(np.uint64))
+        if self._ids.used > self._ids_max:
+            if self._bits is None:
+                grown += self._m // 8
+            self._hash()
+        return grown
+
+    def content(self, *, view: bool) -> Content:
+        if self._bits is None and self._few:
+            ids = self._ids.ids
+            return Content(Strategy.ASYNC, None, ids) if view else Content(Strategy.EXACT, None, sort_ids(ids))
+        bits = self._hash()
+        return Content(Strategy.BLOOM, bits if view else bits.copy(), None)
+
+    def _hash(self) -> blooms.Bits:
+        if self._bits is None:
+            self._bits = blooms.empty(self._m)
+        masks = np.concatenate(self._masks) if self._masks else None
+        blooms.add_ids(self._bits, self._ids.ids, self._m, self._k, masks, self._broker)
+        self._ids.clear()
+        if self._masks is not None:
+            self._masks.clear()
+        return self._bits
+
+
+def keeper(settings: TrackingSettings, broker: int, *, masked: bool = False) -> Keeper:
+    match settings.strategy:
+        case Strategy.BLOOM:
+            return BloomKeeper(settings, broker, masked=masked)
+        case Strategy.EXACT:
+            return ExactKeeper()
+        case Strategy.ASYNC:
+            return AsyncKeeper()
+        case Strategy.NULL:
+            raise AssertionError("nothing is kept under the strategy null")
+
+
+def capacity(settings: TrackingSettings) -> int:
+    """Return how many ids an element takes."""
+    return settings.n if settings.strategy is Strategy.BLOOM else settings.ids_max
+
+
+def sort_ids(ids: Ids) -> Ids:
+    """Return ids in order of their ticks, those of one tick in order of their publishers; a copy."""
+    if len(ids) <= _FEW:
+        single: list[Any] = ids.tolist()
+        single.sort(key=_tick_and_publisher)
+        return np.frombuffer(b"".join(single), _ID)
+    fields = np.ascontiguousarray(ids).view(ID_DTYPE)
+    return ids[np.lexsort((fields["publisher"].astype(np.uint32), fields["tick"].astype(np.uint64)))]
+
+
+def _tick_and_publisher(message_id: bytes) -> bytes:
+    return message_id[8:] + message_id[:4]

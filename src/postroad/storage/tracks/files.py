@@ -1,0 +1,155 @@
+"""Where track files lie: a directory, or memory for simulations. A file is there whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+import pyarrow as pa
+
+from postroad.errors import StorageFailedError, StorageFullError, TrackFileError
+from postroad.storage.segment.disk import Disk
+from postroad.storage.segment.log import write_error
+
+NEW_PREFIX: Final = "."  # readers of the directory, Spark among them, pass over hidden files
+NEW_SUFFIX: Final = ".new"
+SUFFIX: Final = ".parquet"
+
+
+class FileStatus(NamedTuple):
+    name: str
+    size: int
+    changed_ms: int
+
+
+class TrackFiles(Protocol):
+    """All calls block. Writing is for one thread; reading may run beside it."""
+
+    def listed(self) -> list[FileStatus]: ...
+
+    def status(self, name: str) -> FileStatus: ...
+
+    def read(self, name: str) -> pa.Buffer:
+        """Return a whole file, or raise `TrackFileError`; a file that is not there is a `FileNotFoundError`."""
+        ...
+
+    def write(self, name: str, data: Sequence[bytes | memoryview]) -> None:
+        """Make a file durable under its name, or raise `StorageFullError` or `StorageFailedError` and leave none."""
+        ...
+
+    def remove(self, name: str) -> None: ...
+
+    def path(self, name: str) -> str:
+        """Name the file for a person."""
+        ...
+
+
+class DirectoryFiles:
+    """Files in a directory. What an interrupted write left is removed at the beginning."""
+
+    def __init__(self, path: Path, disk: Disk | None = None) -> None:
+        self._path: Final = path
+        self._disk: Final = disk or Disk()
+        try:
+            self._disk.make_directory(path)
+            for left_over in path.glob(f"{NEW_PREFIX}*{NEW_SUFFIX}"):
+                self._disk.remove(left_over)
+        except OSError as error:
+            raise write_error(error, path) from error
+
+    def listed(self) -> list[FileStatus]:
+        found = []
+        for path in self._path.glob(f"*{SUFFIX}"):
+            with suppress(FileNotFoundError):
+                found.append(self.status(path.name))
+        return found
+
+    def status(self, name: str) -> FileStatus:
+        status = (self._path / name).stat()
+        return FileStatus(name, status.st_size, status.st_mtime_ns // 1_000_000)
+
+    def read(self, name: str) -> pa.Buffer:
+        path = self._path / name
+        try:
+            descriptor = self._disk.open(path)
+            try:
+                return self._disk.read(descriptor, self._disk.size(descriptor), 0)
+            finally:
+                self._disk.close(descriptor)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise TrackFileError(str(path), error.strerror or str(error)) from error
+
+    def write(self, name: str, data: Sequence[bytes | memoryview]) -> None:
+        path = self._path / name
+        new = self._path / f"{NEW_PREFIX}{name}{NEW_SUFFIX}"
+        try:
+            self._write_new(new, data)
+            self._disk.rename(new, path)
+            self._disk.sync_directory(self._path)
+        except OSError as error:
+            with suppress(OSError):
+                self._disk.remove(new)
+            raise write_error(error, path) from error
+
+    def _write_new(self, path: Path, data: Sequence[bytes | memoryview]) -> None:
+        descriptor = self._disk.create(path)
+        try:
+            self._disk.write(descriptor, data, 0)
+            self._disk.sync(descriptor)
+        finally:
+            self._disk.close(descriptor)
+
+    def remove(self, name: str) -> None:
+        try:
+            with suppress(FileNotFoundError):
+                self._disk.remove(self._path / name)
+        except OSError as error:
+            raise StorageFailedError(str(self._path / name), error.strerror or str(error)) from error
+
+    def path(self, name: str) -> str:
+        return str(self._path / name)
+
+
+@dataclass(slots=True)
+class _Kept:
+    data: bytes
+    changed_ms: int
+
+
+class MemoryFiles:
+    """Files in memory, for a simulated broker: they outlive its crashes. `room_bytes` makes a full disk."""
+
+    def __init__(self) -> None:
+        self.room_bytes: int | None = None
+        self._writes = 0  # in place of a clock
+        self._files: dict[str, _Kept] = {}
+
+    def listed(self) -> list[FileStatus]:
+        return [self.status(name) for name in sorted(self._files)]
+
+    def status(self, name: str) -> FileStatus:
+        return FileStatus(name, len(self._files[name].data), self._files[name].changed_ms)
+
+    def read(self, name: str) -> pa.Buffer:
+        kept = self._files.get(name)
+        if kept is None:
+            raise FileNotFoundError(name)
+        return pa.py_buffer(kept.data)
+
+    def write(self, name: str, data: Sequence[bytes | memoryview]) -> None:
+        joined = b"".join(data)
+        if self.room_bytes is not None and len(joined) > self.room_bytes:
+            raise StorageFullError(name, "no space left in the simulated disk")
+        self._writes += 1
+        self._files[name] = _Kept(joined, self._writes)
+
+    def remove(self, name: str) -> None:
+        self._files.pop(name, None)
+
+    def path(self, name: str) -> str:
+        return name
