@@ -24,6 +24,7 @@ from postroad.client.publisher import Publisher
 from postroad.client.reading import Request, read_pubends, read_range
 from postroad.client.subscription import OnGap, Subscription
 from postroad.client.tracing import AnyId, Tracer
+from postroad.client.writer import Writer
 from postroad.core.batch import Batch
 from postroad.core.filters.filter import Filter
 from postroad.core.packets import Packet, PubendSpan, TracksAnswered
@@ -43,6 +44,9 @@ from postroad.core.session.events import (
     SubscriptionEnded,
     SubscriptionFailed,
     Writable,
+    WriterChanged,
+    WriterFailed,
+    WriterSealed,
 )
 from postroad.core.session.machine import Session, SessionConfig
 from postroad.core.tracking.explaining import Explanation
@@ -100,6 +104,7 @@ class Client:
         self._publishers: dict[int, Publisher] = {}
         self._subscriptions: dict[int, Subscription] = {}
         self._requests: dict[int, Request] = {}
+        self._writers: dict[int, Writer] = {}
         self._questions: dict[int, asyncio.Future[TracksAnswered]] = {}  # by the session's number
         self._pump_planned = False
         self._timer: asyncio.TimerHandle | None = None
@@ -191,6 +196,8 @@ class Client:
             subscription.failed(error)
         for request in self._requests.values():
             request.failed(error)
+        for writer in self._writers.values():
+            writer.failed(error)
         for future in self._questions.values():
             if not future.done():
                 future.set_exception(error)
@@ -284,6 +291,24 @@ class Client:
             except TimeoutError:
                 log.warning("the broker did not confirm the end of a subscription")
         self._subscriptions.pop(key, None)
+
+    # --- writing ---------------------------------------------------------------------------------------------------------
+
+    def writer(self, name: str, epoch: int, *, timeout_s: float | None = 30.0) -> Writer:
+        """Begin batch number `epoch` of a named writer, to be used with `async with`; then `write` rows and `finish`.
+
+        A batch that is written again, after any failure, with the same rows in the same order is published once. Batches of
+        a name come in ascending order, and always at the same broker.
+        """
+        self._check_open()
+        key = self.session.open_writer(name, epoch)
+        writer = self._writers[key] = Writer(self, key, timeout_s)
+        self.plan_pump()
+        return writer
+
+    def forget_writer(self, key: int) -> None:
+        self._writers.pop(key, None)
+        self.session.writing.end(key)
 
     # --- reading ---------------------------------------------------------------------------------------------------------
 
@@ -429,6 +454,9 @@ class Client:
             case MessagesRefused(key, first, last, error):
                 if key in self._publishers:
                     self._publishers[key].refused(PublishRefusedError(first, last, error))
+            case WriterChanged() | WriterSealed() | WriterFailed():
+                if event.writer in self._writers:
+                    self._writers[event.writer].told(event)
             case PubendsListed() | RangePiece() | RangeFailed():
                 if event.request in self._requests:
                     self._requests[event.request].told(event)

@@ -10,13 +10,20 @@ the driver, reading in workers; both get the readers pickled.
 from __future__ import annotations
 
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 from pyspark.sql.types import StructType
 
 from postroad.spark.batch import BatchReader, PushingReader
 from postroad.spark.columns import inferred_schema
-from postroad.spark.options import read_options
+from postroad.spark.options import read_options, write_options
 from postroad.spark.reading import origin_of
+from postroad.spark.sink import BatchSink, StreamSink
 from postroad.spark.stream import StreamReader
 
 
@@ -37,6 +44,12 @@ class PostroadDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
         return StreamReader(schema, read_options(self.options))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        return BatchSink(schema, write_options(self.options), overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802  # Spark's name
+        return StreamSink(schema, write_options(self.options), overwrite=overwrite)
 
 
 def register(spark: SparkSession) -> None:

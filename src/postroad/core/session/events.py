@@ -116,6 +116,28 @@ class RangeFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class WriterChanged:
+    """A writer was opened, or some of its rows became durable."""
+
+    writer: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriterSealed:
+    """The batch is complete."""
+
+    writer: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriterFailed:
+    """The batch cannot be written. A `retryable` error is told once per try; the writer goes on."""
+
+    writer: int
+    error: PostroadError
+
+
+@dataclass(frozen=True, slots=True)
 class QuestionAnswered:
     """A question about tracks was answered; the answer may be that nobody could be asked."""
 
@@ -144,6 +166,9 @@ Event: TypeAlias = (
     | PubendsListed
     | RangePiece
     | RangeFailed
+    | WriterChanged
+    | WriterSealed
+    | WriterFailed
     | QuestionAnswered
     | QuestionFailed
 )
