@@ -29,11 +29,11 @@ from postroad.storage.tracks.store import TrackStore
 
 log = logging.getLogger("postroad.tracking")
 
-GATHER_S: Final = 0.1
-BACKLOG_IDS_MAX: Final = 1 << 22  # 64 MiB
-BACKLOG_EVENTS_MAX: Final = 1 << 19
+GATHER_S: Final = 0.05
+BACKLOG_BYTES_MAX: Final = 64 << 20
+ORDER_BYTES: Final = 128  # what an order costs beside its events
 QUESTIONS_MAX: Final = 1024
-TAKE_IDS: Final = 1 << 17  # taken at a time
+TAKE_BYTES: Final = 2 << 20  # taken at a time
 END_S_MAX: Final = 4.0
 
 ResultT = TypeVar("ResultT")
@@ -61,20 +61,20 @@ class Tracking:
         options: TrackOptions,
         report: Callable[[Tracked], None],
         *,
-        backlog_ids_max: int = BACKLOG_IDS_MAX,
+        backlog_bytes_max: int = BACKLOG_BYTES_MAX,
     ) -> None:
         self._figures: Final = Figures()
         self._open: Final = partial(Tracks, place, state, logs, settings, options, figures=self._figures)
         self._pubends: Final = tuple(sorted(logs))
         self._report: Final = report
-        self._backlog_ids_max: Final = backlog_ids_max
+        self._backlog_bytes_max: Final = backlog_bytes_max
         self._work: deque[Track | _Dropped] = deque()
         self._asked: deque[tuple[Question[Any], Future[Any]]] = deque()
         self._wake: Final = threading.Event()
         self._urgent = False  # do not gather any longer
         self._stopping = False
-        self._given = 0  # ids, by the event loop
-        self._taken = 0  # ids, by the thread
+        self._given = 0  # bytes, by the event loop
+        self._taken = 0  # bytes, by the thread
         self._dropped: _Dropped | None = None
         self._thread: Final = threading.Thread(target=self._run, name="tracking", daemon=True)
         self._thread.start()
@@ -84,18 +84,17 @@ class Tracking:
     def track(self, order: Track) -> None:
         """Take an order; returns at once, whatever the thread does."""
         if self._figures.failed:
-            self._figures.dropped += order.ids
+            self._figures.dropped += order.entries
             return
-        overflows = self.backlog_ids + order.ids > self._backlog_ids_max or len(self._work) >= BACKLOG_EVENTS_MAX
-        if overflows and not order.farewell:
+        if self.backlog_bytes + order.size + ORDER_BYTES > self._backlog_bytes_max and not order.farewell:
             self._drop(order)
             return
         if self._dropped is not None:
             self._work.append(self._dropped)
             self._dropped = None
-        self._given += order.ids
+        self._given += order.size + ORDER_BYTES
         self._work.append(order)
-        if order.flush or self.backlog_ids > TAKE_IDS:
+        if order.flush or self.backlog_bytes > TAKE_BYTES:
             self._urgent = True
         if not self._wake.is_set():
             self._wake.set()
@@ -117,11 +116,11 @@ class Tracking:
         return future
 
     @property
-    def backlog_ids(self) -> int:
+    def backlog_bytes(self) -> int:
         return self._given - self._taken
 
     def stats(self) -> dict[str, int]:
-        return {**self._figures.gauges(), "tracking_backlog": self.backlog_ids}
+        return {**self._figures.gauges(), "tracking_backlog_bytes": self.backlog_bytes}
 
     def close(self) -> bool:
         """Finish what was ordered; blocks for a few seconds at most. Tell whether it was finished."""
@@ -134,7 +133,7 @@ class Tracking:
         if self._dropped is None:
             log.error("tracking is too slow: events are dropped")
             self._dropped = _Dropped(0, order.wall_ms, order.wall_ms)
-        self._dropped.entries += order.ids
+        self._dropped.entries += order.entries
         self._dropped.to_ms = max(self._dropped.to_ms, order.wall_ms)
         self._wake.set()
 
@@ -172,7 +171,7 @@ class Tracking:
             if orders:
                 if tracks.take(orders):
                     self._report(Tracked(tracks.tracked()))
-                self._taken += sum(order.ids for order in orders)
+                self._taken += sum(order.size + ORDER_BYTES for order in orders)
                 continue
             dropped = self._work.popleft()
             assert isinstance(dropped, _Dropped)
@@ -181,11 +180,11 @@ class Tracking:
     def _next_orders(self) -> list[Track]:
         """Return the orders that stand first, up to a bound or the next flush."""
         orders: list[Track] = []
-        ids = 0
-        while self._work and ids < TAKE_IDS and isinstance(order := self._work[0], Track):
+        size = 0
+        while self._work and size < TAKE_BYTES and isinstance(order := self._work[0], Track):
             self._work.popleft()
             orders.append(order)
-            ids += order.ids
+            size += order.size
             if order.flush:
                 break
         return orders
@@ -208,4 +207,4 @@ class Tracking:
             self._asked.popleft()[1].set_exception(OverlayError("tracking has failed; see the broker's log"))
         while self._work:
             left = self._work.popleft()
-            self._figures.dropped += left.ids if isinstance(left, Track) else left.entries
+            self._figures.dropped += left.entries

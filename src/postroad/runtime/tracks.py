@@ -152,7 +152,7 @@ class Tracks:
         flushed = False
         for order in orders:
             self._wall_ms = order.wall_ms
-            self.figures.entries += order.ids
+            self.figures.entries += order.entries
             events.extend(order.events)
             if order.flush:
                 self._enter(events)
