@@ -56,7 +56,9 @@ def test_bytes_fall_five_times_and_answers_stay(low_rate: World, spark: SparkSes
     assert entries_of(after) == entries_of(before)
     assert after.records.filter("kind = 'span'").count() < before.records.filter("kind = 'span'").count()
     ids = low_rate.truth.published
-    assert found_in(spark, after, ids) == found_in(spark, before, ids)
+    found = found_in(spark, after, ids)
+    assert found == found_in(spark, before, ids)
+    assert {(each[0], each[2], each[4]) for each in found if each[1] == "subscriber"} == low_rate.truth.delivered
     before.close()
     after.close()
 

@@ -40,7 +40,7 @@ def element(key: HistoryKey, number: int, ids: Ids, strategy: Strategy, m: int, 
     bits = None
     if strategy is Strategy.BLOOM:
         bits = blooms.empty(m)
-        blooms.add_ids(bits, ids, m, k, masks)
+        blooms.add_ids(bits, ids, m, k, masks, broker=number % 2)
     ranged = times[late:]
     low, high = (int(ranged.min()), int(ranged.max())) if len(ranged) else (1, 0)
     shape = (m, k) if bits is not None else (0, 0)
@@ -61,6 +61,7 @@ def element(key: HistoryKey, number: int, ids: Ids, strategy: Strategy, m: int, 
         bits=bits,
         ids=None if bits is not None else ids,
         neighbours=tuple(range(degree)),
+        broker=number % 2,
     )
 
 
@@ -77,6 +78,7 @@ def columns(elements: list[Element], keys: list[HistoryKey]) -> Elements:
     return Elements(
         history=numbers([keys.index(each.key) for each in elements]),
         origin=numbers([each.key.origin for each in elements]),
+        broker=numbers([each.broker for each in elements]),
         low_ms=numbers([0] * len(elements)),
         high_ms=numbers([EVER] * len(elements)),
         from_ms=numbers([each.from_ms for each in elements]),

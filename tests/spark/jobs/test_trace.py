@@ -82,7 +82,7 @@ def test_an_id_nobody_published_is_found_nowhere(mixed: Opened, spark: SparkSess
         assert row["origin"] == MessageId.from_bytes(bytes(row["id"])).broker
 
 
-def test_false_positives_are_as_many_as_expected_and_many_isolated(spark: SparkSession, tmp_path: Path) -> None:
+def test_false_positives_are_as_many_as_expected_and_mostly_isolated(spark: SparkSession, tmp_path: Path) -> None:
     """With an error of some percent per history, the false entries of unknown ids are about as many as the traces say."""
     rough = TrackingSettings(strategy=Strategy.BLOOM, m=4_096, k=4, n=700, persistence_ms=2_000, few_as_ids=False)
     world = World(tmp_path, some_subscribers(8), settings=rough, origins=[1])
@@ -97,7 +97,7 @@ def test_false_positives_are_as_many_as_expected_and_many_isolated(spark: SparkS
     assert expected > 200
     assert len(rows) == pytest.approx(expected, rel=0.25)
     false_paths = [row for row in rows if row["kind"] in {"routing", "subscriber"}]
-    assert sum(row["isolated"] for row in false_paths) > 0.3 * len(false_paths)
+    assert sum(row["isolated"] for row in false_paths) > 0.8 * len(false_paths)
     traced.close()
     tracks.close()
 

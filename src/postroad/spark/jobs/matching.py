@@ -44,6 +44,7 @@ class Elements:
 
     history: Longs  # a number per history
     origin: Longs
+    broker: Longs  # whose history it is; salts the hashes
     low_ms: Longs
     high_ms: Longs
     from_ms: Longs
@@ -188,14 +189,14 @@ def _keys(ids: Ids) -> np.ndarray[Any, np.dtype[np.uint64]]:
 
 
 def _probe(ids: Ids, elements: Elements, slices: _Slices) -> Iterator[tuple[Longs, Longs, Flags]]:
-    """Probe all pairs, for each shape of bloom by itself."""
-    shape = np.stack([elements.m, elements.k, elements.neighbours], axis=1)[slices.element]
-    for m, k, neighbours in np.unique(shape, axis=0).tolist():
-        chosen = slices.of((shape == (m, k, neighbours)).all(axis=1))
+    """Probe all pairs, for each broker and shape of bloom by themselves: they share the positions of ids."""
+    shape = np.stack([elements.broker, elements.m, elements.k, elements.neighbours], axis=1)[slices.element]
+    for broker, m, k, neighbours in np.unique(shape, axis=0).tolist():
+        chosen = slices.of((shape == (broker, m, k, neighbours)).all(axis=1))
         span = slice(int(chosen.first.min()), int(chosen.after.max()))
         for mask in range(1 << min(neighbours, SETS_MAX)):
             masks = np.full(span.stop - span.start, mask, np.uint64) if neighbours else None
-            columns = blooms.positions(ids[span], m, k, masks).T
+            columns = blooms.positions(ids[span], m, k, masks, broker).T
             for element, position in _pairs(chosen):
                 hit_element, hit = _survivors(columns, elements, element, position - span.start)
                 yield hit + span.start, elements.history[hit_element], np.zeros(len(hit), np.bool_)

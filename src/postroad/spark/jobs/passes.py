@@ -333,12 +333,15 @@ def _joined(batches: Sequence[pa.RecordBatch]) -> Elements:
         return _NO_ELEMENTS
     table = pa.Table.from_batches(batches).combine_chunks()
     column: dict[str, Any] = {name: table.column(name).chunk(0) for name in table.column_names}
-    number = {name: integers(column[name]) for name in ("history", "origin", "low_ms", "high_ms", "m", "k", "count", "sets")}
+    number = {
+        name: integers(column[name]) for name in ("history", "origin", "broker", "low_ms", "high_ms", "m", "k", "count", "sets")
+    }
     singletons, offsets = flat(column["singletons"])
     data, starts = binary_bytes(column["body"])
     return Elements(
         history=number["history"],
         origin=number["origin"],
+        broker=number["broker"],
         low_ms=number["low_ms"],
         high_ms=number["high_ms"],
         from_ms=np.clip(integers(column["from_ms"]), 0, MILLISECONDS_MAX),
@@ -357,7 +360,7 @@ def _joined(batches: Sequence[pa.RecordBatch]) -> Elements:
 
 _NONE: Final = np.empty(0, np.int64)
 _NO_ELEMENTS: Final = Elements(
-    *(_NONE,) * 12, packed=np.empty(0, np.bool_), starts=np.zeros(1, np.int64), data=np.empty(0, np.uint8)
+    *(_NONE,) * 13, packed=np.empty(0, np.bool_), starts=np.zeros(1, np.int64), data=np.empty(0, np.uint8)
 )
 
 

@@ -52,8 +52,8 @@ _COLUMNS: Final = (
     "filter",
 )
 BODIES: Final = (
-    "history int, origin long, low_ms long, high_ms long, from_ms long, to_ms long, singletons array<long>, m long, k int, "
-    "count long, sets int, packed boolean, body binary"
+    "history int, origin long, broker long, low_ms long, high_ms long, from_ms long, to_ms long, singletons array<long>, "
+    "m long, k int, count long, sets int, packed boolean, body binary"
 )
 
 
@@ -231,7 +231,7 @@ def _body_rows(rows: pa.RecordBatch, places: pa.RecordBatch, body: pa.Array[Any]
     sets = rows.column("neighbours").value_lengths().fill_null(0)  # type: ignore[attr-defined]  # a list array
     is_packed = np.broadcast_to(np.asarray(packed, np.bool_), count)
     columns: dict[str, Any] = {name: places.column(name) for name in ("history", "low_ms", "high_ms")}
-    columns |= {name: rows.column(name) for name in ("origin", "from_ms", "to_ms", "singletons", "m", "k", "count")}
+    columns |= {name: rows.column(name) for name in ("origin", "broker", "from_ms", "to_ms", "singletons", "m", "k", "count")}
     columns |= {"sets": sets, "packed": array(is_packed), "body": body}
     return record_batch([columns[field.name].cast(field.type) for field in BODIES_SCHEMA], schema=BODIES_SCHEMA)
 
@@ -254,7 +254,7 @@ INDEX_SCHEMA: Final = schema_of(
 BODIES_SCHEMA: Final = schema_of(
     [
         pa.field("history", pa.int32()),
-        *(pa.field(name, pa.int64()) for name in ("origin", "low_ms", "high_ms", "from_ms", "to_ms")),
+        *(pa.field(name, pa.int64()) for name in ("origin", "broker", "low_ms", "high_ms", "from_ms", "to_ms")),
         *(pa.field("singletons", _LONGS), pa.field("m", pa.int64()), pa.field("k", pa.int32()), pa.field("count", pa.int64())),
         *(pa.field("sets", pa.int32()), pa.field("packed", pa.bool_()), pa.field("body", pa.binary())),
     ]

@@ -24,6 +24,7 @@ from postroad.spark.jobs import trackfiles
 from postroad.spark.jobs.places import is_uri, place
 from postroad.spark.jobs.trackfiles import COPIES_SUFFIX, DAMAGED, FILE, GONE, INDEX
 from postroad.storage.directory import broker_of
+from postroad.storage.tracks.catalog import FileName
 from postroad.storage.tracks.schema import HISTORY_KINDS
 from postroad.types import MILLISECONDS_MAX
 
@@ -37,6 +38,7 @@ ABSENT: Final = "absent"
 MISSING: Final = "missing"
 UNKNOWN_BROKER: Final = -1
 HISTORY: Final = ("broker", "kind", "origin", "peer", "subscriber")
+_PATTERNS: Final = ("*.parquet", f"{TRACKS_NAME}/*.parquet", f"*/{TRACKS_NAME}/*.parquet")
 _IDENTITY: Final = ("broker", "incarnation", "number", "kind", "origin", "peer", "subscriber", "opened_ms")
 _RECORD: Final = ("broker", "incarnation", "sequence", "kind")
 _ORDER: Final = re.compile(r"(\d+)-(\d+)(?:\.open|\.merged)?\.parquet$")
@@ -114,7 +116,7 @@ class Tracks:
 
 
 def _body_columns() -> list[Column]:
-    same = ("history", "origin", "low_ms", "high_ms", "from_ms", "to_ms", "singletons", "m", "k", "count")
+    same = ("history", "origin", "broker", "low_ms", "high_ms", "from_ms", "to_ms", "singletons", "m", "k", "count")
     sets = F.greatest(F.size("neighbours"), F.lit(0)).cast("int").alias("sets")
     return [*(F.col(name) for name in same), sets, (F.col("strategy") != "bloom").alias("packed"), F.col("body")]
 
@@ -169,26 +171,29 @@ def _listed_local(source: str) -> list[str]:
     path = Path(source)
     if path.is_file():
         return [str(path.absolute())]
-    patterns = ("*.parquet", f"{TRACKS_NAME}/*.parquet", f"*/{TRACKS_NAME}/*.parquet")
-    found: list[Path] = []
     if path.is_dir():
-        found = next((files for pattern in patterns if (files := sorted(path.glob(pattern)))), [])
-    elif any(sign in source for sign in "*?["):
-        anchor = Path(path.anchor) if path.is_absolute() else Path()
-        found = sorted(anchor.glob(str(path.relative_to(anchor)) if path.is_absolute() else source))
-        found = [
-            file for each in found for file in ([each] if each.is_file() else [Path(name) for name in _listed_local(str(each))])
-        ]
-    return [str(file.absolute()) for file in found if not file.name.startswith(".") and file.name.endswith(".parquet")]
+        return next((files for pattern in _PATTERNS if (files := _named([str(file) for file in path.glob(pattern)]))), [])
+    if not any(sign in source for sign in "*?["):
+        return []
+    anchor = Path(path.anchor) if path.is_absolute() else Path()
+    found = anchor.glob(str(path.relative_to(anchor)) if path.is_absolute() else source)
+    return _named([name for each in found for name in ([str(each)] if each.is_file() else _listed_local(str(each)))])
+
+
+def _named(paths: Iterable[str]) -> list[str]:
+    """Keep what is named as brokers name their tracks."""
+    return sorted(path for path in paths if FileName.parse(path.rpartition("/")[2]) is not None)
 
 
 def _listed_uri(spark: SparkSession, source: str) -> list[str]:
-    for pattern in ("", "*.parquet", f"{TRACKS_NAME}/*.parquet", f"*/{TRACKS_NAME}/*.parquet"):
-        root, _, name = source.rstrip("/").rpartition("/")
-        found = place(spark, source).listed(pattern) if pattern else place(spark, root).listed(name)
-        files = [each.path for each in found if not each.directory and each.path.endswith(".parquet")]
+    root, _, name = source.rstrip("/").rpartition("/")
+    found = [each.path for each in place(spark, root).listed(name) if not each.directory]
+    if found:
+        return sorted(found)
+    for pattern in _PATTERNS:
+        files = _named([each.path for each in place(spark, source).listed(pattern) if not each.directory])
         if files:
-            return [path for path in files if not path.rpartition("/")[2].startswith(".")]
+            return files
     return []
 
 
