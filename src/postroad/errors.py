@@ -519,6 +519,18 @@ class PubendUnreachableError(OverlayError):
     retryable = True
 
 
+class StaleEpochError(OverlayError):
+    """A batch of a named writer comes when a later one was begun already, or the broker does not know any more how far it was."""
+
+    code = 563
+
+
+class EpochChangedError(OverlayError):
+    """A batch of a named writer is repeated with other rows, or in other parts, than the first time."""
+
+    code = 564
+
+
 def error_of_code(code: int, text: str) -> PostroadError:
     """Make the exception a peer described by its code: an instance of its class here, with only the text as data."""
     known = _class_of_code(code)

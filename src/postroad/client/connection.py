@@ -24,6 +24,7 @@ from postroad.client.publisher import Publisher
 from postroad.client.reading import Request, read_pubends, read_range
 from postroad.client.subscription import OnGap, Subscription
 from postroad.client.tracing import AnyId, Tracer
+from postroad.client.writer import Writer
 from postroad.core.batch import Batch
 from postroad.core.filters.filter import Filter
 from postroad.core.packets import Packet, PubendSpan, TracksAnswered
@@ -43,6 +44,9 @@ from postroad.core.session.events import (
     SubscriptionEnded,
     SubscriptionFailed,
     Writable,
+    WriterChanged,
+    WriterFailed,
+    WriterSealed,
 )
 from postroad.core.session.machine import Session, SessionConfig
 from postroad.core.tracking.explaining import Explanation
@@ -99,8 +103,9 @@ class Client:
         self._known: dict[int, Address] = {}  # broker -> where it was seen
         self._publishers: dict[int, Publisher] = {}
         self._subscriptions: dict[int, Subscription] = {}
-        self._questions: dict[int, asyncio.Future[TracksAnswered]] = {}  # by the session's number
         self._requests: dict[int, Request] = {}
+        self._writers: dict[int, Writer] = {}
+        self._questions: dict[int, asyncio.Future[TracksAnswered]] = {}  # by the session's number
         self._pump_planned = False
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -189,11 +194,13 @@ class Client:
             publisher.failed(error)
         for subscription in self._subscriptions.values():
             subscription.failed(error)
+        for request in self._requests.values():
+            request.failed(error)
+        for writer in self._writers.values():
+            writer.failed(error)
         for future in self._questions.values():
             if not future.done():
                 future.set_exception(error)
-        for request in self._requests.values():
-            request.failed(error)
 
     @property
     def broker(self) -> int | None:
@@ -285,6 +292,62 @@ class Client:
                 log.warning("the broker did not confirm the end of a subscription")
         self._subscriptions.pop(key, None)
 
+    # --- writing ---------------------------------------------------------------------------------------------------------
+
+    def writer(self, name: str, epoch: int, *, timeout_s: float | None = 30.0) -> Writer:
+        """Begin batch number `epoch` of a named writer, to be used with `async with`; then `write` rows and `finish`.
+
+        A batch that is written again, after any failure, with the same rows in the same order is published once. Batches of
+        a name come in ascending order, and always at the same broker.
+        """
+        self._check_open()
+        key = self.session.open_writer(name, epoch)
+        writer = self._writers[key] = Writer(self, key, timeout_s)
+        self.plan_pump()
+        return writer
+
+    def forget_writer(self, key: int) -> None:
+        self._writers.pop(key, None)
+        self.session.writing.end(key)
+
+    # --- reading ---------------------------------------------------------------------------------------------------------
+
+    async def pubends(self, timeout_s: float | None = 30.0) -> dict[int, PubendSpan]:
+        """Return every pubend within reach with its span: ticks in (released, horizon] can be read."""
+        self._check_open()
+        spans, _ = await read_pubends(self, timeout_s)
+        return spans
+
+    def read(
+        self,
+        pubend: int,
+        lo: int,
+        hi: int,
+        filter: str | Filter = "",  # noqa: A002  # the word of the whole system
+        *,
+        timeout_s: float | None = 30.0,
+        bare: bool = False,
+    ) -> AsyncIterator[Batch]:
+        """Read the ticks in (lo, hi] of a pubend, hosted by any broker: yield batches of the messages that match, in order.
+
+        When the iteration ends, all of them have come. A `GapError` says that some were released, an `UnknownPubendError` or
+        `PubendUnreachableError` that nobody can give them now; `timeout_s` is how long to wait without a step forward.
+        Nothing is held back for a reader: to be sure of what is published from now on, subscribe. With `bare`, payloads and
+        attributes stay where they are.
+        """
+        self._check_open()
+        text = str(filter if isinstance(filter, Filter) else Filter(filter))
+        return read_range(self, pubend, lo, hi, text, timeout_s=timeout_s, bare=bare)
+
+    def request(self, key: int) -> Request:
+        request = self._requests[key] = Request(self, key)
+        self.plan_pump()
+        return request
+
+    def forget_request(self, key: int) -> None:
+        self._requests.pop(key, None)
+        self.session.end_read(key)
+
     # --- tracing ---------------------------------------------------------------------------------------------------------
 
     async def trace(self, message_id: AnyId) -> Trace:
@@ -328,44 +391,6 @@ class Client:
             future.set_exception(answer)
         else:
             future.set_result(answer)
-
-    # --- reading ---------------------------------------------------------------------------------------------------------
-
-    async def pubends(self, timeout_s: float | None = 30.0) -> dict[int, PubendSpan]:
-        """Return every pubend within reach with its span: ticks in (released, horizon] can be read."""
-        self._check_open()
-        spans, _ = await read_pubends(self, timeout_s)
-        return spans
-
-    def read(
-        self,
-        pubend: int,
-        lo: int,
-        hi: int,
-        filter: str | Filter = "",  # noqa: A002  # the word of the whole system
-        *,
-        timeout_s: float | None = 30.0,
-        bare: bool = False,
-    ) -> AsyncIterator[Batch]:
-        """Read the ticks in (lo, hi] of a pubend, hosted by any broker: yield batches of the messages that match, in order.
-
-        When the iteration ends, all of them have come. A `GapError` says that some were released, an `UnknownPubendError` or
-        `PubendUnreachableError` that nobody can give them now; `timeout_s` is how long to wait without a step forward.
-        Nothing is held back for a reader: to be sure of what is published from now on, subscribe. With `bare`, payloads and
-        attributes stay where they are.
-        """
-        self._check_open()
-        text = str(filter if isinstance(filter, Filter) else Filter(filter))
-        return read_range(self, pubend, lo, hi, text, timeout_s=timeout_s, bare=bare)
-
-    def request(self, key: int) -> Request:
-        request = self._requests[key] = Request(self, key)
-        self.plan_pump()
-        return request
-
-    def forget_request(self, key: int) -> None:
-        self._requests.pop(key, None)
-        self.session.end_read(key)
 
     def _check_open(self) -> None:
         if self._closed or not self._tasks:
@@ -429,13 +454,16 @@ class Client:
             case MessagesRefused(key, first, last, error):
                 if key in self._publishers:
                     self._publishers[key].refused(PublishRefusedError(first, last, error))
+            case WriterChanged() | WriterSealed() | WriterFailed():
+                if event.writer in self._writers:
+                    self._writers[event.writer].told(event)
+            case PubendsListed() | RangePiece() | RangeFailed():
+                if event.request in self._requests:
+                    self._requests[event.request].told(event)
             case QuestionAnswered(number, answer):
                 self._answered(number, answer)
             case QuestionFailed(number, error):
                 self._answered(number, error)
-            case PubendsListed() | RangePiece() | RangeFailed():
-                if event.request in self._requests:
-                    self._requests[event.request].told(event)
             case _:
                 self._tell_subscription(event)
 

@@ -82,7 +82,7 @@ class Publisher:
             whole = start == 0 and stop == count
             attributes = columns if whole else {name: values[start:stop] for name, values in columns.items()}
             batch = Batch.from_columns(part, payloads if whole else payloads[start:stop], attributes)
-            for piece in _within(batch):
+            for piece in within(batch):
                 registration.add_batch(piece, piece.size)
             ids.append(part)
             self._client.pump()
@@ -198,9 +198,9 @@ def _columns(messages: Columns | pa.RecordBatch | pa.Table, payloads: Any) -> tu
     return columns, payloads
 
 
-def _within(batch: Batch) -> list[Batch]:
+def within(batch: Batch) -> list[Batch]:
     """Cut a batch that is too large for a frame."""
     if batch.size <= DEFAULT_LIMITS.bytes or len(batch) == 1:
         return [batch]
     half = len(batch) // 2
-    return _within(batch.slice(0, half)) + _within(batch.slice(half, len(batch)))
+    return within(batch.slice(0, half)) + within(batch.slice(half, len(batch)))

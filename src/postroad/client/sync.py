@@ -194,15 +194,6 @@ class Client:
         )
         return Subscription(self._loop, self._loop.call(made))
 
-    def trace(self, message_id: AnyId) -> Trace:
-        return self._loop.call(self._inner.trace(message_id))
-
-    def trace_many(self, message_ids: Iterable[AnyId]) -> list[Trace]:
-        return self._loop.call(self._inner.trace_many(message_ids))
-
-    def explain(self, message_id: AnyId, subscriber: str) -> Explanation:
-        return self._loop.call(self._inner.explain(message_id, subscriber))
-
     def pubends(self, timeout_s: float | None = 30.0) -> dict[int, PubendSpan]:
         return self._loop.call(self._inner.pubends(timeout_s))
 
@@ -223,3 +214,12 @@ class Client:
 
         while (batch := self._loop.call(following())) is not None:
             yield batch
+
+    def trace(self, message_id: AnyId) -> Trace:
+        return self._loop.call(self._inner.trace(message_id))
+
+    def trace_many(self, message_ids: Iterable[AnyId]) -> list[Trace]:
+        return self._loop.call(self._inner.trace_many(message_ids))
+
+    def explain(self, message_id: AnyId, subscriber: str) -> Explanation:
+        return self._loop.call(self._inner.explain(message_id, subscriber))

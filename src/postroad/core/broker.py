@@ -50,6 +50,7 @@ from postroad.core.subscribing import Subscribing, pieces
 from postroad.core.tracing import Tracing
 from postroad.core.tracking.notes import Notes, link_brokers
 from postroad.core.tracking.settings import Strategy, TrackingSettings
+from postroad.core.writing import WRITER_KEY, Writing
 from postroad.errors import PostroadError, WrongRoleError
 
 FAST_S: Final = 0.05  # how often gaps and catch-ups are looked at while there are any
@@ -76,8 +77,12 @@ class Broker:
         self._publishing = Publishing(self._parts, int.from_bytes(metadata.get(PUBLISHER_KEY, b"\0"), "big"))
         self._releasing = Releasing(self._parts, floor)
         self._subscribing = Subscribing(self._parts, self._releasing, self._read)
-        self._tracing = Tracing(self._parts, self._read)
         self._reading = Reading(self._parts, self._read)
+        self._writing = Writing(self._parts, self._publishing)
+        for key, value in metadata.items():
+            if key.startswith(WRITER_KEY):
+                self._writing.load(key, value)
+        self._tracing = Tracing(self._parts, self._read)
         for pubend_id, pubend in self._parts.pubends.items():
             self._parts.ensure_stream(pubend_id).active_tick = pubend.horizon
 
@@ -130,7 +135,7 @@ class Broker:
                         self._parts.notes.published(pubend, segment.rows)
                     self._learned(pubend, segment, now)
             case AppendFailed(pubend, token, error):
-                self._parts.pubends[pubend].append_failed(token, error)
+                self._publishing.append_failed(pubend, token, error)
             case Stored(token):
                 for then in self._parts.on_stored.pop(token, ()):
                     then(now)
@@ -175,8 +180,9 @@ class Broker:
                 self._parts.edge.curious(pubend, now)
                 self._subscribing.catch_up(pubend, now)
             self._subscribing.expire_moves(now)
-            self._tracing.expire(now)
             self._reading.wake(now)
+            self._writing.wake()
+            self._tracing.expire(now)
             self._parts.edge.tell_positions()
         if now >= self._slow_at:
             self._slow_at = now + self._config.silence_s
@@ -212,8 +218,9 @@ class Broker:
             "backlog_rows": self._publishing.backlog_rows,
             "cache_bytes": sum(stream.cache.size for stream in parts.streams.values()),
             "reads": len(self._reads),
-            "traces": self._tracing.waiting,
             "clients_reads": len(self._reading),
+            "writers": len(self._writing),
+            "traces": self._tracing.waiting,
         }
 
     @property
@@ -245,12 +252,16 @@ class Broker:
                 self._subscribing.flow(link, message, now)
             case p.Unsubscribe():
                 self._subscribing.unsubscribe(link, message, packet, now)
-            case p.AskTracks():
-                self._tracing.ask(link, message, packet, now)
             case p.ReadRange():
                 self._reading.read(link, message, packet, now)
             case p.ListPubends():
                 self._reading.list_pubends(link, packet, now)
+            case p.OpenEpoch():
+                self._writing.open(link, message, packet)
+            case p.SealEpoch():
+                self._writing.seal(link, message, packet)
+            case p.AskTracks():
+                self._tracing.ask(link, message, packet, now)
             case _:
                 raise WrongRoleError(f"a client may not send {type(message).__name__}")
 
@@ -463,8 +474,9 @@ class Broker:
             del self._parts.clients[link]
             self._publishing.link_lost(link)
             self._subscribing.link_lost(link, now)
-            self._tracing.link_lost(link)
             self._reading.link_lost(link)
+            self._writing.link_lost(link)
+            self._tracing.link_lost(link)
         elif link in self._parts.brokers:
             del self._parts.brokers[link]
             self._links_changed = True

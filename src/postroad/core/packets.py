@@ -236,6 +236,46 @@ class RangeRead(Packet, frozen=True, array_like=True):
     more: bool = False
 
 
+class OpenEpoch(Packet, frozen=True, array_like=True):
+    """Ask to write batch number `epoch` of a named writer, for the first time or again.
+
+    Whoever opens it last is listened to; an earlier connection that still writes it is refused from then on.
+    """
+
+    name: Name
+    epoch: U64
+
+
+class EpochOpened(Packet, frozen=True, array_like=True):
+    """The batch may be written, with the id `publisher | broker | base + n` for row n; those up to tick `last` are durable.
+
+    With `rows`, it was sealed with so many rows, and nothing of it may be sent.
+    """
+
+    publisher: U32
+    broker: U32
+    pubend: U64
+    wall_ms: U64
+    window_bytes: U32
+    last: U64
+    base: U64
+    rows: U64 | None = None
+
+
+class SealEpoch(Packet, frozen=True, array_like=True):
+    """All `rows` of a batch are durable: whoever repeats it need not send them."""
+
+    name: Name
+    epoch: U64
+    rows: U64
+
+
+class EpochSealed(Packet, frozen=True, array_like=True):
+    """The seal is durable; `rows` is what the batch was sealed with, the first time."""
+
+    rows: U64
+
+
 # --- two neighbours ------------------------------------------------------------------------------------------------------
 
 
@@ -376,6 +416,19 @@ class HomeReply(Unicast, frozen=True, array_like=True):
     cursors: Positions
 
 
+class PubendsQuery(Unicast, frozen=True, array_like=True):
+    """Ask a broker which ticks of its pubends can be read."""
+
+    request: U64
+
+
+class PubendsReply(Unicast, frozen=True, array_like=True):
+    """The pubends of the source."""
+
+    request: U64
+    spans: Spans
+
+
 # --- tracking -----------------------------------------------------------------------------------------------------------
 
 
@@ -409,16 +462,3 @@ class TrackReply(Unicast, frozen=True, array_like=True):
     status: Status
     reason: Reason = ""
     answer: Answer | None = None
-
-
-class PubendsQuery(Unicast, frozen=True, array_like=True):
-    """Ask a broker which ticks of its pubends can be read."""
-
-    request: U64
-
-
-class PubendsReply(Unicast, frozen=True, array_like=True):
-    """The pubends of the source."""
-
-    request: U64
-    spans: Spans

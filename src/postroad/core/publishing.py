@@ -20,7 +20,7 @@ from postroad.core.packets import OpenPublisher, Publish, PublishColumns, Publis
 from postroad.core.parts import Parts
 from postroad.core.streams.cache import COMPLETE, Segment
 from postroad.core.streams.pubend import Pubend
-from postroad.errors import InvalidValueError, PostroadError, SkewError, UnknownHandleError
+from postroad.errors import InvalidValueError, PostroadError, SkewError, StaleEpochError, UnknownHandleError
 from postroad.types import MESSAGE_ID_BYTES, tick_milliseconds
 
 PUBLISHER_KEY: Final = "publisher-next"
@@ -48,6 +48,7 @@ class Publishing:
         self._links: dict[int, LinkId] = {}  # publisher -> link
         self._horizons_stored: dict[int, int] = {}
         self._skews: dict[int, _Skew] = {}  # of open publishers
+        self._homes: dict[int, int] = {}  # publisher -> pubend, where that was laid down
 
     # --- publishers ---
 
@@ -64,6 +65,25 @@ class Publishing:
         else:
             self._waiting.append((link, request))
             self._reserve()
+
+    def new_publisher(self) -> int | None:
+        """Give out a publisher id; None while more of them are being reserved: ask again."""
+        if self._next >= self._reserved:
+            self._reserve()
+            return None
+        self._next += 1
+        return self._next - 1
+
+    def adopt(self, publisher: int, link: LinkId, pubend: int) -> int:
+        """Let a link publish as this publisher, in place of any other, which is told; return the tick of its last durable id."""
+        before = self._links.get(publisher)
+        if before is not None and before != link:
+            error = StaleEpochError("another attempt at this batch has taken over")
+            self._parts.send(before, PublishRefused(publisher, b"", b"", error.code, str(error)))
+        self._links[publisher] = link
+        self._homes[publisher] = pubend
+        self._skews.pop(publisher, None)
+        return self._parts.pubends[pubend].open(publisher, link)
 
     def publish(self, link: LinkId, packet: Publish) -> None:
         """Take rows; those that break a rule are refused one by one, the rest goes on."""
@@ -88,6 +108,7 @@ class Publishing:
         self._waiting = [entry for entry in self._waiting if entry[0] != link]
         self._links = {publisher: held for publisher, held in self._links.items() if held != link}
         self._skews = {publisher: skew for publisher, skew in self._skews.items() if publisher in self._links}
+        self._homes = {publisher: pubend for publisher, pubend in self._homes.items() if publisher in self._links}
         for pubend in self._parts.pubends.values():
             pubend.link_lost(link)
 
@@ -107,6 +128,13 @@ class Publishing:
             lo = end
         assert lo == hi
         return segments
+
+    def append_failed(self, pubend_id: int, token: int, error: PostroadError) -> None:
+        """Refuse what could not be written; those who will send it again must be opened first (see `writing`)."""
+        self._parts.pubends[pubend_id].append_failed(token, error)
+        for publisher, home in self._homes.items():
+            if home == pubend_id:
+                self._links.pop(publisher, None)
 
     def silence(self) -> list[tuple[int, Segment]]:
         """Decide silence up to the clock where nothing is being written."""
@@ -165,6 +193,8 @@ class Publishing:
     def _pubend_of(self, link: LinkId, publisher: int) -> Pubend:
         if self._links.get(publisher) != link:
             raise UnknownHandleError(f"publisher {publisher} is not open on this connection")
+        if publisher in self._homes:
+            return self._parts.pubends[self._homes[publisher]]
         ids = sorted(self._parts.pubends)
         return self._parts.pubends[ids[publisher % len(ids)]]
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from postroad.core.packets import Packet, TracksAnswered
+from postroad.core.rows import build_batches
 from postroad.core.session.events import (
     Delivered,
     Event,
@@ -29,6 +30,9 @@ from postroad.core.session.events import (
     SubscriptionEnded,
     SubscriptionFailed,
     Writable,
+    WriterChanged,
+    WriterFailed,
+    WriterSealed,
 )
 from postroad.core.session.machine import Session, SessionConfig
 from postroad.core.tracking.questions import Question
@@ -43,6 +47,7 @@ from postroad.types import AttributeValue
 from postroad.wire.packets.telesto import Error
 
 PENDING_MAX: Final = 10_000
+WRITTEN_AT_ONCE: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +98,16 @@ class RangeSeen:
     done: bool = False
 
 
+@dataclass(slots=True)
+class BatchSeen:
+    """A batch of a named writer that the application writes: rows given so far, and how it ended."""
+
+    rows: list[tuple[dict[str, AttributeValue], bytes]]
+    given: int = 0
+    sealed: bool = False
+    error: PostroadError | None = None
+
+
 class ClientNode:
     """A client in a simulated world. It dials the brokers of its list in turn."""
 
@@ -120,6 +135,7 @@ class ClientNode:
         self.following: list[Following] = []
         self.publishing: Publishing | None = None
         self.ranges: dict[int, RangeSeen] = {}  # by key of the session
+        self.batches: dict[int, BatchSeen] = {}  # by key of the session
         self.listed: list[PubendsListed] = []
         self.session: Session | None = None
         self.clock_offset_ms = 0
@@ -238,6 +254,14 @@ class ClientNode:
         self.ranges[self.session.read(pubend, lo, hi, filter_text, bare=bare)] = seen_range
         self._act()
         return seen_range
+
+    def write(self, name: str, epoch: int, rows: list[tuple[dict[str, AttributeValue], bytes]]) -> BatchSeen:
+        """Write a batch of a named writer."""
+        assert self.session is not None
+        batch = BatchSeen(rows)
+        self.batches[self.session.open_writer(name, epoch)] = batch
+        self._act()
+        return batch
 
     def list_pubends(self) -> None:
         assert self.session is not None
@@ -511,17 +535,37 @@ class ClientNode:
                 self.world.note("refused", f"{self.name}: publisher: {error}")
             case SubscriptionEnded():
                 pass
-            case QuestionAnswered(number, answer):
-                self.answers[number] = answer
-            case QuestionFailed(number, error):
-                self.answers[number] = error
             case PubendsListed():
                 self.listed.append(event)
+            case WriterChanged(writer=key):
+                self._feed(key, self.batches[key])
+            case WriterSealed(writer=key):
+                self.batches[key].sealed = True
+            case WriterFailed(writer=key, error=error):
+                self.batches[key].error = error
             case RangePiece(request=key):
                 self._piece(self.ranges[key], key, event)
             case RangeFailed(request=key, error=error):
                 if key in self.ranges:
                     self.ranges[key].error, self.ranges[key].done = error, not error.retryable
+            case QuestionAnswered(number, answer):
+                self.answers[number] = answer
+            case QuestionFailed(number, error):
+                self.answers[number] = error
+
+    def _feed(self, key: int, batch: BatchSeen) -> None:
+        """Give a writer more of its rows, a few at a time."""
+        assert self.session is not None
+        writer = self.session.writing.writers.get(key)
+        while writer is not None and writer.has_room() and batch.given < len(batch.rows):
+            part = batch.rows[batch.given : batch.given + WRITTEN_AT_ONCE]
+            ids = writer.ids(len(part))
+            built = build_batches([(bytes(each), *row) for each, row in zip(ids, part, strict=True)])
+            for piece in built:
+                self.session.writing.write(key, piece, piece.size)
+            batch.given += len(part)
+        if writer is not None and not writer.sealing and batch.given == len(batch.rows):
+            self.session.writing.seal(key)
 
     def _piece(self, seen_range: RangeSeen, key: int, piece: RangePiece) -> None:
         assert self.session is not None

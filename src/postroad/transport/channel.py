@@ -162,7 +162,7 @@ class Channel(asyncio.Protocol):
         """End the connection at once."""
         self._closing = True
         self.outbox.clear()
-        if self._transport is not None:
+        if self._transport is not None and not self.closed:  # asyncio's transports cannot be aborted once they are lost
             self._transport.abort()
 
     @property

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 from tests.storage.tracks.elements import BROKER, START, element, ids_at
 
 from postroad.core.batch import Ids
@@ -405,6 +406,17 @@ def test_small_files_are_merged_and_nothing_changes(files: Reopen) -> None:
     assert dict(again.recovered.horizons) == {PUBEND: 69}
 
 
+def test_small_files_of_a_former_incarnation_are_merged_too(files: Reopen) -> None:
+    """Also when nobody has searched in them since the restart."""
+    store = start(files)
+    for step in range(70):
+        store.write(flush([element(step + 1, at(step * 10), opened_ms=START + step)]), now_ms=START + step)
+    again = start(files, 2, START + 10_000_000)
+    again.retain(START + 10_000_000)
+    assert "0000000001-0000000063.merged.parquet" in names(files)
+    assert len(keys(again.search(at(*range(0, 700, 10))))) == 70
+
+
 def test_a_file_that_is_compacted_by_somebody_else_is_noticed(files: Reopen) -> None:
     """Its cached index is not used for other rows, and files that are gone are not holes when another replaces them."""
     store = start(files)
@@ -465,3 +477,28 @@ def test_a_head_that_is_longer_than_usual_is_read_as_well(files: Reopen) -> None
     found = again.search(at(5))
     assert keys(found) == [(0, PUBLISHED)]
     assert len(found.neighbours) == 939
+
+
+def test_a_crash_between_the_steps_of_a_flush_loses_nothing_that_was_written_before() -> None:
+    """The element was finished, its file is not there yet, and its last copy still is."""
+    memory = MemoryFiles()
+    store = TrackStore.open(memory, BROKER, 1, now_ms=START)
+    store.write(flush(copies=[element(1, at(1, 2))]), now_ms=START + 1000)
+    memory.room_bytes = 10
+    with pytest.raises(StorageFullError):
+        store.write(flush([element(1, at(1, 2, 3))]), now_ms=START + 2000)
+    memory.room_bytes = None
+    assert keys(TrackStore.open(memory, BROKER, 2, now_ms=START + 3000).search(at(1, 2, 3))) == [(0, PUBLISHED), (1, PUBLISHED)]
+
+
+def test_a_file_that_is_rewritten_under_its_name_is_noticed(files: Reopen) -> None:
+    """Rows of another order under a cached index would be other elements."""
+    store = start(files)
+    late = {"kind": Kind.SUBSCRIBER, "subscriber": "s"}
+    elements = [element(1, at(1)), element(2, at(100), **late), element(3, at(200))]  # type: ignore[arg-type]  # of a dictionary
+    store.write(flush(elements), now_ms=START + 1000)
+    name, disk = str(FileName(1, 1)), files()
+    table = unpack(disk.read(name))
+    rows = pa.Table.from_batches([table.whole()]).take([1, 2, 0])
+    disk.write(name, pack(replace(table.head, kept_from_ms=1), rows)[0])
+    assert keys(store.search(at(1, 200))) == [(0, PUBLISHED), (1, PUBLISHED)]

@@ -87,22 +87,6 @@ class SubscriptionEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class QuestionAnswered:
-    """A question about tracks was answered; the answer may be that nobody could be asked."""
-
-    question: int
-    answer: TracksAnswered
-
-
-@dataclass(frozen=True, slots=True)
-class QuestionFailed:
-    """A question will not be answered: the connection is gone, or the broker refused it."""
-
-    question: int
-    error: PostroadError
-
-
-@dataclass(frozen=True, slots=True)
 class PubendsListed:
     """The answer to `list_pubends`."""
 
@@ -131,6 +115,44 @@ class RangeFailed:
     error: PostroadError
 
 
+@dataclass(frozen=True, slots=True)
+class WriterChanged:
+    """A writer was opened, or some of its rows became durable."""
+
+    writer: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriterSealed:
+    """The batch is complete."""
+
+    writer: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriterFailed:
+    """The batch cannot be written. A `retryable` error is told once per try; the writer goes on."""
+
+    writer: int
+    error: PostroadError
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionAnswered:
+    """A question about tracks was answered; the answer may be that nobody could be asked."""
+
+    question: int
+    answer: TracksAnswered
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionFailed:
+    """A question will not be answered: the connection is gone, or the broker refused it."""
+
+    question: int
+    error: PostroadError
+
+
 Event: TypeAlias = (
     Writable
     | PublisherFailed
@@ -141,9 +163,12 @@ Event: TypeAlias = (
     | Missed
     | SubscriptionFailed
     | SubscriptionEnded
-    | QuestionAnswered
-    | QuestionFailed
     | PubendsListed
     | RangePiece
     | RangeFailed
+    | WriterChanged
+    | WriterSealed
+    | WriterFailed
+    | QuestionAnswered
+    | QuestionFailed
 )

@@ -26,6 +26,8 @@ from postroad.core.packets import (
     Advance,
     AskTracks,
     Deliver,
+    EpochOpened,
+    EpochSealed,
     Flow,
     Gap,
     OpenPublisher,
@@ -58,6 +60,7 @@ from postroad.core.session.events import (
 from postroad.core.session.publishing import Doubt, PublishingConfig, Registration, id_tick
 from postroad.core.session.reading import Reading
 from postroad.core.session.subscribing import SubscriptionState
+from postroad.core.session.writing import Writing
 from postroad.core.tracking.questions import Question
 from postroad.errors import DurableBusyError, NotConnectedError, PostroadError, ProtocolViolationError, SkewError, error_of_code
 from postroad.types import COUNTER_BITS, AttributeValue, MessageId
@@ -117,6 +120,7 @@ class Session:
         self._outputs: list[Send] = []
         self._events: list[Event] = []
         self._reading = Reading(self._question, self._tell, self._retry_delay)
+        self.writing: Final = Writing(self._question, self._send_main, self._tell, self._retry_delay)
 
     # --- the driver ------------------------------------------------------------------------------------------------------
 
@@ -136,6 +140,7 @@ class Session:
             for subscription in self.subscriptions.values():
                 self._subscribe(subscription)
             self._reading.connected()
+            self.writing.connected()
         for publisher in self.publishers.values():
             self._open(publisher)
         self.wake(now=now)
@@ -156,6 +161,7 @@ class Session:
             self._fail_questions(NotConnectedError("the connection was lost before an answer came"))
             self._subscribing.clear()
             self._reading.disconnected()
+            self.writing.disconnected()
             for subscription in self.subscriptions.values():
                 subscription.active = False
             self._end_abandoned()
@@ -169,11 +175,13 @@ class Session:
             case Deliver():
                 self._deliver(message, batch)
             case PublishAcknowledged():
-                self._acknowledged(message, link)
+                if link != self.main or not self.writing.acknowledged(message):
+                    self._acknowledged(message, link)
             case Advance():
                 self._advance(message)
             case PublishRefused():
-                self._publish_refused(message, link, now)
+                if link != self.main or not self.writing.publish_refused(message):
+                    self._publish_refused(message, link, now)
             case PublisherOpened():
                 self._opened(message, link, packet, now)
             case Subscribed():
@@ -184,14 +192,18 @@ class Session:
                 self._gap(message)
             case Unsubscribed():
                 self._unsubscribed(message, now)
-            case TracksAnswered():
-                if packet in self._questions:
-                    del self._questions[packet]
-                    self._events.append(QuestionAnswered(packet, message))
             case RangeRead():
                 self._reading.answered(message, batch, packet, now)
             case Pubends():
                 self._reading.listed(message, packet)
+            case EpochOpened():
+                self.writing.opened(message, packet, self._clock_ms)
+            case EpochSealed():
+                self.writing.sealed(message, packet)
+            case TracksAnswered():
+                if packet in self._questions:
+                    del self._questions[packet]
+                    self._events.append(QuestionAnswered(packet, message))
             case _:
                 raise ProtocolViolationError(f"a broker does not send {type(message).__name__} to a client")
 
@@ -203,11 +215,12 @@ class Session:
         key = self._subscribing.pop(packet, None)
         if key is not None and key in self.subscriptions:
             self._subscribe_refused(self.subscriptions[key], error, now)
+        if link == self.main:
+            self._reading.refused(packet, error, now)
+            self.writing.refused(packet, error, now)
         if packet in self._questions and link == self.main:
             del self._questions[packet]
             self._events.append(QuestionFailed(packet, error))
-        if link == self.main:
-            self._reading.refused(packet, error, now)
 
     def wake(self, *, now: float) -> None:
         """Try again what a broker refused for the time being."""
@@ -220,11 +233,12 @@ class Session:
                 publisher.retry_at = None
                 self._open(publisher)
         self._reading.wake(now)
+        self.writing.wake(now)
 
     def deadline(self) -> float | None:
         """When `wake` should be called."""
         waiting = [each.retry_at for each in self.subscriptions.values()] + [each.retry_at for each in self.publishers.values()]
-        waiting += self._reading.deadlines()
+        waiting += self._reading.deadlines() + self.writing.deadlines()
         return min((time for time in waiting if time is not None), default=None)
 
     def outputs(self) -> list[Send]:
@@ -236,6 +250,7 @@ class Session:
                     self._outputs += [
                         Send(link, message, batch, data=True) for message, batch in registration.take(self._clock_ms)
                     ]
+        self.writing.send_frames(self._clock_ms)
         for subscription in self.subscriptions.values():
             if subscription.active and self.main is not None and subscription.has_news():
                 self._outputs.append(Send(self.main, Acknowledge(subscription.handle, subscription.take_acknowledged())))
@@ -608,24 +623,6 @@ class Session:
         self.subscriptions.pop(subscription.key, None)
         self._handles.pop(subscription.handle, None)
 
-    # --- asking ----------------------------------------------------------------------------------------------------------
-
-    def ask(self, target: int, question: Question) -> int | None:
-        """Ask a broker about its tracks, by way of the main link; `QuestionAnswered` or `QuestionFailed` name this number.
-
-        None when there is no main link, or too many questions are under way.
-        """
-        if self.main is None or len(self._questions) >= QUESTIONS_MAX:
-            return None
-        packet = self._next_packet()
-        self._questions[packet] = None
-        self._outputs.append(Send(self.main, AskTracks(target, question), packet=packet))
-        return packet
-
-    def _fail_questions(self, error: PostroadError) -> None:
-        self._events += [QuestionFailed(packet, error) for packet in self._questions]
-        self._questions.clear()
-
     # --- reading ---------------------------------------------------------------------------------------------------------
 
     def read(self, pubend: int, lo: int, hi: int, filter_text: str = "", *, bare: bool = False) -> int:
@@ -648,6 +645,18 @@ class Session:
         """Give up a range or a list."""
         self._reading.end(key)
 
+    # --- writing ---------------------------------------------------------------------------------------------------------
+
+    def open_writer(self, name: str, epoch: int) -> int:
+        """Begin batch `epoch` of a named writer, for the first time or again; see `writing`."""
+        key = self._next_key()
+        self.writing.begin(key, name, epoch)
+        return key
+
+    def _send_main(self, message: Packet, batch: Batch) -> None:
+        assert self.main is not None
+        self._outputs.append(Send(self.main, message, batch, data=True))
+
     def _tell(self, event: Event) -> None:
         self._events.append(event)
 
@@ -657,6 +666,24 @@ class Session:
         packet = self._next_packet()
         self._outputs.append(Send(self.main, message, packet=packet))
         return packet
+
+    # --- asking ----------------------------------------------------------------------------------------------------------
+
+    def ask(self, target: int, question: Question) -> int | None:
+        """Ask a broker about its tracks, by way of the main link; `QuestionAnswered` or `QuestionFailed` name this number.
+
+        None when there is no main link, or too many questions are under way.
+        """
+        if self.main is None or len(self._questions) >= QUESTIONS_MAX:
+            return None
+        packet = self._next_packet()
+        self._questions[packet] = None
+        self._outputs.append(Send(self.main, AskTracks(target, question), packet=packet))
+        return packet
+
+    def _fail_questions(self, error: PostroadError) -> None:
+        self._events += [QuestionFailed(packet, error) for packet in self._questions]
+        self._questions.clear()
 
     # --- numbers ---------------------------------------------------------------------------------------------------------
 

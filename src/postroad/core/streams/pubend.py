@@ -92,6 +92,21 @@ class Pubend:
         """Return the highest tick of an id that was taken, durable or not."""
         return self._publishers[publisher].accepted
 
+    def remembered(self, publisher: int) -> int | None:
+        """Do as `accepted`, also for a publisher that is not open; None if nothing is remembered of it."""
+        entry = self._publishers.get(publisher)
+        return None if entry is None else entry.accepted
+
+    def durable(self, publisher: int) -> int:
+        """Return the highest tick of a durable id of a publisher, as far as it is remembered."""
+        entry = self._publishers.get(publisher)
+        return self._forgotten if entry is None else entry.durable
+
+    @property
+    def forgotten(self) -> int:
+        """The highest tick of an id of a publisher that is not remembered any more."""
+        return self._forgotten
+
     def link_lost(self, link: LinkId) -> None:
         for entry in self._publishers.values():
             if entry.link == link:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -37,6 +38,7 @@ from postroad.types import tick_milliseconds
 
 MARK: Final = 0  # the sequence of an incarnation's first file
 
+UNREAD_MAX: Final = 256  # files of former incarnations whose end is read at a time
 CHANGES_MAX: Final = 20  # of the directory during one search
 
 ResultT = TypeVar("ResultT")
@@ -113,6 +115,9 @@ class TrackStore:
         self._steady(lambda: self._drop(now_ms))
 
     def _merge(self, now_ms: int) -> None:
+        unread = (file for file in self._catalog.files if file.summary is None and file.error is None)
+        for file in islice(unread, UNREAD_MAX):  # after a restart, some at a time
+            self._catalog.summary(file)
         run = mergeable(self._catalog.files, now_ms, self._options.file_bytes)
         tables = [table for file in run if (table := self._catalog.table(file)) is not None]
         if not run or len(tables) < len(run):

@@ -1,0 +1,136 @@
+"""The streaming side of the source: micro-batches between two sets of ticks.
+
+An offset is a tick per pubend: everything up to it has been read. The ticks of a batch are chosen once and written to Spark's
+checkpoint before the batch is read, and what lies between two decided ticks never changes; so a batch that is repeated, after a
+crash of Spark or of a broker, gives the same rows. It also gives them in the same partitions and order, whatever happened to
+files meanwhile: the sink counts on that.
+
+A pubend that appears later joins with everything it still holds: first its beginning is written down, as an empty step, then it
+is read from there. Nothing is ever released because Spark has committed; `commit` is not even sure to come.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from postroad.core.filters.filter import Filter
+from postroad.errors import NotConnectedError, SparkOptionError, UnknownPubendError
+from postroad.spark.columns import columns_of
+from postroad.spark.options import ReadOptions
+from postroad.spark.pieces import MessagePartition, Piece
+from postroad.spark.pushdown import Pushed
+from postroad.spark.reading import Origin, origin_of, read_partition
+from postroad.types import TICK_MAX
+
+log = logging.getLogger("postroad.spark")
+
+Offset = dict[str, Any]  # pubend -> tick, as JSON wants it
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads what has become readable since the last micro-batch."""
+
+    def __init__(self, schema: StructType, options: ReadOptions) -> None:
+        columns_of(schema)
+        self._schema = schema
+        self._options = options
+        self._target: dict[int, int] | None = None  # with availableNow: where to stop
+
+    def initialOffset(self) -> Offset:  # noqa: N802  # Spark's name
+        spans = self._origin().spans()
+        starting = self._options.starting
+        if starting == "earliest":
+            return _offset({pubend: released for pubend, (released, _) in spans.items()})
+        if starting == "latest":
+            return _offset({pubend: last for pubend, (_, last) in spans.items()})
+        for pubend in starting:
+            if pubend not in spans:
+                raise UnknownPubendError(f"option startingTicks names pubend {pubend}, which is not there")
+        return _offset({pubend: starting.get(pubend, released) for pubend, (released, _) in spans.items()})
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
+        self._target = {pubend: last for pubend, (_, last) in self._origin().spans().items()}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
+        rows = self._options.rows_per_trigger
+        return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802  # Spark's name
+        """Choose the ticks at which the next micro-batch ends."""
+        try:
+            spans = self._origin().spans()
+        except NotConnectedError as error:
+            if self._target is not None:
+                raise
+            log.warning("nothing new can be seen now: %s", error)
+            return start
+        position = _ticks(start)
+        ends: dict[int, int] = {}
+        for pubend, (released, last) in spans.items():
+            if self._target is not None:
+                last = min(last, self._target.get(pubend, 0))  # noqa: PLW2901  # what is not to be seen is not there
+            if pubend not in position:
+                ends[pubend] = released
+            elif last > position[pubend]:
+                ends[pubend] = last
+        if isinstance(limit, ReadMaxRows):
+            ends = self._limited(position, ends, limit.max_rows)
+        return _offset({**position, **ends})
+
+    def reportLatestOffset(self) -> Offset | None:  # noqa: N802  # Spark's name
+        return None
+
+    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
+        """Return one partition per pubend, or per stretch of `partitionSeconds`."""
+        begins, ends = _ticks(start), _ticks(end)
+        ranges = {pubend: (begins[pubend], tick) for pubend, tick in ends.items() if begins.get(pubend, tick) < tick}
+        planned = self._origin().plan(ranges, 0, TICK_MAX, list(ranges))
+        if self._options.urls:
+            return [MessagePartition([piece]) for _, piece in planned]
+        together: dict[int, list[Piece]] = {}
+        for _, piece in planned:
+            together.setdefault(piece.pubend, []).append(piece)
+        return [MessagePartition(pieces) for pieces in together.values()]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_partition(partition, self._schema, self._options, Pushed())
+
+    def commit(self, end: Offset) -> None:
+        """Do nothing: the last commit of a query may never come, so nothing may depend on it."""
+
+    # --- inside ---
+
+    def _origin(self) -> Origin:
+        return origin_of(self._options)
+
+    def _limited(self, position: Mapping[int, int], ends: Mapping[int, int], rows: int) -> dict[int, int]:
+        """Cut the ends so that no more than so many rows lie before them; each pubend gets its share, and what others leave."""
+        wanted = Filter(self._options.filter) if self._options.filter.strip() else None
+        limited: dict[int, int] = {}
+        news = [pubend for pubend in ends if pubend in position]
+        for count, pubend in enumerate(sorted(news, key=lambda each: position[each])):
+            share = max(1, rows // (len(news) - count))
+            if rows <= 0:
+                break
+            tick, taken = self._origin().tick_after(pubend, position[pubend], ends[pubend], share, wanted)
+            limited[pubend] = tick
+            rows -= taken
+        return {**{pubend: tick for pubend, tick in ends.items() if pubend not in position}, **limited}
+
+
+def _offset(ticks: Mapping[int, int]) -> Offset:
+    return {str(pubend): ticks[pubend] for pubend in sorted(ticks)}
+
+
+def _ticks(offset: Offset) -> dict[int, int]:
+    try:
+        return {int(pubend): int(tick) for pubend, tick in offset.items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise SparkOptionError(f"the checkpoint was not written by this source: {offset!r}") from error
