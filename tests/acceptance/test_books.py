@@ -37,11 +37,11 @@ def check(found: dict[str, float], messages: int) -> None:
     assert found["sound"], "false entries are within what the blooms were made for"
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_the_books_of_an_overlay_close_through_two_kills(tmp_path: Path) -> None:
     """Five brokers, forty durable subscribers, two kills: traces equal the truth, nothing is missing, what is left out named."""
     messages = 50_000
-    check(close_books(tmp_path, messages, "bloom", 570), messages)
+    check(close_books(tmp_path, messages, "bloom", 870), messages)
 
 
 @pytest.mark.soak
