@@ -85,7 +85,7 @@ def compact(spark: SparkSession, sources: Sequence[str], options: Options) -> li
 
 @contextmanager
 def locked(directories: Iterable[Path]) -> Iterator[None]:
-    """Keep brokers, and other compactions, from merging files in these directories meanwhile."""
+    """Keep other compactions from these directories meanwhile."""
     descriptors: list[int] = []
     try:
         for directory in directories:
