@@ -106,7 +106,7 @@ class Tracking:
         The answer knows everything that was ordered to be tracked before the question, and what had to be read from the logs.
         """
         future: Future[ResultT] = Future()
-        if self._figures.failed or self._stopping:
+        if self._has_failed() or self._stopping:
             future.set_exception(OverlayError("this broker does not track at the moment"))
         elif len(self._asked) >= QUESTIONS_MAX:
             future.set_exception(TooManyError(f"{QUESTIONS_MAX} questions about tracks wait already"))
@@ -114,9 +114,12 @@ class Tracking:
             self._asked.append((question, future))
             self._hurry.set()
             self._wake.set()
-            if self._figures.failed:  # meanwhile
+            if self._has_failed():  # meanwhile
                 self._refuse_all()
         return future
+
+    def _has_failed(self) -> bool:
+        return self._figures.failed > 0
 
     @property
     def backlog_bytes(self) -> int:
