@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -71,7 +72,7 @@ class Tracking:
         self._work: deque[Track | _Dropped] = deque()
         self._asked: deque[tuple[Question[Any], Future[Any]]] = deque()
         self._wake: Final = threading.Event()
-        self._urgent = False  # do not gather any longer
+        self._hurry: Final = threading.Event()  # do not gather any longer
         self._stopping = False
         self._given = 0  # bytes, by the event loop
         self._taken = 0  # bytes, by the thread
@@ -95,7 +96,7 @@ class Tracking:
         self._given += order.size + ORDER_BYTES
         self._work.append(order)
         if order.flush or self.backlog_bytes > TAKE_BYTES:
-            self._urgent = True
+            self._hurry.set()
         if not self._wake.is_set():
             self._wake.set()
 
@@ -105,15 +106,20 @@ class Tracking:
         The answer knows everything that was ordered to be tracked before the question, and what had to be read from the logs.
         """
         future: Future[ResultT] = Future()
-        if self._figures.failed or self._stopping:
+        if self._has_failed() or self._stopping:
             future.set_exception(OverlayError("this broker does not track at the moment"))
         elif len(self._asked) >= QUESTIONS_MAX:
             future.set_exception(TooManyError(f"{QUESTIONS_MAX} questions about tracks wait already"))
         else:
             self._asked.append((question, future))
-            self._urgent = True
+            self._hurry.set()
             self._wake.set()
+            if self._has_failed():  # meanwhile
+                self._refuse_all()
         return future
+
+    def _has_failed(self) -> bool:
+        return self._figures.failed > 0
 
     @property
     def backlog_bytes(self) -> int:
@@ -125,6 +131,7 @@ class Tracking:
     def close(self) -> bool:
         """Finish what was ordered; blocks for a few seconds at most. Tell whether it was finished."""
         self._stopping = True
+        self._hurry.set()
         self._wake.set()
         self._thread.join(END_S_MAX)
         return not self._thread.is_alive()
@@ -160,12 +167,11 @@ class Tracking:
         if tracks.replaying:
             return
         self._wake.wait()
-        if not self._urgent and not self._stopping:
-            time.sleep(GATHER_S)
+        self._hurry.wait(GATHER_S)
 
     def _work_through(self, tracks: Tracks) -> None:
         self._wake.clear()
-        self._urgent = False
+        self._hurry.clear()
         while self._work:
             orders = self._next_orders()
             if orders:
@@ -203,8 +209,13 @@ class Tracking:
         """Give up: free the logs, refuse what waits."""
         self._figures.failed = 1
         self._report(Tracked(tuple(Horizon(pubend, FOREVER) for pubend in self._pubends)))
-        while self._asked:
-            self._asked.popleft()[1].set_exception(OverlayError("tracking has failed; see the broker's log"))
+        self._refuse_all()
         while self._work:
-            left = self._work.popleft()
-            self._figures.dropped += left.entries
+            self._figures.dropped += self._work.popleft().entries
+
+    def _refuse_all(self) -> None:
+        """Refuse every question; called from both sides, so that none is left behind."""
+        with suppress(IndexError):
+            while True:
+                _, future = self._asked.popleft()
+                future.set_exception(OverlayError("tracking has failed; see the broker's log"))

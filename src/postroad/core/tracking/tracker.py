@@ -39,7 +39,7 @@ from postroad.core.tracking.elements import (
     Record,
     Span,
 )
-from postroad.core.tracking.events import Delivered, DeliveredRows, Forwarded, Published, Routed, TrackEvent
+from postroad.core.tracking.events import Delivered, DeliveredRows, Forwarded, Published, Routed, TrackEvent, deliveries
 from postroad.core.tracking.history import ELEMENT_BYTES, Entry, History, Ledger, OpenElement
 from postroad.core.tracking.settings import Strategy, TrackingSettings
 from postroad.types import COUNTER_BITS
@@ -88,13 +88,14 @@ class Tracker:
     # --- taking ---
 
     def take(self, events: Sequence[TrackEvent | Crash], wall_ms: int) -> None:
-        """Take the events of a turn, or of many: those of one history in their order."""
+        """Take the events of a turn, or of many."""
         groups: dict[_Name, list[_Tracked]] = {}
+        for delivered in deliveries([event for event in events if type(event) is DeliveredRows]):
+            groups.setdefault((delivered.pubend >> PUBEND_BITS, delivered.subscriber), []).append(delivered)
         for event in events:
             match event:
                 case DeliveredRows():
-                    for delivered in event.each():
-                        groups.setdefault((event.pubend >> PUBEND_BITS, delivered.subscriber), []).append(delivered)
+                    pass
                 case Delivered():
                     groups.setdefault((event.pubend >> PUBEND_BITS, event.subscriber), []).append(event)
                 case Published():
