@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
 from typing import Literal
 
 import click
@@ -19,6 +20,7 @@ from postroad.cli.pipeline_options import (
     out_option,
     published_in,
 )
+from postroad.core.tracking.answers import HoleKind
 from postroad.spark.jobs import audit as auditing
 from postroad.spark.jobs.audit import Audit
 from postroad.spark.jobs.running import running, write
@@ -81,6 +83,10 @@ def _tell_audit(done: Audit) -> None:
         table.add_row(title, value)
     console.print(table)
     for hole in found.track_holes:
+        if hole.kind == HoleKind.DROPPED:
+            since = datetime.fromtimestamp((hole.to_ms + 1) / 1000, UTC)
+            console.print(f"broker {hole.broker} has tracks since {since:%Y-%m-%d %H:%M:%S} UTC", soft_wrap=True)
+            continue
         console.print(f"hole: broker {hole.broker}, {hole.kind}: {hole.reason}", style="yellow", soft_wrap=True)
     for text in found.unread:
         console.print(f"not checked: {text}", style="yellow", soft_wrap=True)

@@ -70,6 +70,7 @@ class Notes:
         self._busy: dict[int, None] = {}  # pubends of messages since the last flush
         self._horizons_ms = 0  # when horizons were noted last
         self._attachments: dict[int, Attachment] = {}  # the next to be noted stands first
+        self.membership_changed = False  # somebody came: the attachment map on disk is behind
         self._number = 0
         self._neighbours: dict[int, int] = {}  # broker -> bit of routing sets
 
@@ -127,6 +128,7 @@ class Notes:
         wall_ms = self.wall_ms
         begun = Attachment(self._number, subscriber, pubend, filter_text, from_tick, wall_ms, reached, from_tick, wall_ms)
         self._attachments[self._number] = begun
+        self.membership_changed = True
         self._note(begun, from_tick)
         return self._number
 
