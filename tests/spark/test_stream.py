@@ -86,6 +86,27 @@ def reader(**options: str) -> StreamReader:
     return StreamReader(StructType().add("n", "long"), read_options(options))
 
 
+def test_a_repeated_batch_has_the_same_partitions_whatever_became_of_the_files(tmp_path: Path) -> None:
+    """They are cut between records, also after the open segment was closed and another begun: the sink counts on that."""
+    path = log_of(tmp_path / "data", 0, 100)
+    log = SegmentLog.open(path / "pubends" / f"{FIRST:016x}", FIRST, LogOptions(segment_bytes=8000))
+    for i in range(100, 900, 50):
+        log.append([batch_of(i, 50, {"n": list(range(i, i + 50))})])
+    reading = reader(path=str(path), rowsPerPartition="120")
+    start, end = {str(FIRST): tick_of(30)}, {str(FIRST): tick_of(777)}
+
+    def rows() -> list[list[int]]:
+        parts = reading.partitions(start, end)
+        return [[int(str(n)) for batch in reading.read(part) for n in batch.column(0).to_pylist()] for part in parts]
+
+    before = rows()
+    log.close()
+    append(path, 900, 100)
+    assert before == rows()
+    assert flat(before) == list(range(31, 778))
+    assert [len(part) for part in before][:2] == [119, 150]
+
+
 def test_starting_ticks_are_earliest_latest_or_given(spark: SparkSession, tmp_path: Path) -> None:
     """A tick given is where reading begins; one that was released is an error, or a stated gap."""
     path = log_of(tmp_path / "data", 0, 100)

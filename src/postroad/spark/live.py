@@ -104,7 +104,7 @@ class Overlay:
         planned: list[tuple[float, Piece]] = []
         spans = self._spans() if ranges is None or self._options.skip_gaps else {}
         for pubend in pubends:
-            begin, end = self._range(ranges, spans, pubend)
+            begin, end = ranges[pubend] if ranges is not None else self._whole(spans[pubend])
             span = spans.get(pubend)
             if span is not None and begin < span.released and self._options.skip_gaps:
                 gone = min(end, span.released)
@@ -118,6 +118,10 @@ class Overlay:
         text = "" if wanted is None else str(wanted)
         with connected(self._options.urls, self._options.timeout_s) as (loop, client):
             return loop.call(self._count(client, pubend, lo, hi, rows, text))
+
+    def cuts(self, pubend: int, lo: int, hi: int) -> list[int]:
+        """Return ticks that cut (lo, hi] into stretches, the same whenever it is asked: see `partitionSeconds`."""
+        return [lo, *(piece.hi for piece in self._pieces(pubend, lo, hi))]
 
     # --- inside ---
 
@@ -137,12 +141,14 @@ class Overlay:
                 raise UnknownPubendError(f"no broker within reach hosts pubend {pubend}; there are: {listed}")
         return {pubend: spans[pubend] for pubend in self._options.pubends}
 
-    @staticmethod
-    def _range(ranges: dict[int, tuple[int, int]] | None, spans: dict[int, PubendSpan], pubend: int) -> tuple[int, int]:
-        if ranges is not None:
-            return ranges[pubend]
-        span = spans[pubend]
-        return span.released, max(span.released, span.last)
+    def _whole(self, span: PubendSpan) -> tuple[int, int]:
+        """Return the ticks of a pubend that hold messages; where they are cut by time, from the first message on."""
+        end = max(span.released, span.last)
+        if self._options.partition_s is None or end == span.released:
+            return span.released, end
+        with connected(self._options.urls, self._options.timeout_s) as (loop, client):
+            first, _ = loop.call(self._count(client, span.pubend, span.released, end, 1, ""))
+        return first - 1, end
 
     def _pieces(self, pubend: int, lo: int, hi: int) -> list[LivePiece]:
         """Cut a range into stretches of `partitionSeconds`, counted from its end; the first takes what is left."""

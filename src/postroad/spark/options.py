@@ -40,7 +40,6 @@ WRITE_OPTIONS: Final = ("url", "name", "batch", "timeoutSeconds")
 OF_SPARK: Final = ("checkpointLocation", "queryName")
 """Options of Spark itself that it hands on to the source or sink."""
 
-PARTITION_BYTES: Final = 32 << 20
 INFER_RECORDS: Final = 1000
 TIMEOUT_S: Final = 30.0
 
@@ -57,7 +56,7 @@ class ReadOptions:
     skip_gaps: bool
     null_mismatches: bool
     infer_records: int | None  # None: all
-    partition_bytes: int
+    partition_bytes: int | None  # None: as suits the machine and the log
     rows_per_partition: int | None
     partition_s: float | None
     timeout_s: float
@@ -89,7 +88,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         skip_gaps=_choice(options, "onGap", ("fail", "skip")) == "skip",
         null_mismatches=_choice(options, "onMismatch", ("fail", "null")) == "null",
         infer_records=_infer_records(options),
-        partition_bytes=_take(options, "partitionBytes", _positive, PARTITION_BYTES),
+        partition_bytes=_take(options, "partitionBytes", _positive, None),
         rows_per_partition=_take(options, "rowsPerPartition", _positive, None),
         partition_s=_take(options, "partitionSeconds", _seconds, None),
         timeout_s=_take(options, "timeoutSeconds", _seconds, TIMEOUT_S),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -24,10 +25,9 @@ from postroad.core.filters.filter import Filter
 from postroad.errors import NotConnectedError, SparkOptionError, UnknownPubendError
 from postroad.spark.columns import columns_of
 from postroad.spark.options import ReadOptions
-from postroad.spark.pieces import MessagePartition, Piece
+from postroad.spark.pieces import MessagePartition
 from postroad.spark.pushdown import Pushed
 from postroad.spark.reading import Origin, origin_of, read_partition
-from postroad.types import TICK_MAX
 
 log = logging.getLogger("postroad.spark")
 
@@ -88,16 +88,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return None
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
-        """Return one partition per pubend, or per stretch of `partitionSeconds`."""
-        begins, ends = _ticks(start), _ticks(end)
-        ranges = {pubend: (begins[pubend], tick) for pubend, tick in ends.items() if begins.get(pubend, tick) < tick}
-        planned = self._origin().plan(ranges, 0, TICK_MAX, list(ranges))
-        if self._options.urls:
-            return [MessagePartition([piece]) for _, piece in planned]
-        together: dict[int, list[Piece]] = {}
-        for _, piece in planned:
-            together.setdefault(piece.pubend, []).append(piece)
-        return [MessagePartition(pieces) for pieces in together.values()]
+        """Return a partition per pubend and stretch (`rowsPerPartition` of files, `partitionSeconds` of a live stream)."""
+        begins, ends, origin = _ticks(start), _ticks(end), self._origin()
+        planned: list[InputPartition] = []
+        for pubend, tick in ends.items():
+            if begins.get(pubend, tick) >= tick:
+                continue  # nothing new, or it joins now and is read next time
+            for stretch in pairwise(origin.cuts(pubend, begins[pubend], tick)):
+                pieces = [piece for _, piece in origin.plan({pubend: stretch}, *stretch, [pubend])]
+                planned += [MessagePartition(pieces)] if pieces else []
+        return planned
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(partition, self._schema, self._options, Pushed())
