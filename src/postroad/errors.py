@@ -623,6 +623,52 @@ class SparkUnavailableError(SparkError):
     code = 801
 
 
+class TracksMissingError(SparkError):
+    """No files of tracks where a job was told to look."""
+
+    code = 820
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        super().__init__(
+            f"no track files in {source}; name a broker's data directory, a directory of tracks or a glob of their files"
+        )
+
+
+class LogsMissingError(SparkError):
+    """No pubend logs where a job was told to look."""
+
+    code = 821
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        super().__init__(f"no pubend logs in {source}; name a broker's data directory, or a directory that holds some")
+
+
+class UnclaimedPubendError(SparkError):
+    """Tracks speak of a pubend whose log is not at hand, so its messages cannot be checked."""
+
+    code = 822
+
+    def __init__(self, pubend: int) -> None:
+        self.pubend = pubend
+        super().__init__(
+            f"tracks speak of pubend {pubend:x}, and no log of it was given: add the data directory of broker {pubend >> 8}, "
+            "or leave its messages unchecked with --on-damage skip"
+        )
+
+
+class LakeError(SparkError):
+    """A lake of messages is not as its commits say, or another ingest changed it."""
+
+    code = 823
+
+    def __init__(self, path: str, reason: str) -> None:
+        self.path = path
+        self.reason = reason
+        super().__init__(f"the lake {path}: {reason}")
+
+
 class SparkOptionError(SparkError):
     """An option of the Spark source or sink `postroad` is unknown, missing, or has a value it cannot have."""
 

@@ -45,6 +45,7 @@ from postroad.errors import (
     BatchLimitError,
     FilterSyntaxError,
     InvalidValueError,
+    MalformedPacketError,
     OverlayError,
     ProtocolViolationError,
     error_of_code,
@@ -558,3 +559,10 @@ def test_unsubscribe_acknowledges_first_and_ends() -> None:
     assert delivered(client) == [105]
     client.hear(link, Unsubscribed(number))
     assert client.events() == [SubscriptionEnded(key)]
+
+
+def test_a_broker_with_an_impossible_clock_is_not_believed() -> None:
+    """Ids have 48 bits for milliseconds: a clock beyond them is a broken packet, not a broken application."""
+    with pytest.raises(MalformedPacketError):
+        over_the_wire(Send(1, PublishAcknowledged(1, 5, 1 << 48)))
+    assert over_the_wire(Send(1, PublishAcknowledged(1, 5, WALL_MS))).message == PublishAcknowledged(1, 5, WALL_MS)

@@ -19,7 +19,7 @@ from postroad.core.tracking.settings import TrackingSettings
 from postroad.core.tracking.tracker import Tracker
 from postroad.errors import CorruptSegmentError, TooManyError
 from postroad.runtime import tracks as tracks_module
-from postroad.runtime.tracking import QUESTIONS_MAX, Tracking
+from postroad.runtime.tracking import ORDER_BYTES, QUESTIONS_MAX, Tracking
 from postroad.runtime.tracks import FOREVER, Tracks
 from postroad.storage.base import LogSlice
 from postroad.storage.tracks.catalog import TrackOptions
@@ -30,6 +30,8 @@ WALL_MS = 1_700_000_000_000
 PUBEND = pubend_id(1)
 SETTINGS = TrackingSettings(persistence_ms=1000)
 ID = np.dtype((np.void, 16))
+TAKEN = 100
+BACKLOG = TAKEN // 10 * (160 + ORDER_BYTES)  # ten orders of ten entries
 
 
 def ids(first: int, count: int) -> Ids:
@@ -78,11 +80,13 @@ class Broker:
     def start(self, settings: TrackingSettings = SETTINGS) -> Tracks:
         return Tracks(self.files, self._state(), {PUBEND: self.log}, settings, TrackOptions(), wall_ms=self.wall_ms)
 
-    def thread(self, settings: TrackingSettings = SETTINGS, *, backlog_ids_max: int = 1 << 20) -> tuple[Tracking, list[Tracked]]:
+    def thread(
+        self, settings: TrackingSettings = SETTINGS, *, backlog_bytes_max: int = 64 << 20
+    ) -> tuple[Tracking, list[Tracked]]:
         told: list[Tracked] = []
         logs = {PUBEND: self.log}
         state, options = self._state(), TrackOptions()
-        return Tracking(self.files, state, logs, settings, options, told.append, backlog_ids_max=backlog_ids_max), told
+        return Tracking(self.files, state, logs, settings, options, told.append, backlog_bytes_max=backlog_bytes_max), told
 
     def _state(self) -> BrokerState:
         self.incarnation += 1
@@ -100,7 +104,7 @@ class Broker:
     def order(self, *events: TrackEvent, flush: bool = False, farewell: bool = False) -> Track:
         self.wall_ms += 10
         count = sum(len(event.ids) for event in events if isinstance(event, Published | Delivered))
-        return Track(self.wall_ms, events, count, flush, farewell)
+        return Track(self.wall_ms, events, count, 16 * count, flush, farewell)
 
 
 def found(store: TrackStore, kind: Kind, count: int, elements: Sequence[object] = ()) -> set[int]:
@@ -281,7 +285,7 @@ def test_an_answer_knows_everything_that_was_ordered_before(broker: Broker) -> N
     tracking.track(broker.flush(farewell=True))
     assert tracking.close()
     assert told[-1].horizons == (Horizon(PUBEND, 20),)
-    assert tracking.stats()["tracking_backlog"] == 0
+    assert tracking.stats()["tracking_backlog_bytes"] == 0
     assert broker.start().figures.holes == 0
 
 
@@ -295,12 +299,12 @@ def test_an_error_of_a_question_is_the_askers(broker: Broker) -> None:
 
 def test_a_thread_that_lags_neither_blocks_the_broker_nor_grows(broker: Broker) -> None:
     """Events beyond the bound are dropped, counted, and reported as a hole; what was published comes from the log."""
-    tracking, told = broker.thread(backlog_ids_max=100)
+    tracking, told = broker.thread(backlog_bytes_max=BACKLOG)
     stuck, go_on = threading.Event(), threading.Event()
 
     def wait(*_: object) -> None:
         stuck.set()
-        go_on.wait(5.0)
+        go_on.wait(60.0)
 
     tracking.ask(wait)
     assert stuck.wait(5.0)
@@ -308,20 +312,20 @@ def test_a_thread_that_lags_neither_blocks_the_broker_nor_grows(broker: Broker) 
     for number in range(200):
         tracking.track(broker.publish(10))
         tracking.track(broker.deliver(10 * number + 1, 10))
-        assert tracking.backlog_ids <= 100
+        assert tracking.backlog_bytes <= BACKLOG
     assert time.monotonic() - began < 3.0
     go_on.set()
-    wait_until(lambda: tracking.backlog_ids == 0)
+    wait_until(lambda: tracking.backlog_bytes == 0)
     tracking.track(broker.flush())
     wait_until(lambda: told)
     tracking.track(broker.flush(farewell=True))
     assert tracking.close()
-    assert tracking.stats()["tracking_dropped"] == 4000 - 100
+    assert tracking.stats()["tracking_dropped"] == 4000 - TAKEN
     assert tracking.stats()["tracking_holes"] == 1
     after = broker.start()
     replay(after)  # what the thread had not repaired when it ended
     assert found(after.store, Kind.PUBLISHER, 2000, after.view().elements) == everything(2000)
-    assert len(found(after.store, Kind.SUBSCRIBER, 2000)) <= 100
+    assert len(found(after.store, Kind.SUBSCRIBER, 2000)) <= TAKEN
     assert after.store.search(ids(1000, 1)).holes
 
 
@@ -329,10 +333,10 @@ def test_questions_are_bounded(broker: Broker) -> None:
     """A crowd of askers is refused with an error that says so."""
     tracking, _ = broker.thread()
     go_on = threading.Event()
-    answers = [tracking.ask(lambda _store, _view: go_on.wait(5.0)) for _ in range(QUESTIONS_MAX + 1)]
-    assert isinstance(answers[-1].exception(1.0), TooManyError)
+    answers = [tracking.ask(lambda _store, _view: go_on.wait(60.0)) for _ in range(QUESTIONS_MAX + 2)]  # one of them is under way
+    assert isinstance(answers[-1].exception(30.0), TooManyError)
     go_on.set()
-    assert answers[-2].result(5.0)
+    assert answers[0].result(30.0)
     assert tracking.close()
 
 
@@ -348,7 +352,7 @@ def test_a_failure_ends_the_tracking_and_nothing_else(broker: Broker, monkeypatc
     wait_until(lambda: tracking.stats()["tracking_failed"] == 1)
     tracking.track(broker.publish(5))
     assert told[-1].horizons == (Horizon(PUBEND, FOREVER),)
-    assert tracking.ask(lambda _store, _view: 1).exception(1.0) is not None
+    assert tracking.ask(lambda _store, _view: 1).exception(30.0) is not None
     assert tracking.stats()["tracking_dropped"] == 5
     assert tracking.close()
 

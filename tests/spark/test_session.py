@@ -7,8 +7,10 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
@@ -143,6 +145,16 @@ def test_a_java_that_cannot_start_spark_is_reported_with_what_it_said(tmp_path: 
     )
     assert "no memory today" in done.stdout
     assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_functions_run_in_our_own_python(spark: SparkSession) -> None:
+    """Not in whatever `python3` the PATH has, which may know nothing of Arrow or Postroad."""
+
+    def tell(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield pa.RecordBatch.from_pydict({"python": [sys.executable] * batch.num_rows})
+
+    assert [row["python"] for row in spark.range(1).mapInArrow(tell, "python string").collect()] == [sys.executable]
 
 
 def test_progress_shows_stages_and_their_counts(spark: SparkSession) -> None:

@@ -56,7 +56,8 @@ def values(kind: types.Type) -> st.SearchStrategy[Any]:
     """Give the values a field may hold, within its bounds."""
     match kind:
         case types.IntType():
-            return st.integers(int(kind.ge or 0), int((1 << 64) - 1 if kind.le is None else kind.le))
+            most = kind.le if kind.lt is None else kind.lt - 1
+            return st.integers(int(kind.ge or 0), int((1 << 64) - 1 if most is None else most))
         case types.StrType():
             return st.text(st.characters(codec="utf-8"), min_size=kind.min_length or 0, max_size=min(kind.max_length or 0, 20))
         case types.BytesType():
@@ -76,13 +77,11 @@ def values(kind: types.Type) -> st.SearchStrategy[Any]:
         case types.AnyType():
             return st.booleans() | st.integers(0, 9) | st.text(max_size=3)
         case types.FloatType():
-            return st.floats(allow_nan=False)
+            return st.floats(kind.ge, kind.le, allow_nan=False)
         case types.UnionType():
             return st.one_of([values(each) for each in kind.types])
         case types.StructType():
             return st.builds(kind.cls, *[values(field.type) for field in kind.fields])
-        case types.FloatType():
-            return st.floats(allow_nan=False)
         case types.BoolType():
             return st.booleans()
         case types.NoneType():

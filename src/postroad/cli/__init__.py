@@ -21,6 +21,11 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
     "demo": ("postroad.cli.demo", "demo", "A short tour of what Postroad does, on embedded defaults."),
     "topics": ("postroad.cli.topics", "topics", "Run and show the topics service: servers, proxies, status."),
     "topic": ("postroad.cli.topics", "topic", "Use topics: subscribe, unsubscribe, get, put."),
+    "pipeline": (
+        "postroad.cli.pipeline",
+        "pipeline",
+        "Jobs over logs and tracks, on Spark: trace, audit, compact, ingest, rates, report.",
+    ),
     "tracking": ("postroad.cli.tracking", "tracking", "Choose the parameters of message tracking."),
     "sim": ("postroad.cli.sim", "sim", "Try to break Postroad in a simulated world."),
 }

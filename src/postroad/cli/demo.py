@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, Self
 
@@ -15,6 +18,7 @@ from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from postroad.cli.trees import draw, draw_explanation
 from postroad.client.connection import Client, ClientConfig, connect
 from postroad.client.subscription import Subscription
 from postroad.core.filters.filter import Filter
@@ -66,7 +70,7 @@ class _Books:
 @click.option("--messages", type=click.IntRange(100, 1_000_000), default=12_000, show_default=True, help="How many to publish.")
 @click.option("--seed", type=int, default=1, show_default=True, help="For the quotes.")
 def demo(messages: int, seed: int) -> None:
-    """Take a short tour: filters, then four brokers, traffic, two crashes, and the books.
+    """Take a short tour: filters, then four brokers, traffic, two crashes, the trace of a message, and the books.
 
     Everything runs on this machine, on free ports and in a temporary directory that is removed at the end.
     """
@@ -81,6 +85,7 @@ def demo(messages: int, seed: int) -> None:
             for broker in brokers.values():
                 if broker.running:
                     broker.stop()
+        _show_audit(console, Path(directory))
 
 
 def _show_filters(console: Console) -> None:
@@ -133,6 +138,7 @@ async def _show_overlay(console: Console, brokers: dict[int, BrokerProcess], cou
         console.rule("3. Traffic, and two crashes")
         await _publish(console, brokers, clients, books, count, seed)
         await _converge(console, readers, books)
+        await _show_trace(console, await clients.at(3), readers, books)
         for reader in readers:
             assert reader.task is not None
             reader.task.cancel()
@@ -208,8 +214,22 @@ async def _converge(console: Console, readers: list[_Reader], books: _Books) -> 
         await asyncio.sleep(0.5)  # anything delivered twice would come now
 
 
+async def _show_trace(console: Console, client: Client, readers: list[_Reader], books: _Books) -> None:
+    """Trace the last message that a durable subscriber got, and explain it to another one."""
+    console.rule("4. Where did it go?")
+    got, other = (next(reader for reader in readers if reader.name == name) for name in ("ibm-or-acme", "halts"))
+    message_id = books.expected(got)[-1]
+    trace = await client.trace(message_id)
+    console.print(f"  [dim]$ postroad trace {message_id}[/dim]")
+    console.print(draw(trace))
+    console.print(f"  [dim]$ postroad explain {message_id} --subscriber {other.name}[/dim]")
+    console.print(draw_explanation(await client.explain(message_id, other.name)))
+    if got.name not in {receipt.subscriber for receipt in trace.subscribers}:
+        raise OverlayError("the trace lacks a delivery: please report this with the seed and the number of messages")
+
+
 def _show_books(console: Console, readers: list[_Reader], books: _Books) -> None:
-    console.rule("4. The books")
+    console.rule("5. The books")
     table = Table("subscriber", "matching", "delivered", "missing", "twice", "in order")
     balanced = True
     for reader in readers:
@@ -227,3 +247,17 @@ def _show_books(console: Console, readers: list[_Reader], books: _Books) -> None
     console.print(
         "[bold green]The books balance:[/bold green] every matching message was delivered once, in order, through both crashes."
     )
+
+
+def _show_audit(console: Console, directory: Path) -> None:
+    """Close the books a second time, without the readers' word: from the logs and tracks that the brokers left."""
+    console.rule("6. The audit, on Spark, from the brokers' files alone")
+    if find_spec("pyspark") is None:
+        console.print("  left out: PySpark is not installed (pip install 'postroad\\[spark]')")
+        return
+    with console.status("  postroad pipeline audit (some twenty seconds)"):
+        command = [sys.executable, "-m", "postroad.cli", "pipeline", "audit", "--data", str(directory)]
+        audit = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # our own command
+    console.print(audit.stdout.rstrip(), markup=False, highlight=False)
+    if audit.returncode != 0:
+        raise OverlayError(f"the audit did not close the books: {audit.stderr.strip()[-2000:]}")

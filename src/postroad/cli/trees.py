@@ -22,7 +22,7 @@ def draw(trace: Trace) -> RenderableType:
     """Draw one trace: the publisher at the top, brokers below those the message came from, subscribers at theirs."""
     parts: list[RenderableType] = [_tree(trace)]
     parts += [Text(f"  {trace.problem}", "bold red")] if trace.problem else []
-    parts += [Text(f"  broker {each.broker} could not be asked: {each.reason}", "yellow") for each in trace.unasked]
+    parts += [Text(f"  broker {each.broker} could not be asked: {printable(each.reason)}", "yellow") for each in trace.unasked]
     parts += [Text(f"  {_hole_text(hole)}", "yellow") for hole in trace.holes]
     if not trace.found and not trace.problem:
         where = "no broker that was asked" if trace.complete else "none of the brokers that could be asked"
@@ -71,6 +71,8 @@ def _grow(tree: Tree, visit: Visit, trace: Trace, below: dict[int | None, list[V
     drawn.add(visit.broker)
     style = "dim" if visit.isolated else "cyan"
     name = f"broker {visit.broker}" + (" (origin)" if visit.broker == trace.origin else "")
+    if any(each.broker == visit.broker for each in trace.unasked):
+        name, style = f"{name}, which could not say", "yellow"
     branch = tree.add(Text.assemble((name, style), (_doubt(visit.probability), "dim"), _isolated(visit.isolated)))
     for receipt in trace.subscribers:
         if receipt.broker == visit.broker:
@@ -89,9 +91,8 @@ def _loose_ends(tree: Tree, trace: Trace, drawn: set[int]) -> None:
 
 def _receipt(receipt: Receipt) -> Text:
     style = "dim" if receipt.isolated else "bold green"
-    return Text.assemble(
-        (f"subscriber {receipt.subscriber}", style), (_doubt(receipt.probability), "dim"), _isolated(receipt.isolated)
-    )
+    name = printable(receipt.subscriber)
+    return Text.assemble((f"subscriber {name}", style), (_doubt(receipt.probability), "dim"), _isolated(receipt.isolated))
 
 
 def _doubt(probability: float | None) -> str:
@@ -103,7 +104,12 @@ def _isolated(isolated: bool) -> tuple[str, str]:
 
 
 def _hole_text(hole: TrackHole) -> str:
-    return f"broker {hole.broker} has a hole in its tracks ({hole.kind}): {hole.reason}"
+    return printable(f"broker {hole.broker} may know less than it did ({hole.kind}): {hole.reason}")
+
+
+def printable(text: str) -> str:
+    """Return text from others without what a terminal would take as an order."""
+    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
 
 
 def when(milliseconds: int) -> str:
@@ -118,14 +124,14 @@ def draw_explanation(explanation: Explanation) -> RenderableType:
     trace = explanation.trace
     style = "bold green" if explanation.verdict is Verdict.DELIVERED else "bold" if explanation.verdict in _GOOD else "bold red"
     head = Text.assemble(
-        (f"{explanation.verdict.value}", style), f": {explanation.reason}", (_doubt(explanation.probability), "dim")
+        (f"{explanation.verdict.value}", style), f": {printable(explanation.reason)}", (_doubt(explanation.probability), "dim")
     )
     parts: list[RenderableType] = [head]
     if explanation.filter is not None:
-        parts.append(Text(f"  filter      {explanation.filter or '(everything)'}"))
+        parts.append(Text(f"  filter      {printable(explanation.filter) or '(everything)'}"))
     if explanation.attributes is not None:
         parts.append(Text(f"  attributes  {_shown(explanation.attributes)}"))
-    parts += [Text(f"  broker {each.broker} could not be asked: {each.reason}", "yellow") for each in trace.unasked]
+    parts += [Text(f"  broker {each.broker} could not be asked: {printable(each.reason)}", "yellow") for each in trace.unasked]
     parts += [Text(f"  {trace.problem}", "bold red")] if trace.problem else []
     return Group(*parts)
 

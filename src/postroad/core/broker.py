@@ -54,6 +54,7 @@ from postroad.core.writing import WRITER_KEY, Writing
 from postroad.errors import PostroadError, WrongRoleError
 
 FAST_S: Final = 0.05  # how often gaps and catch-ups are looked at while there are any
+MEMBERSHIP_S: Final = 1.0  # after which a new attachment is on disk
 READS_MAX: Final = 1024
 ReadDone = Callable[[LogRead, float], None]
 
@@ -187,6 +188,10 @@ class Broker:
         if now >= self._slow_at:
             self._slow_at = now + self._config.silence_s
             self._housekeeping(now)
+        notes = self._parts.notes
+        if notes is not None and notes.membership_changed:  # who is attached is known after a crash, too (section 3.2)
+            notes.membership_changed = False
+            self._track_at = min(self._track_at, now + MEMBERSHIP_S)
         if now >= self._track_at:
             self._track_at = now + self._config.tracking.persistence_ms / 1000
             self._flush_tracks = True
@@ -432,9 +437,9 @@ class Broker:
         if flush:
             horizons = {pubend_id: pubend.horizon for pubend_id, pubend in self._parts.pubends.items()}
             notes.farewell(horizons) if farewell else notes.flush(horizons)
-        events, ids = notes.take()
+        events, entries, size = notes.take()
         if events or flush:
-            self._orders.append(Track(self._parts.wall_ms, events, ids, flush, farewell))
+            self._orders.append(Track(self._parts.wall_ms, events, entries, size, flush, farewell))
 
     def _note_forwarded(self, notes: Notes) -> None:
         for order in self._orders:

@@ -89,7 +89,8 @@ class Track:
 
     wall_ms: int
     events: tuple[TrackEvent, ...]
-    ids: int = 0  # that the events hold: what they cost while they wait
+    entries: int = 0  # ids that the events add to histories
+    size: int = 0  # bytes that the events take while they wait, about
     flush: bool = False
     farewell: bool = False
 

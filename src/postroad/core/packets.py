@@ -20,6 +20,7 @@ from postroad.core.tracking.questions import Answer, Question, Reason, Status
 
 U32 = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
 U64 = Annotated[int, Meta(ge=0)]  # MessagePack itself ends at 64 bits, and msgspec takes no larger bound than int64
+WallMs = Annotated[int, Meta(ge=0, lt=1 << 47)]  # ids have 48 bits for them, and time goes on
 Name = Annotated[str, Meta(min_length=1, max_length=255)]
 FilterText = Annotated[str, Meta(max_length=65536)]
 Positions = Annotated[dict[U64, U64], Meta(max_length=65536)]  # pubend -> tick
@@ -58,7 +59,7 @@ class PublisherOpened(Packet, frozen=True, array_like=True):
     publisher: U32
     broker: U32
     pubend: U64
-    wall_ms: U64
+    wall_ms: WallMs
     window_bytes: U32
     last: U64
     skew_tolerance_ms: U32 = 0
@@ -88,7 +89,7 @@ class PublishAcknowledged(Packet, frozen=True, array_like=True):
 
     publisher: U32
     last: U64
-    wall_ms: U64 = 0
+    wall_ms: WallMs = 0
 
 
 class PublishRefused(Packet, frozen=True, array_like=True):
@@ -103,7 +104,7 @@ class PublishRefused(Packet, frozen=True, array_like=True):
     last: Annotated[bytes, Meta(max_length=64)]
     code: U32
     reason: Annotated[str, Meta(max_length=4096)]
-    wall_ms: U64 = 0
+    wall_ms: WallMs = 0
 
 
 class Subscribe(Packet, frozen=True, array_like=True):

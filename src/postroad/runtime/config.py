@@ -126,7 +126,7 @@ class Tracking(_Section, frozen=True):
     skew_tolerance_ms: Annotated[
         Milliseconds,
         described("T_s: a message whose timestamp is further from the broker's clock is refused, and its client corrected."),
-    ] = 5_000
+    ] = 4_000
     jitter_ms: Annotated[
         Milliseconds, described("T_j: the longest way through the overlay takes this much longer than the shortest.")
     ] = 1_000

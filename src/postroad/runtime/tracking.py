@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,11 +30,11 @@ from postroad.storage.tracks.store import TrackStore
 
 log = logging.getLogger("postroad.tracking")
 
-GATHER_S: Final = 0.1
-BACKLOG_IDS_MAX: Final = 1 << 22  # 64 MiB
-BACKLOG_EVENTS_MAX: Final = 1 << 19
+GATHER_S: Final = 0.05
+BACKLOG_BYTES_MAX: Final = 64 << 20
+ORDER_BYTES: Final = 128  # what an order costs beside its events
 QUESTIONS_MAX: Final = 1024
-TAKE_IDS: Final = 1 << 17  # taken at a time
+TAKE_BYTES: Final = 2 << 20  # taken at a time
 END_S_MAX: Final = 4.0
 
 ResultT = TypeVar("ResultT")
@@ -61,20 +62,20 @@ class Tracking:
         options: TrackOptions,
         report: Callable[[Tracked], None],
         *,
-        backlog_ids_max: int = BACKLOG_IDS_MAX,
+        backlog_bytes_max: int = BACKLOG_BYTES_MAX,
     ) -> None:
         self._figures: Final = Figures()
         self._open: Final = partial(Tracks, place, state, logs, settings, options, figures=self._figures)
         self._pubends: Final = tuple(sorted(logs))
         self._report: Final = report
-        self._backlog_ids_max: Final = backlog_ids_max
+        self._backlog_bytes_max: Final = backlog_bytes_max
         self._work: deque[Track | _Dropped] = deque()
         self._asked: deque[tuple[Question[Any], Future[Any]]] = deque()
         self._wake: Final = threading.Event()
-        self._urgent = False  # do not gather any longer
+        self._hurry: Final = threading.Event()  # do not gather any longer
         self._stopping = False
-        self._given = 0  # ids, by the event loop
-        self._taken = 0  # ids, by the thread
+        self._given = 0  # bytes, by the event loop
+        self._taken = 0  # bytes, by the thread
         self._dropped: _Dropped | None = None
         self._thread: Final = threading.Thread(target=self._run, name="tracking", daemon=True)
         self._thread.start()
@@ -84,19 +85,18 @@ class Tracking:
     def track(self, order: Track) -> None:
         """Take an order; returns at once, whatever the thread does."""
         if self._figures.failed:
-            self._figures.dropped += order.ids
+            self._figures.dropped += order.entries
             return
-        overflows = self.backlog_ids + order.ids > self._backlog_ids_max or len(self._work) >= BACKLOG_EVENTS_MAX
-        if overflows and not order.farewell:
+        if self.backlog_bytes + order.size + ORDER_BYTES > self._backlog_bytes_max and not order.farewell:
             self._drop(order)
             return
         if self._dropped is not None:
             self._work.append(self._dropped)
             self._dropped = None
-        self._given += order.ids
+        self._given += order.size + ORDER_BYTES
         self._work.append(order)
-        if order.flush or self.backlog_ids > TAKE_IDS:
-            self._urgent = True
+        if order.flush or self.backlog_bytes > TAKE_BYTES:
+            self._hurry.set()
         if not self._wake.is_set():
             self._wake.set()
 
@@ -106,26 +106,32 @@ class Tracking:
         The answer knows everything that was ordered to be tracked before the question, and what had to be read from the logs.
         """
         future: Future[ResultT] = Future()
-        if self._figures.failed or self._stopping:
+        if self._has_failed() or self._stopping:
             future.set_exception(OverlayError("this broker does not track at the moment"))
         elif len(self._asked) >= QUESTIONS_MAX:
             future.set_exception(TooManyError(f"{QUESTIONS_MAX} questions about tracks wait already"))
         else:
             self._asked.append((question, future))
-            self._urgent = True
+            self._hurry.set()
             self._wake.set()
+            if self._has_failed():  # meanwhile
+                self._refuse_all()
         return future
 
+    def _has_failed(self) -> bool:
+        return self._figures.failed > 0
+
     @property
-    def backlog_ids(self) -> int:
+    def backlog_bytes(self) -> int:
         return self._given - self._taken
 
     def stats(self) -> dict[str, int]:
-        return {**self._figures.gauges(), "tracking_backlog": self.backlog_ids}
+        return {**self._figures.gauges(), "tracking_backlog_bytes": self.backlog_bytes}
 
     def close(self) -> bool:
         """Finish what was ordered; blocks for a few seconds at most. Tell whether it was finished."""
         self._stopping = True
+        self._hurry.set()
         self._wake.set()
         self._thread.join(END_S_MAX)
         return not self._thread.is_alive()
@@ -134,7 +140,7 @@ class Tracking:
         if self._dropped is None:
             log.error("tracking is too slow: events are dropped")
             self._dropped = _Dropped(0, order.wall_ms, order.wall_ms)
-        self._dropped.entries += order.ids
+        self._dropped.entries += order.entries
         self._dropped.to_ms = max(self._dropped.to_ms, order.wall_ms)
         self._wake.set()
 
@@ -161,18 +167,17 @@ class Tracking:
         if tracks.replaying:
             return
         self._wake.wait()
-        if not self._urgent and not self._stopping:
-            time.sleep(GATHER_S)
+        self._hurry.wait(GATHER_S)
 
     def _work_through(self, tracks: Tracks) -> None:
         self._wake.clear()
-        self._urgent = False
+        self._hurry.clear()
         while self._work:
             orders = self._next_orders()
             if orders:
                 if tracks.take(orders):
                     self._report(Tracked(tracks.tracked()))
-                self._taken += sum(order.ids for order in orders)
+                self._taken += sum(order.size + ORDER_BYTES for order in orders)
                 continue
             dropped = self._work.popleft()
             assert isinstance(dropped, _Dropped)
@@ -181,11 +186,11 @@ class Tracking:
     def _next_orders(self) -> list[Track]:
         """Return the orders that stand first, up to a bound or the next flush."""
         orders: list[Track] = []
-        ids = 0
-        while self._work and ids < TAKE_IDS and isinstance(order := self._work[0], Track):
+        size = 0
+        while self._work and size < TAKE_BYTES and isinstance(order := self._work[0], Track):
             self._work.popleft()
             orders.append(order)
-            ids += order.ids
+            size += order.size
             if order.flush:
                 break
         return orders
@@ -204,8 +209,13 @@ class Tracking:
         """Give up: free the logs, refuse what waits."""
         self._figures.failed = 1
         self._report(Tracked(tuple(Horizon(pubend, FOREVER) for pubend in self._pubends)))
-        while self._asked:
-            self._asked.popleft()[1].set_exception(OverlayError("tracking has failed; see the broker's log"))
+        self._refuse_all()
         while self._work:
-            left = self._work.popleft()
-            self._figures.dropped += left.ids if isinstance(left, Track) else left.entries
+            self._figures.dropped += self._work.popleft().entries
+
+    def _refuse_all(self) -> None:
+        """Refuse every question; called from both sides, so that none is left behind."""
+        with suppress(IndexError):
+            while True:
+                _, future = self._asked.popleft()
+                future.set_exception(OverlayError("tracking has failed; see the broker's log"))

@@ -91,6 +91,9 @@ class _CountedFiles:
     def read(self, name: str) -> pa.Buffer:
         return self._files.read(name)
 
+    def read_end(self, name: str, bytes_max: int) -> tuple[pa.Buffer, int]:
+        return self._files.read_end(name, bytes_max)
+
     def write(self, name: str, data: Sequence[bytes | memoryview]) -> None:
         self._files.write(name, data)
         self._figures.bytes_written += sum(map(len, data))
@@ -149,7 +152,7 @@ class Tracks:
         flushed = False
         for order in orders:
             self._wall_ms = order.wall_ms
-            self.figures.entries += order.ids
+            self.figures.entries += order.entries
             events.extend(order.events)
             if order.flush:
                 self._enter(events)

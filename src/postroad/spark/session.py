@@ -77,6 +77,8 @@ def start(
         gateway = _launch(settings, home, log or directory / "java.log")
         _running["session"] = _Session(directory, gateway)
         context = SparkContext(conf=_spark_conf(settings), gateway=gateway)
+        if is_local(master):  # else workers of functions would run whatever `python3` is on the PATH
+            context.pythonExec = os.environ.get("PYSPARK_PYTHON", sys.executable)
         session = SparkSession(context)
         register(session)
     except BaseException:

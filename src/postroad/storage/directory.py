@@ -84,6 +84,12 @@ def open_broker_storage(
         return BrokerStorage(path, state, logs, metadata, torn, stack.pop_all())
 
 
+def broker_of(path: Path) -> int | None:
+    """Return whose data directory this is, None where no broker has been; the directory may be in use."""
+    file = path / FORMAT_NAME
+    return _read_format(file).broker if file.is_file() else None
+
+
 def log_path(directory: Path, pubend: int) -> Path:
     return directory / f"{pubend:016x}"
 

@@ -224,14 +224,14 @@ class SqliteStore:
 
     def load_proxy(self) -> r.ProxyState:
         return r.ProxyState(
-            [r.SaveServer(*row) for row in self._all("SELECT server, address FROM servers")],  # type: ignore[arg-type]
-            [r.SaveRoute(*row) for row in self._all("SELECT topic, server FROM routes")],  # type: ignore[arg-type]
+            [r.SaveServer(*row) for row in self._all("SELECT server, address FROM servers ORDER BY server")],  # type: ignore[arg-type]
+            [r.SaveRoute(*row) for row in self._all("SELECT topic, server FROM routes ORDER BY topic")],  # type: ignore[arg-type]
         )
 
     def load_client(self) -> r.ClientState:
         return r.ClientState(
-            [r.SaveMemory(*row) for row in self._all("SELECT * FROM memories")],  # type: ignore[arg-type]
-            [r.SaveUnfinished(*row) for row in self._all("SELECT topic, counter, body FROM unfinished")],  # type: ignore[arg-type]
+            [r.SaveMemory(*row) for row in self._all("SELECT * FROM memories ORDER BY topic")],  # type: ignore[arg-type]
+            [r.SaveUnfinished(*row) for row in self._all("SELECT topic, counter, body FROM unfinished ORDER BY topic")],  # type: ignore[arg-type]
             self._marks(),
         )
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from tests.core.tracking.overlay import T_P_S, TRACKING, FakeOverlay, each_of, id_list, ids_of
 
@@ -13,7 +15,7 @@ from postroad.core.packets import Deliver, Flow, Gap, Publish, pubend_id
 from postroad.core.parts import BrokerConfig
 from postroad.core.tracking.elements import Horizon, Links, Lost, Span
 from postroad.core.tracking.events import Delivered, DeliveredRows, Forwarded, Published, Routed
-from postroad.core.tracking.notes import QUIET_MS, SPANS_MAX, Notes, subscriber_name
+from postroad.core.tracking.notes import EVENT_BYTES, QUIET_MS, SPANS_MAX, Notes, subscriber_name
 from postroad.core.tracking.settings import OFF
 
 P1, P2 = pubend_id(1), pubend_id(2)
@@ -44,7 +46,7 @@ def test_a_message_is_published_when_it_is_durable() -> None:
     (track,) = [order for order in machine.outputs() if isinstance(order, Track)]
     (event,) = track.events
     assert isinstance(event, Published)
-    assert (event.pubend, id_list(event.ids), track.ids) == (P1, [message_id], 1)
+    assert (event.pubend, id_list(event.ids), track.entries) == (P1, [message_id], 1)
 
 
 def test_what_comes_from_a_neighbour_is_routed_once_with_its_name() -> None:
@@ -85,7 +87,7 @@ def test_a_delivery_is_noted_with_the_rows_that_were_sent() -> None:
     assert found == {"~1.1.1@app1": a, "audit": a + b, "~1.1.3@app1": a + b}
     notes = [event for order in overlay.tracks(1) for event in order.events if isinstance(event, DeliveredRows)]
     assert [len(event.subscribers) for event in notes] == [3, 2]
-    assert sum(order.ids for order in overlay.tracks(1)) == 4 + 6 + 4
+    assert sum(order.entries for order in overlay.tracks(1)) == 4 + 6 + 4
 
 
 def test_the_ids_of_a_note_are_copies() -> None:
@@ -262,12 +264,25 @@ def test_spans_that_last_take_turns() -> None:
     assert len(set(seen)) == SPANS_MAX + 10
 
 
+def test_what_waits_is_weighed_with_all_that_it_costs() -> None:
+    """A backlog is bounded in bytes: objects and arrays count, not only ids."""
+    notes = Notes()
+    batch = Batch.from_columns(bytes(16 * 100), [b""] * 100, {})
+    selections = [np.arange(10, dtype=np.int32) for _ in range(50)]
+    notes.delivered_rows([f"s{number}" for number in range(50)], P1, batch, selections)
+    events, entries, size = notes.take()
+    assert (len(events), entries) == (1, 500)
+    assert size > 100 * 16 + 500 * 4 + sum(map(sys.getsizeof, selections)) - 50 * 40
+    notes.attached("s", P1, "", 0, lambda: 0)
+    assert notes.take()[1:] == (0, EVENT_BYTES)
+
+
 def test_more_neighbours_than_bits_leave_the_sets_out() -> None:
     """A set that cannot name all of them would be wrong about some."""
     notes = Notes(routing_sets=True)
     notes.links(range(2, 70))
     notes.routed(P1, 2, Batch.from_columns([bytes(16)], [b""], {}), {})
-    (_, routed), _ = notes.take()
+    (_, routed), _, _ = notes.take()
     assert isinstance(routed, Routed)
     assert (routed.masks, routed.neighbours) == (None, ())
 

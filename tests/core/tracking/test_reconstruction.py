@@ -216,6 +216,14 @@ def test_neighbours_of_the_past_are_asked_for_messages_of_the_past() -> None:
     assert [broker for broker, _ in world.asked] == [1]
 
 
+def test_whoever_a_broker_got_the_message_from_is_asked() -> None:
+    """Broker 2 is nobody's neighbour any more, and its tracks confirm what broker 3 says."""
+    world = line(1, 2, 3)
+    world.links = {1: {3}, 2: set(), 3: {1}}
+    (trace,) = world.trace(message())
+    assert edges(trace) == {1: None, 2: 1, 3: 2}
+
+
 def test_only_those_a_broker_forwarded_to_are_asked_when_it_tells() -> None:
     """Routing sets and histories per neighbour save questions."""
     world = line(1, 2, 3)

@@ -198,6 +198,7 @@ def test_events_without_ids_open_nothing() -> None:
     """An empty batch leaves no trace."""
     tracker = started()
     tracker.take([Published(PUBEND, make_ids(0))], WALL_MS)
+    assert not tracker.wants_flush(WALL_MS + 1_000)
     assert tracker.flush(WALL_MS + 1_000).closed == ()
     assert tracker.memory_bytes == 0
 
@@ -289,6 +290,18 @@ def test_too_many_histories_close_the_oldest(monkeypatch: pytest.MonkeyPatch) ->
     tracker.take([Delivered(f"s{number}", PUBEND, make_ids(1)) for number in range(25)], WALL_MS)
     assert tracker.histories == 10
     assert [element.key.subscriber for element in tracker.flush(WALL_MS).closed] == [f"s{number}" for number in range(15)]
+
+
+def test_a_history_that_was_closed_early_begins_anew_where_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its next element does not reach back before that, so ranges of its elements overlap no more than the skew allows."""
+    monkeypatch.setattr(module, "HISTORIES_MAX", 1)
+    tracker = started()
+    for name, wall_ms in (("a", WALL_MS), ("b", WALL_MS + 900), ("a", WALL_MS + 900)):
+        tracker.take([Delivered(name, PUBEND, make_ids(1, start_ms=WALL_MS))], wall_ms)
+    (reopened,) = (
+        element for element in tracker.open_elements() if element.opened_ms > WALL_MS and element.key.subscriber == "a"
+    )
+    assert reopened.singletons.tolist() == [WALL_MS]
 
 
 def test_too_many_records_want_a_flush(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,3 +396,13 @@ def test_routing_sets_of_too_many_neighbours_are_not_kept() -> None:
     hits = search(tracker.flush(WALL_MS + 1_000).closed, event.ids)
     assert hits.rows.tolist() == [0, 1, 2]
     assert hits.forwarded == (None, None, None)
+
+
+def test_routing_sets_are_for_blooms_only() -> None:
+    """Other strategies keep the ids, and say nothing of sets."""
+    tracker = started(replace(SETTINGS, strategy=Strategy.EXACT, routing_sets=True))
+    event = routed([0, 1, 2], (11, 12))
+    tracker.take([event], WALL_MS)
+    (element,) = tracker.flush(WALL_MS + 1_000).closed
+    assert element.neighbours == ()
+    assert search([element], event.ids).forwarded == (None, None, None)

@@ -175,7 +175,7 @@ def check(path: Path, damaged: str) -> None:
     assert published(found) == [row for row in range(FILES - 1) if row + 1 != step]
     assert 4 not in found.hits.rows.tolist()
     holes = [hole for hole in found.holes if hole.kind is HoleKind.DAMAGED]
-    assert len(holes) == bool(damaged)
+    assert len(holes) == bool(damaged) if step else len(holes) <= 1  # the mark holds nothing that is searched for
     for hole in holes:
         assert damaged in hole.reason
         assert "restore the file from a copy" in hole.reason

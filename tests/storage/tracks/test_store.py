@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 from tests.storage.tracks.elements import BROKER, START, element, ids_at
 
 from postroad.core.batch import Ids
@@ -404,6 +406,17 @@ def test_small_files_are_merged_and_nothing_changes(files: Reopen) -> None:
     assert dict(again.recovered.horizons) == {PUBEND: 69}
 
 
+def test_small_files_of_a_former_incarnation_are_merged_too(files: Reopen) -> None:
+    """Also when nobody has searched in them since the restart."""
+    store = start(files)
+    for step in range(70):
+        store.write(flush([element(step + 1, at(step * 10), opened_ms=START + step)]), now_ms=START + step)
+    again = start(files, 2, START + 10_000_000)
+    again.retain(START + 10_000_000)
+    assert "0000000001-0000000063.merged.parquet" in names(files)
+    assert len(keys(again.search(at(*range(0, 700, 10))))) == 70
+
+
 def test_a_file_that_is_compacted_by_somebody_else_is_noticed(files: Reopen) -> None:
     """Its cached index is not used for other rows, and files that are gone are not holes when another replaces them."""
     store = start(files)
@@ -412,7 +425,7 @@ def test_a_file_that_is_compacted_by_somebody_else_is_noticed(files: Reopen) -> 
     assert len(keys(store.search(at(0, 10, 20)))) == 3
     disk = files()
     tables = [unpack(disk.read(str(FileName(1, sequence)))) for sequence in (1, 2, 3)]
-    head = merged_head(tables, [FileName(1, sequence) for sequence in (1, 2, 3)])
+    head = merged_head(tables, [FileName(1, sequence) for sequence in (1, 2, 3)], set())
     rows = merged_rows(tables)
     disk.write(str(FileName(1, 3)), pack(head, rows.take([2, 0, 1]))[0])
     for sequence in (1, 2):
@@ -424,3 +437,68 @@ def test_a_file_that_is_compacted_by_somebody_else_is_noticed(files: Reopen) -> 
     again = start(files, 2, START + 5).search(at(0, 10, 21))
     assert keys(again) == [(row, PUBLISHED) for row in range(3)]
     assert [hole.kind for hole in again.holes] == [HoleKind.CRASH]
+
+
+class WatchedFiles(MemoryFiles):
+    """Counts the bytes that are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes_read = 0
+
+    def read_end(self, name: str, bytes_max: int) -> tuple[pa.Buffer, int]:
+        data, size = super().read_end(name, bytes_max)
+        self.bytes_read += data.size
+        return data, size
+
+
+def test_after_a_restart_only_the_ends_of_files_are_read_to_know_which_matter() -> None:
+    """A month of tracks does not pass through memory for one question."""
+    watched = WatchedFiles()
+    store = TrackStore.open(watched, BROKER, 1, now_ms=START)
+    noise = np.random.default_rng(1).integers(0, 1 << 32, 20_000)
+    for step in range(20):
+        ids = ids_at([START + step * 20_000 + ms for ms in range(20_000)], publishers=noise.tolist())
+        store.write(flush([element(step + 1, ids)], records=[Links(START + step, (2, 3))]), now_ms=START + step * 20_000)
+    again = TrackStore.open(watched, BROKER, 2, now_ms=START + 500_000)
+    watched.bytes_read = 0
+    found = again.search(ids_at([START + 100_005], publishers=noise.tolist()))
+    assert [row for row, _, _, _ in found.hits] == [0]
+    assert found.neighbours == {2: STILL, 3: STILL}
+    assert watched.bytes_read < store.bytes / 3
+
+
+def test_a_head_that_is_longer_than_usual_is_read_as_well(files: Reopen) -> None:
+    """Many changes of neighbours in one flush do not fit into the end that is read first."""
+    store = start(files)
+    links = [Links(START + step, tuple(range(100 + step, 140 + step))) for step in range(900)]
+    store.write(flush([element(1, at(5))], records=links), now_ms=START + 1000)
+    again = start(files, 2, START + 2000)
+    found = again.search(at(5))
+    assert keys(found) == [(0, PUBLISHED)]
+    assert len(found.neighbours) == 939
+
+
+def test_a_crash_between_the_steps_of_a_flush_loses_nothing_that_was_written_before() -> None:
+    """The element was finished, its file is not there yet, and its last copy still is."""
+    memory = MemoryFiles()
+    store = TrackStore.open(memory, BROKER, 1, now_ms=START)
+    store.write(flush(copies=[element(1, at(1, 2))]), now_ms=START + 1000)
+    memory.room_bytes = 10
+    with pytest.raises(StorageFullError):
+        store.write(flush([element(1, at(1, 2, 3))]), now_ms=START + 2000)
+    memory.room_bytes = None
+    assert keys(TrackStore.open(memory, BROKER, 2, now_ms=START + 3000).search(at(1, 2, 3))) == [(0, PUBLISHED), (1, PUBLISHED)]
+
+
+def test_a_file_that_is_rewritten_under_its_name_is_noticed(files: Reopen) -> None:
+    """Rows of another order under a cached index would be other elements."""
+    store = start(files)
+    late = {"kind": Kind.SUBSCRIBER, "subscriber": "s"}
+    elements = [element(1, at(1)), element(2, at(100), **late), element(3, at(200))]  # type: ignore[arg-type]  # of a dictionary
+    store.write(flush(elements), now_ms=START + 1000)
+    name, disk = str(FileName(1, 1)), files()
+    table = unpack(disk.read(name))
+    rows = pa.Table.from_batches([table.whole()]).take([1, 2, 0])
+    disk.write(name, pack(replace(table.head, kept_from_ms=1), rows)[0])
+    assert keys(store.search(at(1, 200))) == [(0, PUBLISHED), (1, PUBLISHED)]

@@ -8,7 +8,7 @@ writes to them. Made for every delivery, hence structs without cyclic garbage co
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -63,12 +63,20 @@ class DeliveredRows(msgspec.Struct, frozen=True, gc=False):
     ids: Ids  # of the whole batch
     selections: tuple[Rows, ...]
 
-    def each(self) -> Iterator[Delivered]:
-        ids = self.ids[np.concatenate(self.selections)]
-        start = 0
-        for subscriber, selection in zip(self.subscribers, self.selections, strict=True):
+
+def deliveries(batches: Sequence[DeliveredRows]) -> Iterator[Delivered]:
+    """Yield what was sent to each subscriber, batch by batch; their ids are taken out all at once."""
+    if not batches:
+        return
+    starts = np.cumsum([0, *(len(batch.ids) for batch in batches[:-1])])
+    counts = [sum(map(len, batch.selections)) for batch in batches]
+    rows = np.concatenate([selection for batch in batches for selection in batch.selections]) + np.repeat(starts, counts)
+    ids: Ids = np.concatenate([batch.ids for batch in batches])[rows]
+    start = 0
+    for batch in batches:
+        for subscriber, selection in zip(batch.subscribers, batch.selections, strict=True):
             stop = start + len(selection)
-            yield Delivered(subscriber, self.pubend, ids[start:stop])
+            yield Delivered(subscriber, batch.pubend, ids[start:stop])
             start = stop
 
 

@@ -26,6 +26,8 @@ from postroad.core.tracking.events import Delivered, DeliveredRows, Forwarded, P
 
 SPANS_MAX: Final = 4096
 QUIET_MS: Final = 60_000
+EVENT_BYTES: Final = 256  # what an event costs beside its ids
+ARRAY_BYTES: Final = 128  # and a selection of rows beside its numbers
 NEIGHBOURS_MAX: Final = 64  # of a routing set
 
 
@@ -62,35 +64,37 @@ class Notes:
         self.per_neighbour: Final = per_neighbour
         self.routing_sets: Final = routing_sets
         self._events: list[TrackEvent] = []
-        self._ids = 0  # that they hold
+        self._entries = 0  # ids that they add to histories
+        self._size = 0
         self._last: tuple[Batch | None, Ids] = (None, np.empty(0, np.dtype((np.void, 16))))
         self._busy: dict[int, None] = {}  # pubends of messages since the last flush
         self._horizons_ms = 0  # when horizons were noted last
         self._attachments: dict[int, Attachment] = {}  # the next to be noted stands first
+        self.membership_changed = False  # somebody came: the attachment map on disk is behind
         self._number = 0
         self._neighbours: dict[int, int] = {}  # broker -> bit of routing sets
 
-    def take(self) -> tuple[tuple[TrackEvent, ...], int]:
-        """Return what was noted, and how many ids that holds."""
-        taken, ids = tuple(self._events), self._ids
+    def take(self) -> tuple[tuple[TrackEvent, ...], int, int]:
+        """Return what was noted, how many entries that is, and the bytes it takes."""
+        taken, entries, size = tuple(self._events), self._entries, self._size + EVENT_BYTES * len(self._events)
         self._events.clear()
-        self._ids = 0
+        self._entries = self._size = 0
         if self._last[0] is not None:
             self._last = (None, self._last[1])
-        return taken, ids
+        return taken, entries, size
 
     # --- messages ---
 
     def published(self, pubend: int, batch: Batch) -> None:
         self._events.append(Published(pubend, self._ids_of(batch)))
         self._busy[pubend] = None
-        self._ids += len(batch)
+        self._entries += len(batch)
 
     def routed(self, pubend: int, upstream: int, batch: Batch, sent: Mapping[int, Rows]) -> None:
         """Note what came from a neighbour; `sent` tells which rows went on to which others."""
         ids = self._ids_of(batch)
         self._busy[pubend] = None
-        self._ids += len(ids)
+        self._entries += len(ids)
         if not self.routing_sets:
             self._events.append(Routed(pubend, upstream, ids))
             return
@@ -100,19 +104,21 @@ class Notes:
 
     def forwarded(self, pubend: int, neighbour: int, batch: Batch) -> None:
         self._events.append(Forwarded(pubend, neighbour, self._ids_of(batch)))
-        self._ids += len(batch)
+        self._entries += len(batch)
 
     def delivered(self, subscriber: str, pubend: int, batch: Batch) -> None:
         """Note that a batch was sent to a subscriber."""
         self._events.append(Delivered(subscriber, pubend, self._ids_of(batch)))
         self._busy[pubend] = None
-        self._ids += len(batch)
+        self._entries += len(batch)
 
     def delivered_rows(self, subscribers: Sequence[str], pubend: int, batch: Batch, selections: Sequence[Rows]) -> None:
         """Note that each of these subscribers was sent its selection of a batch."""
         self._events.append(DeliveredRows(tuple(subscribers), pubend, self._ids_of(batch), tuple(selections)))
         self._busy[pubend] = None
-        self._ids += sum(map(len, selections))
+        rows = sum(map(len, selections))
+        self._entries += rows
+        self._size += 4 * rows + ARRAY_BYTES * len(selections)
 
     # --- subscriptions ---
 
@@ -122,6 +128,7 @@ class Notes:
         wall_ms = self.wall_ms
         begun = Attachment(self._number, subscriber, pubend, filter_text, from_tick, wall_ms, reached, from_tick, wall_ms)
         self._attachments[self._number] = begun
+        self.membership_changed = True
         self._note(begun, from_tick)
         return self._number
 
@@ -172,6 +179,7 @@ class Notes:
         """Return a copy of a batch's ids: the same for all notes of one batch, which follow each other."""
         if self._last[0] is not batch:
             self._last = (batch, batch.ids().copy())
+            self._size += 16 * len(batch)
         return self._last[1]
 
     def _is_quiet_since(self, noted_ms: int) -> bool:

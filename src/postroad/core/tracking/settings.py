@@ -44,7 +44,7 @@ class TrackingSettings:
     ids_max: int = 65_536  # ids that an element of `exact` or `async` takes
     persistence_ms: int = 10_000  # T_p: how much a crash may lose
     lifetime_min_ms: int = 0  # T_n of the overlay; above T_p, elements live that long and their copies on disk are replaced
-    skew_tolerance_ms: int = 5_000  # T_s
+    skew_tolerance_ms: int = 4_000  # T_s
     jitter_ms: int = 1_000  # T_j
     singletons_max: int = 256  # late timestamps an element lists one by one; more late ids get an element of their own
     memory_bytes_max: int = 256 << 20  # all histories together; beyond it the fullest are stored early

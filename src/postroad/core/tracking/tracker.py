@@ -39,7 +39,7 @@ from postroad.core.tracking.elements import (
     Record,
     Span,
 )
-from postroad.core.tracking.events import Delivered, DeliveredRows, Forwarded, Published, Routed, TrackEvent
+from postroad.core.tracking.events import Delivered, DeliveredRows, Forwarded, Published, Routed, TrackEvent, deliveries
 from postroad.core.tracking.history import ELEMENT_BYTES, Entry, History, Ledger, OpenElement
 from postroad.core.tracking.settings import Strategy, TrackingSettings
 from postroad.types import COUNTER_BITS
@@ -65,6 +65,7 @@ class Tracker:
         self.broker: Final = broker
         self.incarnation: Final = incarnation
         self.settings: Final = settings
+        self._routing_sets: Final = settings.routing_sets and settings.strategy is Strategy.BLOOM
         self._ledger: Final = Ledger(broker, incarnation)
         self._histories: dict[_Name, History] = {}
         self._finished: list[Element] = []
@@ -72,6 +73,7 @@ class Tracker:
         self._records: dict[tuple[str, int, int], Record] = {}
         self._record_number = 0
         self._flushed_ms = wall_ms
+        self._since_ms = wall_ms  # no history that is not here has an element that ended later
         self._due_ms: int | None = None  # when the first open element has lived long enough, at the earliest
         self._changed = False
 
@@ -86,13 +88,14 @@ class Tracker:
     # --- taking ---
 
     def take(self, events: Sequence[TrackEvent | Crash], wall_ms: int) -> None:
-        """Take the events of a turn, or of many: those of one history in their order."""
+        """Take the events of a turn, or of many."""
         groups: dict[_Name, list[_Tracked]] = {}
+        for delivered in deliveries([event for event in events if type(event) is DeliveredRows]):
+            groups.setdefault((delivered.pubend >> PUBEND_BITS, delivered.subscriber), []).append(delivered)
         for event in events:
             match event:
                 case DeliveredRows():
-                    for delivered in event.each():
-                        groups.setdefault((event.pubend >> PUBEND_BITS, delivered.subscriber), []).append(delivered)
+                    pass
                 case Delivered():
                     groups.setdefault((event.pubend >> PUBEND_BITS, event.subscriber), []).append(event)
                 case Published():
@@ -132,10 +135,10 @@ class Tracker:
                 entry = Entry(ids[start:stop], timestamps[start:stop])
                 self._add(self._history(name, events[0], wall_ms), events, entry, low, high, wall_ms)
             start = stop
-        self._changed = True
+        self._changed |= len(ids) > 0
 
     def _add(self, history: History, events: list[_Tracked], entry: Entry, low: int, high: int, wall_ms: int) -> None:
-        if self.settings.routing_sets and history.key.kind is Kind.ROUTING:
+        if self._routing_sets and history.key.kind is Kind.ROUTING:
             self._add_routing_sets(history, events, entry, wall_ms)
             return
         for element in history.add(entry, low, high, wall_ms):
@@ -171,12 +174,13 @@ class Tracker:
         if history is None:
             if len(self._histories) >= HISTORIES_MAX:
                 self._close_first(wall_ms)
-            history = self._histories[name] = History(_key(event), self.settings, self._flushed_ms, self._ledger)
-            self._due(self._flushed_ms)
+            history = self._histories[name] = History(_key(event), self.settings, self._since_ms, self._ledger)
+            self._due(self._since_ms)
         return history
 
     def _close_first(self, wall_ms: int) -> None:
         """Close the history that was opened first."""
+        self._since_ms = wall_ms
         history = self._histories.pop(next(iter(self._histories)))
         for element in history.open():
             self._finish(history, element, wall_ms)
@@ -217,7 +221,7 @@ class Tracker:
             records.append(Farewell(wall_ms))
         flushed = Flush(tuple(self._finished), copies, tuple(records))
         self._finished, self._finished_bytes, self._records = [], 0, {}
-        self._flushed_ms, self._changed = wall_ms, False
+        self._flushed_ms, self._since_ms, self._changed = wall_ms, wall_ms, False
         return flushed
 
     def _room(self) -> set[int]:

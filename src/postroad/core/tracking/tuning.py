@@ -71,13 +71,10 @@ class Broken:
     repairs: tuple[str, ...]
 
     def __str__(self) -> str:
-        by = (
-            f"{self.left - self.right:,.4g} {self.unit} too much"
-            if self.unit
-            else f"{self.left / self.right:,.2f} times too much"
-        )
-        what = f"{self.name}: {self.inequality} fails: {self.left:,.6g} > {self.right:,.6g} {self.unit}".rstrip()
-        return f"{what}, {by}. Repair by one of: {'; '.join(self.repairs)}"
+        over = self.left - self.right
+        by = f"{_readable(over)} {self.unit} too much" if self.unit else f"{self.left / self.right:,.2f} times too much"
+        sides = f"{_readable(self.left)} > {_readable(self.right)} {self.unit}".rstrip()
+        return f"{self.name}: {self.inequality} fails: {sides}, {by}. Repair by one of: {'; '.join(self.repairs)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +171,16 @@ def _size(wish: Wish, sizes: list[int]) -> int:
     """Choose m: as the skew demands; else so that blooms are full within T_p; else the usual."""
     if wish.skew_ms is not None or wish.jitter_ms:
         usual = [m for m in sizes if m >= M_USUAL]
-        return next((m for m in usual if not _skewed(_plan_for(wish, m))), M_USUAL)
+        return min(usual, key=lambda m: _excess_ms(_plan_for(wish, m)))  # the first of those that do equally well
     if wish.persistence_ms is not None:
         full = [m for m in sizes if _plan_for(wish, m).fill_ms <= wish.persistence_ms]
         return full[-1] if full else sizes[0]
     return M_USUAL
+
+
+def _excess_ms(found: Plan) -> float:
+    """Return by how much clocks and ways exceed what the matching set bears; 0 when they do not."""
+    return max(2 * found.skew_ms + found.wish.jitter_ms - (found.matching_set - 1) * found.lifetime_ms, 0.0)
 
 
 def _plan_for(wish: Wish, m: int) -> Plan:
@@ -252,6 +254,10 @@ def _longer_lives(found: Plan, needed_ms: float) -> str:
     if found.persistence_ms < needed_ms:
         parts.append(f"T_p >= {ceil(needed_ms):,} ms")
     return " and ".join(parts)
+
+
+def _readable(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1_000 else f"{value:,.4g}"
 
 
 def _between(name: str, value: float | None, low: float, high: float) -> None:

@@ -20,9 +20,10 @@ from postroad.core.tracking.answers import STILL, Hole, HoleKind
 from postroad.core.tracking.elements import Crash, Element, Links, Milliseconds, Record
 from postroad.errors import TrackFileError
 from postroad.storage.tracks.files import FileStatus, TrackFiles
-from postroad.storage.tracks.format import FormatError, TrackTable, unpack
-from postroad.storage.tracks.index import NEVER, Extent, FileIndex, Identity
+from postroad.storage.tracks.format import END_BYTES, FileEnd, FormatError, Head, Packed, TrackTable, unpack, unpack_end
+from postroad.storage.tracks.index import FileIndex, Identity
 from postroad.storage.tracks.schema import RowError, element_of
+from postroad.storage.tracks.summary import NEVER, Summary
 
 CRASHES_MAX: Final = 1024
 LINKS_MAX: Final = 65_536  # changes of neighbours, kept in memory
@@ -81,13 +82,13 @@ class FileName(NamedTuple):
 
 @dataclass(slots=True)
 class TrackFile:
-    """`extent` is None until the file was read first; `error` says why it cannot be."""
+    """`summary` is None until the end of the file was read; `error` says why it, or the rest, cannot be."""
 
     name: FileName
     size: int
     changed_ms: int  # by the directory
     time_ms: int  # when it was written, as far as is known
-    extent: Extent | None = None
+    summary: Summary | None = None
     previous: FileName | None = None
     replaces: tuple[FileName, ...] = ()
     merged_ms: int = 0  # when it was made of others, or 0 if that was before this start
@@ -158,11 +159,11 @@ class Catalog:
         self._indexes.drop(lambda keys: [name for name in keys if name in fresh])
         self._elements.drop(lambda keys: [key for key in keys if key[0] in fresh])
 
-    def add(self, name: FileName, index: FileIndex, size: int, merged_ms: int) -> None:
+    def add(self, name: FileName, index: FileIndex, packed: Packed, merged_ms: int) -> None:
         """Add a file that was just written."""
         changed_ms = self._disk.status(str(name)).changed_ms
-        file = TrackFile(name, size, changed_ms, index.head.written_ms, merged_ms=merged_ms)
-        self._learn(file, index)
+        file = TrackFile(name, sum(map(len, packed.pieces)), changed_ms, index.head.written_ms, merged_ms=merged_ms)
+        self._learn(file, index.head, packed.summary)
         self._indexes.put(name, index)
         with self._lock:
             self.files = tuple(sorted((*self.files, file), key=lambda file: file.name.order))
@@ -193,11 +194,11 @@ class Catalog:
 
     # --- reading ----------------------------------------------------------------------------------------------------------
 
-    def extent(self, file: TrackFile) -> Extent | None:
-        """Return how far a file reaches, reading it if need be; None if it cannot be read."""
-        if file.extent is None and file.error is None:
-            self.index(file)
-        return file.extent
+    def summary(self, file: TrackFile) -> Summary | None:
+        """Return how far a file reaches, reading its end if need be; None if the file cannot be read."""
+        if file.summary is None:
+            self._sound(file, lambda: self._read_end(file))
+        return None if file.error is not None else file.summary
 
     def index(self, file: TrackFile) -> FileIndex | None:
         index = self._indexes.get(file.name)
@@ -223,21 +224,29 @@ class Catalog:
     def table(self, file: TrackFile) -> TrackTable | None:
         return self._sound(file, lambda: self._load(file))
 
+    def _read_end(self, file: TrackFile) -> None:
+        wanted = END_BYTES
+        while True:
+            end = unpack_end(*self._disk.read_end(str(file.name), wanted))
+            if isinstance(end, FileEnd):
+                break
+            wanted = end
+        self._check(file, end.head)
+        self._learn(file, end.head, end.summary)
+
     def _read_index(self, file: TrackFile) -> FileIndex:
         table = self._load(file)
         index = FileIndex(table.head, table.digest, table.index())
-        self._learn(file, index)
+        self._learn(file, table.head, table.summary)
         self._indexes.put(file.name, index)
         return index
 
-    def _learn(self, file: TrackFile, index: FileIndex) -> None:
-        head = index.head
-        records = list(index.records())
-        self.note_crashes([record for record in records if isinstance(record, Crash)])
-        self._note_links(records)
+    def _learn(self, file: TrackFile, head: Head, summary: Summary) -> None:
+        self.note_crashes([Crash(*crash) for crash in summary.crashes])
+        self._note_links([Links(*links) for links in summary.links])
         file.time_ms, file.previous = head.written_ms, FileName.parse(head.previous)
         file.replaces = tuple(name for text in head.replaces if (name := FileName.parse(text)) is not None and name != file.name)
-        file.extent = index.extent()
+        file.summary = summary
 
     def _read_elements(self, file: TrackFile, rows: Sequence[int]) -> dict[int, Element]:
         table = self._load(file)
@@ -252,12 +261,14 @@ class Catalog:
 
     def _load(self, file: TrackFile) -> TrackTable:
         table = unpack(self._disk.read(str(file.name)))
-        head = table.head
+        self._check(file, table.head)
+        return table
+
+    def _check(self, file: TrackFile, head: Head) -> None:
         if head.broker != self._broker:
             raise FormatError(f"it belongs to broker {head.broker}, not to broker {self._broker}")
         if (head.incarnation, head.sequence) != file.name[:2]:
             raise FormatError(f"it was written as {FileName(head.incarnation, head.sequence, file.name.sort)}")
-        return table
 
     def _sound(self, file: TrackFile, read: Callable[[], ResultT]) -> ResultT | None:
         """Read from a file; what is wrong with it is noted there, and the answer is None."""
@@ -271,7 +282,7 @@ class Catalog:
             reason = error.reason
         except FileNotFoundError:
             raise FilesChangedError from None
-        file.error, file.extent = TrackFileError(self._disk.path(str(file.name)), reason), None
+        file.error = TrackFileError(self._disk.path(str(file.name)), reason)
         return None
 
     # --- holes ------------------------------------------------------------------------------------------------------------
@@ -284,13 +295,13 @@ class Catalog:
         for crash in (*self.crashes, *living):
             reason = f"what incarnation {crash.incarnation} had not written yet was lost"
             yield Hole(HoleKind.CRASH, crash.from_ms - late, crash.to_ms + late, reason)
-        for place, reason in self._missing():
-            before = next((file.time_ms for file in reversed(self.files[:place]) if self.extent(file)), kept_from_ms)
-            after = next((file.time_ms for file in self.files[place:] if self.extent(file)), NEVER - late)
-            yield Hole(HoleKind.DAMAGED, before - late, after + late, reason)
+        for place, summary, reason in self._missing():
+            before = next((file.time_ms for file in reversed(self.files[:place]) if self.summary(file)), kept_from_ms)
+            after = next((file.time_ms for file in self.files[place:] if self.summary(file)), NEVER - late)
+            yield Hole(HoleKind.DAMAGED, min(before - late, summary.low_ms), max(after + late, summary.high_ms), reason)
 
-    def _missing(self) -> Iterator[tuple[int, str]]:
-        """Yield where among the files one is missing or cannot be read, as far as is known, and why."""
+    def _missing(self) -> Iterator[tuple[int, Summary, str]]:
+        """Yield where among the files one is missing or cannot be read, as far as is known, how far it reached, and why."""
         replaced = {name for file in self.files for name in file.replaces}
         present = {file.name[:2] for file in self.files if file.name.sort is not Sort.COPIES}
         present.update(name[:2] for name in replaced)
@@ -300,9 +311,9 @@ class Catalog:
             if file.name in replaced:
                 continue
             if file.error is not None:
-                yield place, str(file.error)
+                yield place, file.summary or Summary(), str(file.error)
             elif wanted is not None and wanted[:2] > oldest and wanted[:2] not in present:
-                yield place, str(TrackFileError(self._disk.path(str(wanted)), "the file is gone"))
+                yield place, Summary(), str(TrackFileError(self._disk.path(str(wanted)), "the file is gone"))
 
 
 def element_size(element: Element) -> int:

@@ -36,6 +36,10 @@ class TrackFiles(Protocol):
         """Return a whole file, or raise `TrackFileError`; a file that is not there is a `FileNotFoundError`."""
         ...
 
+    def read_end(self, name: str, bytes_max: int) -> tuple[pa.Buffer, int]:
+        """Return the last bytes of a file, and the size of it; raise as `read` does."""
+        ...
+
     def write(self, name: str, data: Sequence[bytes | memoryview]) -> None:
         """Make a file durable under its name, or raise `StorageFullError` or `StorageFailedError` and leave none."""
         ...
@@ -72,11 +76,16 @@ class DirectoryFiles:
         return FileStatus(name, status.st_size, status.st_mtime_ns // 1_000_000)
 
     def read(self, name: str) -> pa.Buffer:
+        return self.read_end(name, 1 << 62)[0]
+
+    def read_end(self, name: str, bytes_max: int) -> tuple[pa.Buffer, int]:
         path = self._path / name
         try:
             descriptor = self._disk.open(path)
             try:
-                return self._disk.read(descriptor, self._disk.size(descriptor), 0)
+                size = self._disk.size(descriptor)
+                length = min(size, bytes_max)
+                return self._disk.read(descriptor, length, size - length), size
             finally:
                 self._disk.close(descriptor)
         except FileNotFoundError:
@@ -136,10 +145,14 @@ class MemoryFiles:
         return FileStatus(name, len(self._files[name].data), self._files[name].changed_ms)
 
     def read(self, name: str) -> pa.Buffer:
+        return self.read_end(name, 1 << 62)[0]
+
+    def read_end(self, name: str, bytes_max: int) -> tuple[pa.Buffer, int]:
         kept = self._files.get(name)
         if kept is None:
             raise FileNotFoundError(name)
-        return pa.py_buffer(kept.data)
+        size = len(kept.data)
+        return pa.py_buffer(kept.data).slice(max(size - bytes_max, 0)), size
 
     def write(self, name: str, data: Sequence[bytes | memoryview]) -> None:
         joined = b"".join(data)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -13,22 +12,11 @@ from postroad.core.batch import Ids
 from postroad.core.tracking.elements import ID_DTYPE, Element, Lost, Milliseconds, Record, Span
 from postroad.core.tracking.settings import Strategy
 from postroad.storage.tracks.format import Head
-from postroad.storage.tracks.schema import HISTORY_KINDS, INT64_MAX, RowError, record_rows, records_of
+from postroad.storage.tracks.schema import HISTORY_KINDS, record_rows, records_of
+from postroad.storage.tracks.summary import flat, integers
 from postroad.types import COUNTER_BITS, MESSAGE_ID_BYTES
 
-NEVER: Final = INT64_MAX
 Identity = tuple[int, int, str, int, int, str, int]  # of an element, whatever file its copies are in
-
-
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """How far the rows of a file reach; a file without such rows has `low > high`."""
-
-    low_ms: int = NEVER  # timestamps of ids, singletons included
-    high_ms: int = -1
-    opened_low_ms: int = NEVER  # of elements, by the broker's clock
-    low_tick: int = NEVER  # of spans and losses
-    high_tick: int = -1
 
 
 class FileIndex:
@@ -40,26 +28,16 @@ class FileIndex:
         self.rows: Final = rows
         kinds = rows.column("kind").to_pylist()
         self._is_history = np.array([kind in HISTORY_KINDS for kind in kinds], np.bool_)
-        self._origin = _integers(rows, "origin")
-        self._from_ms = _integers(rows, "from_ms")
-        self._to_ms = _integers(rows, "to_ms")
-        self._singletons, self._singleton_rows = _flat(rows.column("singletons"))
+        self._origin = integers(rows, "origin")
+        self._from_ms = integers(rows, "from_ms")
+        self._to_ms = integers(rows, "to_ms")
+        self._singletons, self._singleton_rows = flat(rows.column("singletons"))
         self._coverage = [row for row, kind in enumerate(kinds) if kind in {"span", "lost"}]
 
     @property
     def size(self) -> int:
         """The bytes it takes, about."""
         return self.rows.nbytes + 32 * len(self.rows) + 16 * len(self._singletons) + 512
-
-    def extent(self) -> Extent:
-        history = self._is_history
-        ranged = history & (self._from_ms <= self._to_ms)
-        low = min(_least(self._from_ms[ranged]), _least(self._singletons))
-        high = max(_most(self._to_ms[ranged]), _most(self._singletons))
-        opened = _least(_integers(self.rows, "opened_ms")[history])
-        ticks = np.array(self._coverage, np.intp)
-        low_tick = _least(_integers(self.rows, "from_tick")[ticks])
-        return Extent(low, high, opened, low_tick, _most(_integers(self.rows, "to_tick")[ticks]))
 
     def matching(self, times: Mapping[int, Milliseconds]) -> Iterator[int]:
         """Yield the rows whose element may hold one of these ids: sorted timestamps, by the broker that ids name."""
@@ -69,15 +47,16 @@ class FileIndex:
             first = np.searchsorted(wanted, self._from_ms[rows], "left")
             after = np.searchsorted(wanted, self._to_ms[rows], "right")
             found[rows] |= first < after
-            late = self._singleton_rows[np.isin(self._singletons, wanted)]
-            found[late] |= self._origin[late] == origin
+            if len(self._singletons):
+                late = self._singleton_rows[np.isin(self._singletons, wanted)]
+                found[late] |= self._origin[late] == origin
         yield from np.flatnonzero(found).tolist()
 
     def data_bytes(self, rows: Sequence[int]) -> int:
         """Return what the elements of these rows take in memory, about."""
         places = np.array(rows, np.intp)
-        ids = _integers(self.rows, "count")[places] * MESSAGE_ID_BYTES
-        blooms = _integers(self.rows, "m")[places] >> 3
+        ids = integers(self.rows, "count")[places] * MESSAGE_ID_BYTES
+        blooms = integers(self.rows, "m")[places] >> 3
         is_bloom = np.array([self.rows.column("strategy")[row].as_py() == Strategy.BLOOM for row in rows], np.bool_)
         return int(np.where(is_bloom, blooms, ids).sum()) + 512 * len(rows)
 
@@ -112,25 +91,3 @@ def times_of(ids: Ids) -> dict[int, Milliseconds]:
     brokers = ids.view(ID_DTYPE)["broker"].astype(np.int64)
     milliseconds = milliseconds_of(ids)
     return {broker: np.unique(milliseconds[brokers == broker]) for broker in np.unique(brokers).tolist()}
-
-
-def _flat(column: Any) -> tuple[Milliseconds, Milliseconds]:
-    """Return all values of a list column, and the row of each."""
-    lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-    values = column.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
-    if int(lengths.sum()) != len(values):
-        raise RowError("a list of singletons does not fit its row")
-    return values, np.repeat(np.arange(len(column)), lengths)
-
-
-def _integers(rows: pa.RecordBatch, name: str) -> Milliseconds:
-    found: Milliseconds = rows.column(name).fill_null(-1).to_numpy(zero_copy_only=False)
-    return found
-
-
-def _least(values: Milliseconds) -> int:
-    return int(values.min(initial=NEVER))
-
-
-def _most(values: Milliseconds) -> int:
-    return int(values.max(initial=-1))

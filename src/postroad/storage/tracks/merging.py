@@ -7,7 +7,7 @@ still finds all it saw. Only files of one incarnation are merged.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -30,7 +30,7 @@ def mergeable(files: Sequence[TrackFile], now_ms: int, bytes_max: int) -> list[T
             continue
         if file.time_ms > now_ms - SETTLED_MS:
             break
-        small = file.error is None and file.extent is not None and file.size <= bytes_max // MERGE_FILES
+        small = file.error is None and file.summary is not None and file.size <= bytes_max // MERGE_FILES
         if run and (not small or file.name.incarnation != run[0].name.incarnation):
             run = []
         if small:
@@ -47,10 +47,11 @@ def outdated(files: Sequence[TrackFile], now_ms: int) -> list[TrackFile]:
     return [present[name] for name, by in replaced.items() if name in present and by.merged_ms < now_ms - GRACE_MS]
 
 
-def merged_head(tables: Sequence[TrackTable], names: Sequence[FileName]) -> Head:
-    """Return the head of the file that replaces these, in their order."""
+def merged_head(tables: Sequence[TrackTable], names: Sequence[FileName], present: Collection[str]) -> Head:
+    """Return the head of the file that replaces these, in their order, and what they replace and is still present."""
     first, last = tables[0].head, tables[-1].head
-    gone = dict.fromkeys(name for table, own in zip(tables, names, strict=True) for name in (*table.head.replaces, str(own)))
+    earlier = (name for table in tables for name in table.head.replaces if name in present)
+    gone = dict.fromkeys((*earlier, *map(str, names)))
     return Head(
         broker=last.broker,
         incarnation=last.incarnation,

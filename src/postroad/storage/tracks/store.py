@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -28,14 +29,16 @@ from postroad.core.tracking.search import Hits, search
 from postroad.errors import StorageError, StorageFullError, TrackFileError
 from postroad.storage.tracks.catalog import Catalog, FileName, FilesChangedError, Sort, TrackFile, TrackOptions, element_size
 from postroad.storage.tracks.files import DirectoryFiles, TrackFiles
-from postroad.storage.tracks.format import Head, pack
-from postroad.storage.tracks.index import NEVER, FileIndex, Identity, identity_of, milliseconds_of, times_of
+from postroad.storage.tracks.format import Head, pack_all
+from postroad.storage.tracks.index import FileIndex, Identity, identity_of, milliseconds_of, times_of
 from postroad.storage.tracks.merging import mergeable, merged_head, merged_rows, outdated
 from postroad.storage.tracks.schema import INDEX_COLUMNS, one_batch, to_table
+from postroad.storage.tracks.summary import NEVER
 from postroad.types import tick_milliseconds
 
 MARK: Final = 0  # the sequence of an incarnation's first file
 
+UNREAD_MAX: Final = 256  # files of former incarnations whose end is read at a time
 CHANGES_MAX: Final = 20  # of the directory during one search
 
 ResultT = TypeVar("ResultT")
@@ -112,11 +115,15 @@ class TrackStore:
         self._steady(lambda: self._drop(now_ms))
 
     def _merge(self, now_ms: int) -> None:
+        unread = (file for file in self._catalog.files if file.summary is None and file.error is None)
+        for file in islice(unread, UNREAD_MAX):  # after a restart, some at a time
+            self._catalog.summary(file)
         run = mergeable(self._catalog.files, now_ms, self._options.file_bytes)
         tables = [table for file in run if (table := self._catalog.table(file)) is not None]
         if not run or len(tables) < len(run):
             return
-        head = merged_head(tables, [file.name for file in run])
+        present = {str(file.name) for file in self._catalog.files}
+        head = merged_head(tables, [file.name for file in run], present)
         name = FileName(head.incarnation, head.sequence, Sort.MERGED)
         self._write_table(name, head, merged_rows(tables), merged_ms=now_ms)
 
@@ -124,7 +131,7 @@ class TrackStore:
         oldest_ms = now_ms - self._options.retention_ms
         excess = self.bytes - self._options.retention_bytes
         for file in self._catalog.files[:-1]:
-            self._catalog.extent(file)  # the name does not say how old it is, and the directory may err
+            self._catalog.summary(file)  # the name does not say how old it is, and the directory may err
             if file.time_ms >= oldest_ms and excess <= 0:
                 break
             if not self._is_living(file):
@@ -138,7 +145,7 @@ class TrackStore:
     def _reach(self, file: TrackFile) -> int:
         """Return the highest timestamp that a file may hold."""
         latest = file.time_ms + self._options.late_ms
-        return latest if file.extent is None else min(latest, file.extent.high_ms)
+        return latest if file.summary is None else min(latest, file.summary.high_ms)
 
     def _write_file(
         self,
@@ -164,10 +171,10 @@ class TrackStore:
         self._write_table(name, head, to_table(head.stamp, elements, records))
 
     def _write_table(self, name: FileName, head: Head, table: pa.Table, *, merged_ms: int = 0) -> None:
-        data, digest = pack(head, table)
-        self._disk.write(str(name), data)
-        index = FileIndex(head, digest, one_batch(table.select(list(INDEX_COLUMNS))))
-        self._catalog.add(name, index, sum(map(len, data)), merged_ms)
+        packed = pack_all(head, table)
+        self._disk.write(str(name), packed.pieces)
+        index = FileIndex(head, packed.digest, one_batch(table.select(list(INDEX_COLUMNS))))
+        self._catalog.add(name, index, packed, merged_ms)
 
     # --- asking -----------------------------------------------------------------------------------------------------------
 
@@ -231,8 +238,8 @@ class TrackStore:
         self, subscriber: str, pubend: int, tick: int, open_records: Iterable[Record]
     ) -> Iterator[tuple[int, Span | Lost]]:
         for file in self._catalog.files:
-            extent = self._catalog.extent(file)
-            index = self._catalog.index(file) if extent is not None and extent.low_tick <= extent.high_tick else None
+            summary = self._catalog.summary(file)
+            index = self._catalog.index(file) if summary is not None and summary.low_tick <= summary.high_tick else None
             found = [] if index is None else list(index.coverage(subscriber, pubend))
             yield from found
             if any(isinstance(record, Span) and record.from_tick < tick <= record.to_tick for _, record in found):
@@ -262,9 +269,9 @@ class TrackStore:
         for file in reversed(self._catalog.files):
             if file.name in replaced:
                 continue
-            extent = self._catalog.extent(file)
+            summary = self._catalog.summary(file)
             replaced.update(file.replaces)
-            if extent is None or extent.low_ms > high or extent.high_ms < low:
+            if summary is None or summary.low_ms > high or summary.high_ms < low:
                 continue
             rows, added = self._catalog.fresh_rows(file, times, seen)
             size += added
@@ -314,10 +321,10 @@ class TrackStore:
 
     def _read_oldest(self, oldest: TrackFile) -> None:
         """Learn how far back tracks go from the oldest file, when it is no mark and so others were dropped before it."""
-        extent = self._catalog.extent(oldest)
+        summary = self._catalog.summary(oldest)
         begins = {oldest.name.sequence, *(name.sequence for name in oldest.replaces)}
-        if extent is not None and MARK not in begins and extent.opened_low_ms != NEVER:
-            self.kept_from_ms = max(self.kept_from_ms, extent.opened_low_ms)
+        if summary is not None and MARK not in begins and summary.opened_low_ms != NEVER:
+            self.kept_from_ms = max(self.kept_from_ms, summary.opened_low_ms)
 
 
 def _joined(parts: Sequence[tuple[Rows, Hits]]) -> Hits:

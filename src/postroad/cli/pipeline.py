@@ -1,0 +1,41 @@
+"""`postroad pipeline`: jobs over the logs and tracks of brokers, on Spark."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Final
+
+import click
+
+from postroad.cli.lazy import LazyGroup
+
+# name -> (module, attribute, one line for --help)
+COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
+    "audit": ("postroad.cli.pipeline_audit", "audit", "Close the books: what was published, who should have got it, who did."),
+    "trace": ("postroad.cli.pipeline_trace", "trace", "Tell where messages came from, which way they went and who got them."),
+    "ingest": ("postroad.cli.pipeline_upkeep", "ingest", "Bring a lake of Parquet tables up to date with the logs."),
+    "compact": ("postroad.cli.pipeline_upkeep", "compact", "Merge small elements of tracks, drop old ones."),
+    "rates": (
+        "postroad.cli.pipeline_report",
+        "rates",
+        "Measure how fast publishers publish, as a profile for admission control.",
+    ),
+    "report": ("postroad.cli.pipeline_report", "report", "Write a report of traffic, latencies, storage and links."),
+}
+
+
+class SparkGroup(LazyGroup):
+    """A group whose commands need Spark, and say so where it is not installed."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        import_module("postroad.spark")  # raises SparkUnavailableError, which says what to install
+        return super().get_command(ctx, cmd_name)
+
+
+@click.group(cls=SparkGroup, lazy=COMMANDS)
+def pipeline() -> None:
+    """Jobs over the logs and tracks of brokers, on Spark.
+
+    They read the brokers' files, whether the brokers run or not. Spark runs on this machine unless --master names another. They
+    need the extra `spark` (pip install 'postroad[spark]') and Java 17 or newer.
+    """

@@ -1,0 +1,135 @@
+"""Closing the books by counts: what was claimed against what the histories counted, per account and interval. Ids do not matter.
+
+An interval cannot be any: an element counts all its ids together. So elements whose ranges touch, and the claimed messages among
+them, make one interval; within it the sums must be equal. Time is taken in grains of a second. That is a sweep over rows in
+order of time, which needs no more memory than one row of state.
+
+For routing histories the claims are a lower bound: a broker also routes what only others behind it want.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
+
+from postroad.spark.jobs.arrow import array, integers, record_batch
+from postroad.spark.jobs.claims import GRAIN_MS, Claims, Intervals, Standing, Target
+from postroad.spark.jobs.matching import Longs
+from postroad.spark.jobs.passes import History
+from postroad.spark.jobs.tracks import HISTORY
+
+BOOKS: Final = "target int, from_ms long, to_ms long, expected long, counted long"
+_NAMES: Final = ("target", "from_ms", "to_ms", "expected", "counted")
+_STRIDE: Final = 1 << 40  # more grains than any clock has
+
+
+def target_of(history: History) -> Target | None:
+    """Say which account a history belongs to."""
+    match history.kind:
+        case "publisher" | "routing":
+            return Target(history.kind, history.origin, history.broker, "")
+        case "subscriber":
+            return Target(history.kind, history.origin, 0, history.subscriber)
+        case _:
+            return None
+
+
+def close_books(
+    spark: SparkSession, claims: Claims, histories: Sequence[History], elements: DataFrame, counts: DataFrame
+) -> DataFrame:
+    """Return rows of `BOOKS`: intervals of accounts, each with what was expected and what the histories counted."""
+    promised = counts.filter((F.col("target") >= 0) & F.col("standing").isin(int(Standing.EXPECTED), int(Standing.SKIPPED)))
+    claimed = promised.select("target", F.col("grain").alias("lo"), F.col("grain").alias("hi"), F.col("count").alias("expected"))
+    rows = claimed.withColumn("counted", F.lit(0).cast("long")).unionByName(_counted(spark, claims, histories, elements))
+    tasks = 2 * spark.sparkContext.defaultParallelism
+    return rows.repartition(tasks, "target").sortWithinPartitions("target", "lo").mapInArrow(sweep, BOOKS)
+
+
+def _counted(spark: SparkSession, claims: Claims, histories: Sequence[History], elements: DataFrame) -> DataFrame:
+    keys = [
+        (*(getattr(history, name) for name in HISTORY), claims.target(target))
+        for history in histories
+        if (target := target_of(history)) is not None
+    ]
+    schema = "broker long, kind string, origin long, peer long, subscriber string, target int"
+    numbered = elements.join(F.broadcast(spark.createDataFrame(keys, schema)), list(HISTORY))
+    ranged = F.col("from_ms") <= F.col("to_ms")
+    low = F.least(F.when(ranged, F.col("from_ms")), F.array_min("singletons"))
+    high = F.greatest(F.when(ranged, F.col("to_ms")), F.array_max("singletons"))
+    lo, hi = (F.floor(each / GRAIN_MS).cast("long") for each in (low, high))
+    counted = numbered.select("target", lo.alias("lo"), hi.alias("hi"), F.lit(0).cast("long").alias("expected"), F.col("count"))
+    return counted.filter(F.col("lo").isNotNull()).withColumnRenamed("count", "counted")
+
+
+def sweep(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Join rows that touch; they come ordered by target and beginning."""
+    state: dict[str, Longs] = {name: np.empty(0, np.int64) for name in ("target", "lo", "hi", "expected", "counted")}
+    for batch in batches:
+        rows = {name: np.concatenate([state[name], integers(batch.column(name))]) for name in state}
+        if not len(rows["target"]):
+            continue
+        joined = _joined(rows)
+        yield _books({name: values[:-1] for name, values in joined.items()})
+        state = {name: values[-1:] for name, values in joined.items()}
+    yield _books(state)
+
+
+def _joined(rows: dict[str, Longs]) -> dict[str, Longs]:
+    base = rows["target"] * _STRIDE
+    reach = np.maximum.accumulate(base + rows["hi"])
+    begins = np.ones(len(base), np.bool_)
+    begins[1:] = base[1:] + rows["lo"][1:] > reach[:-1]
+    starts = np.flatnonzero(begins)
+    ends = np.append(starts[1:], len(base)) - 1
+    return {
+        "target": rows["target"][starts],
+        "lo": rows["lo"][starts],
+        "hi": reach[ends] - base[starts],
+        "expected": np.add.reduceat(rows["expected"], starts),
+        "counted": np.add.reduceat(rows["counted"], starts),
+    }
+
+
+def _books(rows: dict[str, Longs]) -> pa.RecordBatch:
+    arrays: list[pa.Array[Any]] = [
+        array(rows["target"].astype(np.int32)),
+        array(rows["lo"] * GRAIN_MS),
+        array(rows["hi"] * GRAIN_MS + (GRAIN_MS - 1)),
+        array(rows["expected"]),
+        array(rows["counted"]),
+    ]
+    return record_batch(arrays, names=list(_NAMES))
+
+
+def with_targets(spark: SparkSession, claims: Claims, rows: DataFrame) -> DataFrame:
+    """Put the names of accounts in place of their numbers."""
+    named = [(number, *target) for number, target in enumerate(claims.targets)]
+    schema = "target int, kind string, origin long, broker long, subscriber string"
+    return rows.join(F.broadcast(spark.createDataFrame(named, schema)), "target", "left").drop("target")
+
+
+def closes() -> Any:
+    """Say for a row of `BOOKS` with the kind of its account whether it closes."""
+    least = (F.col("kind") == "routing") & (F.col("counted") >= F.col("expected"))
+    return least | (F.col("counted") == F.col("expected"))
+
+
+def intervals_of(claims: Claims, rows: Sequence[Any]) -> Intervals:
+    """Join the intervals of some rows of `BOOKS`, by origin."""
+    by_origin: dict[int, list[tuple[int, int]]] = {}
+    for row in rows:
+        by_origin.setdefault(claims.targets[row["target"]].origin, []).append((row["from_ms"], row["to_ms"]))
+    return Intervals({origin: _union(found) for origin, found in by_origin.items()})
+
+
+def _union(found: list[tuple[int, int]]) -> tuple[Longs, Longs]:
+    low, high = np.array(sorted(found), np.int64).T
+    reach = np.maximum.accumulate(high)
+    begins = np.append(True, low[1:] > reach[:-1])  # a value of the array
+    starts = np.flatnonzero(begins)
+    return low[starts], reach[np.append(starts[1:], len(low)) - 1]

@@ -1,0 +1,168 @@
+"""What was published: rows of pubend logs, or of a lake, brought batch by batch to a function in Spark's workers.
+
+`Published.map` is what all jobs that look at messages are built on. The function gets (pubend, batch), ticks ascending within a
+batch, in batches of a good size, and yields Arrow batches of the schema it states.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from postroad.core.batch import Batch
+from postroad.errors import LogsMissingError
+from postroad.spark.jobs.arrow import id_column, record_batch
+from postroad.storage.directory import PUBENDS_NAME
+from postroad.storage.segment.observer import LogView, Part, observe, parts, read_part
+
+PART_BYTES: Final = 16 << 20
+ROWS_MIN: Final = 16_384  # smaller batches of one layout are joined, so that work per batch does not dominate
+
+Numbered: TypeAlias = Iterator[tuple[int, Batch]]  # pubend, rows
+Kernel: TypeAlias = Callable[[Numbered], Iterator[pa.RecordBatch]]
+
+
+class LogHole(NamedTuple):
+    """Ticks in (lo, hi] of a pubend that are not at hand, and why."""
+
+    pubend: int
+    lo: int
+    hi: int
+    reason: str
+
+
+class Published(Protocol):
+    """Messages of pubends. `ranges` says which ticks (lo, hi] of each are at hand, `holes` what of them is not."""
+
+    @property
+    def spark(self) -> SparkSession: ...
+
+    @property
+    def ranges(self) -> dict[int, tuple[int, int]]: ...
+
+    @property
+    def holes(self) -> tuple[LogHole, ...]: ...
+
+    def map(self, kernel: Kernel, schema: str, attributes: Iterable[str] | None = None, *, payloads: bool = False) -> DataFrame:
+        """Run a function over all messages; it may look at these attributes only, or all when None, and perhaps at payloads."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LogFiles:
+    """The logs of brokers' data directories, running or not."""
+
+    spark: SparkSession
+    ranges: dict[int, tuple[int, int]]
+    holes: tuple[LogHole, ...]
+    parts: tuple[Part, ...]
+
+    def map(
+        self,
+        kernel: Kernel,
+        schema: str,
+        attributes: Iterable[str] | None = None,  # noqa: ARG002  # all are there
+        *,
+        payloads: bool = False,  # noqa: ARG002
+    ) -> DataFrame:
+        return pieces(self.spark, self.parts).mapInArrow(_PartReader(kernel), schema)
+
+
+def open_logs(spark: SparkSession, directories: Sequence[str], *, tolerant: bool = False) -> LogFiles:
+    """Look at the logs in data directories, or in directories of them; a damaged segment raises, or is a hole if `tolerant`."""
+    views = [observe(path, pubend, tolerant=tolerant) for pubend, path in log_paths(directories)]
+    ranges = {view.pubend: (view.released, view.last) for view in views}
+    holes = [LogHole(view.pubend, hole.lo, hole.hi, str(hole.error)) for view in views for hole in view.holes]
+    listed = [part for view in views for part in cut(view, view.released, view.last)]
+    return LogFiles(spark, ranges, tuple(holes), tuple(listed))
+
+
+def cut(view: LogView, lo: int, hi: int) -> list[Part]:
+    return parts(view, lo, hi, PART_BYTES)
+
+
+def log_paths(directories: Sequence[str]) -> list[tuple[int, Path]]:
+    """Find the logs in data directories: (pubend, path), each once."""
+    found: dict[int, Path] = {}
+    for directory in directories:
+        here = _log_paths(Path(directory)) or [each for path in sorted(Path(directory).glob("*")) for each in _log_paths(path)]
+        if not here:
+            raise LogsMissingError(directory)
+        found.update(here)
+    return sorted(found.items())
+
+
+def _log_paths(directory: Path) -> list[tuple[int, Path]]:
+    root = directory / PUBENDS_NAME
+    logs = sorted(path for path in root.glob("*") if len(path.name) == 16 and any(path.glob("*.segment")))
+    return [(int(path.name, 16), path) for path in logs]
+
+
+def pieces(spark: SparkSession, listed: Sequence[Any]) -> DataFrame:
+    """Make a DataFrame of things to work on, spread evenly over tasks in their order."""
+    rows = [(bytearray(pickle.dumps(each)),) for each in listed]
+    frame = spark.createDataFrame(rows, "piece binary")
+    tasks = max(1, min(len(rows), 4 * spark.sparkContext.defaultParallelism))
+    return frame.repartition(tasks) if rows else frame
+
+
+def pieces_of(batches: Iterable[pa.RecordBatch]) -> Iterator[Any]:
+    for batch in batches:
+        found: list[Any] = batch.column("piece").to_pylist()
+        for piece in found:
+            yield pickle.loads(piece)  # noqa: S301  # our own, from `pieces`
+
+
+class _PartReader:
+    """For `mapInArrow`: parts of logs to what a kernel makes of their rows."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return self._kernel(joined(self._rows(batches)))
+
+    def _rows(self, batches: Iterable[pa.RecordBatch]) -> Numbered:
+        for part in pieces_of(batches):
+            for batch in read_part(part):
+                yield part.pubend, batch
+
+
+def joined(rows: Numbered) -> Numbered:
+    """Join small batches that have one layout and follow each other in one stream."""
+    waiting: list[Batch] = []
+    count, owner, reached = 0, 0, 0
+    for pubend, batch in rows:
+        if not len(batch):
+            continue
+        follows = pubend == owner and int(batch.ticks()[0]) > reached
+        if waiting and (count >= ROWS_MIN or not follows or batch.layout is not waiting[0].layout):
+            yield owner, _join(waiting)
+            waiting, count = [], 0
+        waiting.append(batch)
+        owner, count, reached = pubend, count + len(batch), int(batch.ticks()[-1])
+    if waiting:
+        yield owner, _join(waiting)
+
+
+def _join(batches: Sequence[Batch]) -> Batch:
+    if len(batches) == 1:
+        return batches[0]
+    columns = pa.Table.from_batches([batch.columns for batch in batches]).combine_chunks().to_batches()[0]
+    return Batch(columns, batches[0].layout)
+
+
+def ids_kernel(rows: Numbered) -> Iterator[pa.RecordBatch]:
+    for _, batch in rows:
+        yield record_batch([id_column(batch.ids())], names=["id"])
+
+
+def all_ids(published: Published) -> DataFrame:
+    """Return the ids of all messages, as a column `id`."""
+    return published.map(ids_kernel, "id binary", ())

@@ -1,0 +1,322 @@
+"""The tracks of many brokers as DataFrames: which elements there are, which records, and where they have holes.
+
+`open_tracks` lists files, reads every row without its ids and bits, keeps of each element the newest copy, and passes over files
+that a compacted one replaces. What cannot be read is an error that names the file, or, on request, a hole that the result states.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+from pyspark import StorageLevel
+from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
+
+from postroad.core.tracking.answers import HoleKind
+from postroad.core.tracking.settings import TrackingSettings
+from postroad.errors import TrackFileError, TracksMissingError
+from postroad.spark.jobs import trackfiles
+from postroad.spark.jobs.places import is_uri, place
+from postroad.spark.jobs.trackfiles import COPIES_SUFFIX, DAMAGED, FILE, GONE, INDEX
+from postroad.storage.directory import broker_of
+from postroad.storage.tracks.catalog import FileName
+from postroad.storage.tracks.schema import HISTORY_KINDS
+from postroad.types import MILLISECONDS_MAX
+
+OnDamage: TypeAlias = Literal["fail", "skip"]
+
+TRACKS_NAME: Final = "tracks"
+LATE_MS: Final = TrackingSettings().late_ms
+FILES_PER_TASK: Final = 64
+LISTINGS_MAX: Final = 5  # a broker that runs removes files while we read
+ABSENT: Final = "absent"
+MISSING: Final = "missing"
+UNKNOWN_BROKER: Final = -1
+HISTORY: Final = ("broker", "kind", "origin", "peer", "subscriber")
+_PATTERNS: Final = ("*.parquet", f"{TRACKS_NAME}/*.parquet", f"*/{TRACKS_NAME}/*.parquet")
+_IDENTITY: Final = ("broker", "incarnation", "number", "kind", "origin", "peer", "subscriber", "opened_ms")
+_RECORD: Final = ("broker", "incarnation", "sequence", "kind")
+_ORDER: Final = re.compile(r"(\d+)-(\d+)(?:\.open|\.merged)?\.parquet$")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TrackHole:
+    """Messages with timestamps in [from_ms, to_ms] may be missing from this broker's histories though it saw them."""
+
+    broker: int
+    kind: str  # a HoleKind, or `missing` (a file) or `absent` (all tracks of the broker)
+    from_ms: int
+    to_ms: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FileHead:
+    """What is known of one file."""
+
+    path: str
+    kind: str
+    broker: int
+    order: tuple[int, int]
+    written_ms: int
+    kept_from_ms: int
+    previous: str
+    replaces: tuple[str, ...]
+    size: int
+    problem: str
+
+    @property
+    def directory(self) -> str:
+        return self.path.rpartition("/")[0]
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+    @property
+    def copies(self) -> bool:
+        return self.name.endswith(COPIES_SUFFIX)
+
+
+@dataclass(frozen=True, slots=True)
+class Tracks:
+    """Open tracks. `elements` and `records` have the columns of a track file (docs/reference/pipeline.md), `close` frees them."""
+
+    spark: SparkSession
+    index: DataFrame
+    elements: DataFrame
+    records: DataFrame
+    files: tuple[FileHead, ...]
+    holes: tuple[TrackHole, ...]
+    brokers: frozenset[int]
+
+    def close(self) -> None:
+        self.index.unpersist()
+
+    def of_kind(self, kind: str) -> DataFrame:
+        return self.records.filter(F.col("kind") == kind)
+
+    def bodies(self, places: DataFrame) -> DataFrame:
+        """Read elements: for each row of `places` (file, row, history, low_ms, high_ms) one of `trackfiles.BODIES`."""
+        keys = ["file", "row"]
+        wanted = F.struct("row", "history", "low_ms", "high_ms")
+        read = places.filter(~F.col("file").endswith(COPIES_SUFFIX))
+        grouped = read.groupBy("file").agg(F.collect_list(wanted).alias("places"))
+        stored = with_contents(self.spark, grouped, [file.path for file in self.files if not file.copies])
+        found = stored.mapInArrow(trackfiles.read_bodies, trackfiles.BODIES)
+        if not any(file.copies for file in self.files):
+            return found
+        copies = self.elements.filter(F.col("file").endswith(COPIES_SUFFIX)).join(places, keys)
+        return found.unionByName(copies.select(*_body_columns()))
+
+
+def _body_columns() -> list[Column]:
+    same = ("history", "origin", "broker", "low_ms", "high_ms", "from_ms", "to_ms", "singletons", "m", "k", "count")
+    sets = F.greatest(F.size("neighbours"), F.lit(0)).cast("int").alias("sets")
+    return [*(F.col(name) for name in same), sets, (F.col("strategy") != "bloom").alias("packed"), F.col("body")]
+
+
+def open_tracks(spark: SparkSession, sources: Sequence[str], *, on_damage: OnDamage = "fail", late_ms: int = LATE_MS) -> Tracks:
+    """Open the tracks of data directories, of directories of tracks, or of globs and URIs of track files.
+
+    Raises `TracksMissingError` where there are none, and `TrackFileError` for a damaged or missing file, unless `on_damage` is
+    `skip`.
+    """
+    index, heads = _steady_index(spark, sources)
+    heads = _with_brokers(heads)
+    replaced = {f"{head.directory}/{name}" for head in heads for name in head.replaces if name != head.name}
+    heads = [head for head in heads if head.path not in replaced]
+    rows = index.filter(~F.col("file").isin(sorted(replaced))) if replaced else index
+    elements = _elements(rows, copies=any(head.copies for head in heads))
+    records = rows.filter(~F.col("kind").isin(FILE, DAMAGED, GONE, *HISTORY_KINDS))
+    holes = _file_holes(heads, _longest_life(elements) + late_ms)
+    if on_damage == "fail" and (bad := next((hole for hole in holes if hole.kind in {HoleKind.DAMAGED, MISSING}), None)):
+        index.unpersist()
+        file, _, problem = bad.reason.partition(": ")
+        raise TrackFileError(file, problem)
+    holes += _dropped(heads) + _crashes(records, late_ms)
+    brokers = frozenset(head.broker for head in heads if head.kind == FILE)
+    return Tracks(spark, index, elements, records, tuple(heads), tuple(sorted(holes)), brokers)
+
+
+def _steady_index(spark: SparkSession, sources: Sequence[str]) -> tuple[DataFrame, list[FileHead]]:
+    """Read the index; when files vanish meanwhile, list and read again."""
+    for attempt in range(1, LISTINGS_MAX + 1):
+        index = _read_index(spark, track_files(spark, sources))
+        heads = [_head(row) for row in index.filter(F.col("kind").isin(FILE, DAMAGED, GONE)).collect()]
+        if attempt == LISTINGS_MAX or not any(head.kind == GONE for head in heads):
+            return index, heads
+        index.unpersist()
+    raise AssertionError
+
+
+def track_files(spark: SparkSession, sources: Sequence[str]) -> list[str]:
+    """Find the files of tracks that sources name."""
+    found: dict[str, None] = {}
+    for source in sources:
+        listed = _listed_uri(spark, source) if is_uri(source) else _listed_local(source)
+        if not listed:
+            raise TracksMissingError(source)
+        found.update(dict.fromkeys(listed))
+    return sorted(found)
+
+
+def _listed_local(source: str) -> list[str]:
+    """A directory of tracks, a broker's data directory, a directory of data directories, or a glob."""
+    path = Path(source)
+    if path.is_file():
+        return [str(path.absolute())]
+    if path.is_dir():
+        return next((files for pattern in _PATTERNS if (files := _named([str(file) for file in path.glob(pattern)]))), [])
+    if not any(sign in source for sign in "*?["):
+        return []
+    anchor = Path(path.anchor) if path.is_absolute() else Path()
+    found = anchor.glob(str(path.relative_to(anchor)) if path.is_absolute() else source)
+    return _named([name for each in found for name in ([str(each)] if each.is_file() else _listed_local(str(each)))])
+
+
+def _named(paths: Iterable[str]) -> list[str]:
+    """Keep what is named as brokers name their tracks."""
+    return sorted(path for path in paths if FileName.parse(path.rpartition("/")[2]) is not None)
+
+
+def _listed_uri(spark: SparkSession, source: str) -> list[str]:
+    root, _, name = source.rstrip("/").rpartition("/")
+    found = [each.path for each in place(spark, root).listed(name) if not each.directory]
+    if found:
+        return sorted(found)
+    for pattern in _PATTERNS:
+        files = _named([each.path for each in place(spark, source).listed(pattern) if not each.directory])
+        if files:
+            return files
+    return []
+
+
+def with_contents(spark: SparkSession, files: DataFrame, paths: Sequence[str]) -> DataFrame:
+    """Spread a DataFrame of files over tasks; for files that workers reach only through Spark, add their `content`."""
+    tasks = max(spark.sparkContext.defaultParallelism, len(paths) // FILES_PER_TASK)
+    remote = sorted(path for path in paths if is_uri(path))
+    if not remote:
+        return files.repartition(tasks, "file")
+    contents = spark.read.format("binaryFile").load(remote).select(F.col("path").alias("file"), "content")
+    return files.join(contents, "file").repartition(tasks, "file")
+
+
+def _read_index(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
+    files = spark.createDataFrame([(path,) for path in paths], "file string")
+    local, remote = [path for path in paths if not is_uri(path)], [path for path in paths if is_uri(path)]
+    index = with_contents(spark, files.filter(~F.col("file").rlike(r"^[A-Za-z][A-Za-z0-9+.-]*:/")), local).mapInArrow(
+        trackfiles.read_index, INDEX
+    )
+    if remote:
+        far = with_contents(spark, files, remote).mapInArrow(trackfiles.read_index, INDEX)
+        index = index.unionByName(far) if local else far
+    return index.persist(StorageLevel.MEMORY_AND_DISK)
+
+
+def _head(row: Row) -> FileHead:
+    said = row["head"]
+    return FileHead(
+        path=row["file"],
+        kind=row["kind"],
+        broker=UNKNOWN_BROKER if row["broker"] is None else row["broker"],
+        order=_order(row["file"]) or (row["incarnation"] or 0, row["sequence"] or 0),
+        written_ms=said["written_ms"] or 0,
+        kept_from_ms=said["kept_from_ms"] or 0,
+        previous=said["previous"] or "",
+        replaces=tuple(said["replaces"] or ()),
+        size=said["size"] or 0,
+        problem=said["problem"] or "",
+    )
+
+
+def _with_brokers(heads: Iterable[FileHead]) -> list[FileHead]:
+    """Give files that cannot be read the broker of their directory."""
+    heads = sorted(heads, key=lambda head: (head.directory, head.order, head.path))
+    brokers = {head.directory: head.broker for head in heads if head.kind == FILE}
+    for directory in {head.directory for head in heads} - brokers.keys():
+        if not is_uri(directory):
+            brokers[directory] = broker_of(Path(directory).parent) or UNKNOWN_BROKER
+    return [head if head.kind == FILE else _replace_broker(head, brokers.get(head.directory, UNKNOWN_BROKER)) for head in heads]
+
+
+def _replace_broker(head: FileHead, broker: int) -> FileHead:
+    values: dict[str, Any] = {name: getattr(head, name) for name in FileHead.__slots__}
+    return FileHead(**{**values, "broker": broker})
+
+
+def _elements(rows: DataFrame, *, copies: bool) -> DataFrame:
+    elements = rows.filter(F.col("kind").isin(*HISTORY_KINDS)).drop("head", "pubend", "from_tick", "to_tick", "filter")
+    size = F.when(F.col("strategy") == "bloom", (F.col("m") + 7) / 8).otherwise(F.col("count") * 16).cast("long")
+    elements = elements.withColumn("size", size)
+    if not copies:
+        return elements
+    newest = Window.partitionBy(*_IDENTITY).orderBy(F.desc("sequence"))
+    return elements.withColumn("copy", F.row_number().over(newest)).filter(F.col("copy") == 1).drop("copy")
+
+
+def _longest_life(elements: DataFrame) -> int:
+    found = elements.agg(F.max(F.col("closed_ms") - F.col("opened_ms"))).first()
+    return 0 if found is None or found[0] is None else int(found[0])
+
+
+def _file_holes(heads: Sequence[FileHead], slack_ms: int) -> list[TrackHole]:
+    """Say which time a file that is damaged or missing may have held: from the file before it to the one after it."""
+    holes: list[TrackHole] = []
+    by_directory: dict[str, list[FileHead]] = defaultdict(list)
+    for head in heads:
+        by_directory[head.directory].append(head)
+    for directory, files in by_directory.items():
+        present = {file.order for file in files if not file.copies}
+        present.update(order for file in files for name in file.replaces if (order := _order(name)) is not None)
+        oldest = min(present, default=(0, 0))  # what was before it is dropped, as `kept_from_ms` says
+        for index, file in enumerate(files):
+            before, after = files[:index], files[index:]
+            if file.kind != FILE:
+                kind = HoleKind.DAMAGED.value if file.kind == DAMAGED else MISSING
+                holes.append(_between(before, after, slack_ms, kind, f"{file.path}: {file.problem}", file.broker))
+            elif (wanted := _order(file.previous)) is not None and wanted > oldest and wanted not in present:
+                reason = f"{directory}/{file.previous}: the file is missing"
+                holes.append(_between(before, after, slack_ms, MISSING, reason, file.broker))
+    return holes
+
+
+def _between(
+    before: Sequence[FileHead], after: Sequence[FileHead], slack_ms: int, kind: str, reason: str, broker: int
+) -> TrackHole:
+    low = max((file.written_ms for file in before if file.kind == FILE), default=slack_ms) - slack_ms
+    high = min((file.written_ms for file in after if file.kind == FILE), default=MILLISECONDS_MAX - slack_ms) + slack_ms
+    return TrackHole(broker, kind, max(low, 0), high, reason)
+
+
+def _order(name: str) -> tuple[int, int] | None:
+    found = _ORDER.search(name)
+    return (int(found.group(1)), int(found.group(2))) if found else None
+
+
+def _dropped(heads: Sequence[FileHead]) -> list[TrackHole]:
+    kept: dict[int, int] = {}
+    for head in heads:
+        kept[head.broker] = max(kept.get(head.broker, 0), head.kept_from_ms)
+    return [
+        TrackHole(broker, HoleKind.DROPPED.value, 0, since - 1, "older than what is kept")
+        for broker, since in kept.items()
+        if since > 0
+    ]
+
+
+def _crashes(records: DataFrame, late_ms: int) -> list[TrackHole]:
+    rows = records.filter(F.col("kind") == "crash").select("broker", "number", "from_ms", "to_ms").distinct().collect()
+    return [
+        TrackHole(row["broker"], HoleKind.CRASH.value, max(row["from_ms"] - late_ms, 0), row["to_ms"] + late_ms, _crash_text(row))
+        for row in rows
+    ]
+
+
+def _crash_text(row: Row) -> str:
+    return f"incarnation {row['number']} ended without a farewell"

@@ -1,0 +1,161 @@
+"""What spans promise, cut into claims, and which messages fall under them. No Spark in here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from postroad.core.batch import Batch
+from postroad.core.tracking.elements import ID_DTYPE
+from postroad.spark.jobs.claims import (
+    STANDINGS,
+    TICK_END,
+    Claims,
+    CountKernel,
+    Intervals,
+    SpanRow,
+    Standing,
+    WantedKernel,
+    claim_stream,
+)
+
+PUBEND = 7 << 8
+ALL = "value >= 0"
+
+
+def span(
+    lo: int, hi: int, *, broker: int = 2, incarnation: int = 1, attached: bool = False, since: int = 0, text: str = ALL
+) -> SpanRow:
+    return SpanRow(broker, incarnation, text, lo, hi, since or lo, attached)
+
+
+def claimed(
+    spans: list[SpanRow],
+    crashed: dict[tuple[int, int], int] | None = None,
+    lost: list[tuple[int, int]] | None = None,
+    subscriber: str = "orders",
+) -> Claims:
+    claims = Claims()
+    claim_stream(claims, subscriber, PUBEND, spans, crashed or {}, lost or [])
+    return claims
+
+
+def standings(claims: Claims) -> list[tuple[int, int, str]]:
+    return [(claim.lo, claim.hi, Standing(claim.standing).name.lower()) for claim in claims.claims]
+
+
+def test_spans_that_follow_each_other_leave_nothing_between() -> None:
+    """A durable subscriber that comes back where it left; behind its last span messages wait for it."""
+    found = standings(claimed([span(10, 20), span(20, 30, broker=3)]))
+    assert found == [(10, 20, "expected"), (20, 30, "expected"), (30, TICK_END, "waiting")]
+
+
+def test_a_gap_between_spans_needs_an_explanation() -> None:
+    """After a crash of the broker it is explained; without one, something was skipped."""
+    spans = [span(10, 20), span(25, 30, incarnation=2)]
+    assert (20, 25, "skipped") in standings(claimed(spans))
+    assert (20, 25, "explained") in standings(claimed(spans, crashed={(2, 1): 99}))
+
+
+def test_a_gap_is_measured_from_the_furthest_span() -> None:
+    """Spans overlap when messages were sent again; what an earlier span covers is no gap."""
+    found = standings(claimed([span(10, 40), span(15, 20), span(45, 50)]))
+    assert [each for each in found if each[2] == "skipped"] == [(40, 45, "skipped")]
+
+
+def test_another_filter_is_another_subscription() -> None:
+    """A durable name that was forgotten and taken again owes nothing for the time between."""
+    found = standings(claimed([span(10, 20), span(50, 60, text="value > 3")]))
+    assert [each[2] for each in found] == ["expected", "expected", "waiting"]
+
+
+@pytest.mark.parametrize(
+    ("subscriber", "attached", "crashed", "tail"),
+    [
+        ("orders", True, False, (20, TICK_END, "doubtful")),
+        ("orders", False, False, (20, TICK_END, "waiting")),
+        ("orders", True, True, (20, TICK_END, "doubtful")),
+        ("~2.1.5", True, False, (20, TICK_END, "doubtful")),
+        ("~2.1.5", True, True, (20, 99 << 16, "explained")),
+        ("~2.1.5", False, False, None),
+    ],
+)
+def test_what_lies_behind_the_last_span(
+    subscriber: str, attached: bool, crashed: bool, tail: tuple[int, int, str] | None
+) -> None:
+    """It depends on whether the subscriber is attached, comes back under its name, or ended with its broker."""
+    found = standings(claimed([span(10, 20, attached=attached)], {(2, 1): 99} if crashed else {}, subscriber=subscriber))
+    assert (found[-1] if len(found) > 1 else None) == tail
+
+
+def messages(ticks: list[int], values: list[int]) -> Batch:
+    ids = np.empty(len(ticks), ID_DTYPE)
+    ids["publisher"], ids["broker"] = 1, 7
+    ids["tick"] = [tick * 1000 << 16 for tick in ticks]
+    return Batch.from_columns(ids.tobytes(), [b""] * len(ticks), {"value": values}, ticks)
+
+
+def counted(claims: Claims, batch: Batch) -> dict[tuple[str, str], int]:
+    totals: dict[tuple[str, str], int] = {}
+    for rows in CountKernel(claims)(iter([(PUBEND, batch)])):
+        for row in rows.to_pylist():
+            name = "all" if row["target"] < 0 else claims.targets[row["target"]].kind
+            key = (name, Standing(row["standing"]).name.lower())
+            totals[key] = totals.get(key, 0) + row["count"]
+    return totals
+
+
+def test_messages_are_counted_by_standing_and_filter() -> None:
+    """Half open stretches, filters, and what was told lost, which nobody expects any more."""
+    claims = claimed([span(10, 20, text="value > 0", attached=True)], lost=[(10, 12)])
+    batch = messages([10, 11, 12, 13, 20, 21], [1, 1, 0, 1, 1, 1])
+    assert counted(claims, batch) == {
+        ("all", "expected"): 6,
+        ("subscriber", "expected"): 2,
+        ("subscriber", "lost"): 1,
+        ("subscriber", "doubtful"): 1,
+        ("routing", "expected"): 2,
+    }
+
+
+def test_a_message_sent_twice_is_expected_twice_in_counts_and_once_by_name() -> None:
+    """Overlapping spans count each sending; the names of messages do not repeat."""
+    claims = claimed([span(10, 20), span(15, 25)])
+    batch = messages([16, 22], [1, 1])
+    assert counted(claims, batch)["subscriber", "expected"] == 3
+    assert wanted(claims, batch, None) == {16: {"expected"}, 22: {"expected"}}
+
+
+def wanted(claims: Claims, batch: Batch, intervals: Intervals | None) -> dict[int, set[str]]:
+    found: dict[int, set[str]] = {}
+    for rows in WantedKernel(claims, intervals)(iter([(PUBEND, batch)])):
+        for row in rows.to_pylist():
+            codes: list[Any] = [code for code in row["wanted"] if claims.targets[code // STANDINGS].kind == "subscriber"]
+            assert len({code // STANDINGS for code in codes}) == len(codes)
+            found[row["tick"]] = {Standing(code % STANDINGS).name.lower() for code in codes}
+    return found
+
+
+def test_of_several_claims_on_a_message_the_strongest_counts() -> None:
+    """What was told lost is lost whatever a span says; a span wins over the gap that another span leaves."""
+    claims = claimed([span(10, 20), span(30, 40), span(12, 25)], lost=[(13, 14)])
+    batch = messages([11, 14, 24, 28, 35, 50], [1] * 6)
+    assert wanted(claims, batch, None) == {
+        11: {"expected"},
+        14: {"lost"},
+        24: {"expected"},
+        28: {"skipped"},
+        35: {"expected"},
+        50: {"waiting"},
+    }
+
+
+def test_only_messages_of_the_intervals_are_looked_at() -> None:
+    """Intervals are timestamps of ids, ends included, by origin."""
+    claims = claimed([span(10, 60)])
+    batch = messages([11, 20, 30, 40, 50], [1] * 5)
+    intervals = Intervals({7: (np.array([11_000, 39_000]), np.array([20_000, 45_000]))})
+    assert sorted(wanted(claims, batch, intervals)) == [11, 20, 40]
+    assert wanted(claims, batch, Intervals({8: (np.array([0]), np.array([1 << 40]))})) == {}
