@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 RESULTS: Final = Path(__file__).parent / "results"
-ALL: Final = ("filters", "covering", "wire", "storage", "tracking", "overlay", "topics", "queues", "spark")
+ALL: Final = ("filters", "covering", "wire", "storage", "tracking", "overlay", "topics", "queues", "spark", "pipeline")
 
 
 def main() -> int:

@@ -20,6 +20,7 @@ def spark() -> Iterator[SparkSession]:
         yield running
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep all Spark tests on one worker (with --dist loadgroup), so that one Java process serves them."""
     for item in items:
