@@ -22,12 +22,10 @@ import os
 import platform
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -40,42 +38,39 @@ from postroad.core.batch import Batch
 from postroad.core.filters.filter import Filter
 from postroad.core.filters.index import FilterIndex
 from postroad.core.rows import build_batches
+from postroad.runtime.config import Neighbour, NodeConfig, Tracking
+from postroad.runtime.process import BrokerProcess
+from postroad.testing import free_ports
 from postroad.transport.loops import run
 
 PAYLOAD: Final = b"x" * 100
 RESULTS: Final = Path(__file__).parent / "results"
-DEFAULT: Final = "exact"
-STRATEGIES: Final = ("null", "bloom", "exact")
+DEFAULT: Final = Tracking()
+STRATEGIES: Final = {"null": Tracking(strategy="null"), "bloom": Tracking(strategy="bloom"), "exact": Tracking(strategy="exact")}
 SYMBOLS: Final = [f"S{number}" for number in range(10)]
 
 
 # --- processes -----------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def broker(directory: Path, number: int = 1, *, neighbours: tuple[str, ...] = (), tracking: str = DEFAULT) -> Iterator[Any]:
-    """Run a broker as a process; give it with its `url` and `address`."""
-    command = [sys.executable, "-m", "postroad.cli", "broker", "--id", str(number), "--listen", "127.0.0.1:0"]
-    command += ["--log-level", "warning", "--data-dir", str(directory / str(number)), "--tracking", tracking]
-    for neighbour in neighbours:
-        command += ["--neighbour", neighbour]
-    process: Any = subprocess.Popen(command, stdout=subprocess.PIPE)
-    try:
-        process.url = process.stdout.readline().split()[-1].decode()
-        process.address = process.url.removeprefix("postroad://")
-        yield process
-    finally:
-        process.terminate()
-        process.wait()
-        process.stdout.close()
+def broker(directory: Path, number: int = 1, neighbours: Sequence[str] = (), tracking: Tracking = DEFAULT) -> BrokerProcess:
+    """Give a broker that runs as a process inside `with`."""
+    config = NodeConfig(
+        id=number,
+        data_dir=str(directory / str(number)),
+        listen=f"127.0.0.1:{free_ports(1)[0]}",
+        neighbours=tuple(Neighbour(address=each) for each in neighbours),
+        tracking=tracking,
+    )
+    return BrokerProcess(config, directory)
 
 
-def cpu_s(process: Any) -> float:
+def cpu_s(process: BrokerProcess) -> float:
     fields = Path(f"/proc/{process.pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def memory_mb(process: Any) -> float:
+def memory_mb(process: BrokerProcess) -> float:
     text = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii")
     return int(text.split("VmRSS:")[1].split()[0]) / 1024
 
@@ -223,14 +218,14 @@ def throughput(
     filters: list[str],
     share: float,
     hops: int = 0,
-    tracking: str = DEFAULT,
+    tracking: Tracking = DEFAULT,
 ) -> dict[str, Any]:
     """Run one publisher and the subscribers, `hops` relays apart; count from the first publish to the last delivery."""
     count = publish_arguments[0]
     with tempfile.TemporaryDirectory(prefix="postroad-bench-") as directory, ExitStack() as stack:
         brokers = [stack.enter_context(broker(Path(directory), tracking=tracking))]
         for number in range(2, hops + 3 if hops else 2):
-            brokers.append(stack.enter_context(broker(Path(directory), number, neighbours=(brokers[-1].address,))))
+            brokers.append(stack.enter_context(broker(Path(directory), number, [brokers[-1].config.listen])))
         if hops:
             time.sleep(2.5)
         expected = int(count * share)
@@ -325,7 +320,10 @@ async def receive_paced(start: Start, url: str, subscribers: int, topics: int, s
 
 
 def paced(
-    seconds: float, watch: Callable[[Any, float], None] | None = None, tracking: str = DEFAULT, rate: float = 5000.0
+    seconds: float,
+    watch: Callable[[BrokerProcess, float], None] | None = None,
+    tracking: Tracking = DEFAULT,
+    rate: float = 5000.0,
 ) -> dict[str, Any]:
     publishers, subscribers, topics = 200, 500, 500
     with (
@@ -351,6 +349,7 @@ def paced(
             "shape": f"b: {publishers} publishers, {subscribers} subscribers, {topics} topics, {rate:,.0f} msg/s",
             "sent": sent,
             "received": received,
+            "mean_ms": round(statistics.fmean(latencies), 2),
             "p50_ms": round(cuts[499], 2),
             "p99_ms": round(cuts[989], 2),
             "p999_ms": round(cuts[998], 2),
@@ -420,30 +419,37 @@ def _random_batch(rng: random.Random, count: int) -> Batch:
 # --- (t): tracking ------------------------------------------------------------------------------------------------------------
 
 
-def shape_t(scale: float, rounds: int) -> Iterator[dict[str, Any]]:
-    """Run everything with each strategy in turn, several times; the medians, and their ratios to those without tracking."""
+def shape_t(scale: float, rounds: int, strategies: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Run everything with each strategy in turn, several times; the medians, and their ratios to those without tracking.
+
+    `null again` is a second series without tracking, run in the same turns: how far its ratio is from 1 tells what the noise of
+    the machine is worth, and no ratio of a strategy says more than that.
+    """
     tenth = [f"symbol = '{symbol}'" for symbol in SYMBOLS]
     many, some, seconds = _rounded(1_000_000 * scale), _rounded(300_000 * scale), max(5.0, 12 * scale)
-    runs: dict[str, Callable[[str], dict[str, Any]]] = {
+    runs: dict[str, Callable[[Tracking], dict[str, Any]]] = {
         "columns": lambda s: throughput("", publish_columns, (many, 1000), receive_columns, tenth, 0.1, tracking=s),
         "messages": lambda s: throughput("", publish_messages, (some,), receive_messages, tenth, 0.1, tracking=s),
         "5,000 msg/s": lambda s: paced(seconds, tracking=s),
+        "2,000 msg/s": lambda s: paced(seconds, tracking=s, rate=2000.0),
         "500 msg/s": lambda s: paced(seconds, tracking=s, rate=500.0),
     }
     figures = {"columns": ("messages_per_s", "broker_cpu_us"), "messages": ("messages_per_s", "broker_cpu_us")}
+    series = {"null": "null", "null again": "null"} | {each: each for each in strategies}
     for name, one in runs.items():
-        found: dict[str, list[dict[str, Any]]] = {strategy: [] for strategy in STRATEGIES}
+        found: dict[str, list[dict[str, Any]]] = {each: [] for each in series}
         for number in range(rounds):
-            order = STRATEGIES if number % 2 == 0 else tuple(reversed(STRATEGIES))
-            for strategy in order:
-                found[strategy].append(one(strategy))
+            order = list(series) if number % 2 == 0 else list(reversed(series))
+            for each in order:
+                found[each].append(one(STRATEGIES[series[each]]))
         for figure in figures.get(name, ("p50_ms", "p99_ms", "broker_cpu")):
-            medians = {strategy: statistics.median(run[figure] for run in each) for strategy, each in found.items()}
+            medians = {each: statistics.median(run[figure] for run in those) for each, those in found.items()}
             yield {
                 "shape": f"t: {name}",
                 "figure": figure,
-                **{strategy: round(value, 2) for strategy, value in medians.items()},
-                **{f"{strategy} / null": round(medians[strategy] / medians["null"], 3) for strategy in STRATEGIES[1:]},
+                **{each: round(value, 2) for each, value in medians.items()},
+                **{f"{each} / null": round(value / medians["null"], 3) for each, value in medians.items() if each != "null"},
+                "samples": {each: [run[figure] for run in those] for each, those in found.items()},
             }
 
 
@@ -456,6 +462,7 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies the number of messages and the time of (b)")
     parser.add_argument("--minutes", type=float, default=10.0, help="how long (e) runs")
     parser.add_argument("--rounds", type=int, default=3, help="how often (t) runs each strategy")
+    parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES), choices=list(STRATEGIES), help="which (t) compares")
     parser.add_argument("--json", type=Path, default=RESULTS / "overlay.json", help="where the results are written")
     options = parser.parse_args()
     shapes: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
@@ -464,7 +471,7 @@ def main() -> None:
         "c": lambda: shape_c(options.scale),
         "d": lambda: shape_d(options.scale),
         "e": lambda: shape_e(options.minutes),
-        "t": lambda: shape_t(options.scale, options.rounds),
+        "t": lambda: shape_t(options.scale, options.rounds, options.strategies),
     }
     results = []
     for shape in options.shapes:

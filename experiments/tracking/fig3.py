@@ -15,25 +15,22 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.overlay import Worker, publish_paced, receive_paced
+from benchmarks.overlay import paced
 from matplotlib.figure import Figure
 
 from experiments.outcome import Finding, Outcome, Row, Values, as_number
 from experiments.tracking.configurations import ALL, BLOOMS, Configuration
 from experiments.tracking.load import Load
 from postroad.core.tracking.settings import Strategy
+from postroad.runtime.config import Tracking
 
 TITLE = "Latency of tracking strategies"
-NULL = 'strategy = "null"'
+NULL = Tracking(strategy="null")
+FIGURES = ("mean_ms", "p50_ms", "p99_ms", "broker_cpu")
 QUOTED = {
     "null": "reference",
     "async 10K 1s": "severe disadvantage",
@@ -57,7 +54,7 @@ def run(values: Values, seed: int) -> Outcome:
         )
         for name, said in QUOTED.items()
     ]
-    first = _measure(NULL, float(values["broker_seconds"]))
+    first = paced(float(values["broker_seconds"]), tracking=NULL)
     if first["p50_ms"] > float(values["busy_ms"]):
         note = (
             f"The brokers were not run: without tracking the median was {first['p50_ms']:.0f} ms, so the machine had other work."
@@ -124,68 +121,31 @@ def _brokers(values: Values) -> list[Row]:
     """Run each configuration in turn, several times, and take the medians."""
     names = {
         "null": NULL,
-        "async 1s": 'strategy = "async"\npersistence_ms = 1000',
+        "async 1s": Tracking(strategy="async", persistence_ms=1_000),
         "bloom 99.999% 10K 1s": _bloom("99.999%", 10_000, 1_000),
         "bloom 99.999% 135K 8s": _bloom("99.999%", 135_000, 8_000),
-        "exact 1s": 'strategy = "exact"\npersistence_ms = 1000',
-        "exact 10s": 'strategy = "exact"',
+        "exact 1s": Tracking(strategy="exact", persistence_ms=1_000),
+        "exact 10s": Tracking(strategy="exact", persistence_ms=10_000),
     }
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     for number in range(int(values["rounds"])):
         for name in names if number % 2 == 0 else reversed(names):
-            found[name].append(_measure(names[name], float(values["broker_seconds"])))
+            found[name].append(paced(float(values["broker_seconds"]), tracking=names[name]))
     return [
         {
             "part": "broker",
             "name": name,
             "strategy": name.split()[0],
-            **{figure: statistics.median(each[figure] for each in runs) for figure in runs[0]},
+            **{figure: statistics.median(each[figure] for each in runs) for figure in FIGURES},
             "rounds": json.dumps([round(each["p50_ms"], 2) for each in runs]),
         }
         for name, runs in found.items()
     ]
 
 
-def _bloom(accuracy: str, limit: int, persistence_ms: int) -> str:
+def _bloom(accuracy: str, limit: int, persistence_ms: int) -> Tracking:
     m, k, n = BLOOMS[limit, accuracy]
-    return f'strategy = "bloom"\nbits = {m}\nhashes = {k}\ncapacity = {n}\npersistence_ms = {persistence_ms}'
-
-
-def _measure(tracking: str, seconds: float) -> dict[str, float]:
-    with tempfile.TemporaryDirectory(prefix="postroad-fig3-") as directory, _broker(Path(directory), tracking) as process:
-        receiver = Worker.start(receive_paced, process.url, 500, 500, seconds)
-        receiver.ready()
-        sender = Worker.start(publish_paced, process.url, 200, 500, 5_000.0, seconds)
-        sender.ready()
-        before = _cpu_s(process)
-        receiver.go()
-        sender.go()
-        sender.result()
-        cpu = (_cpu_s(process) - before) / seconds
-        (latencies, _), _ = receiver.result()
-    cuts = statistics.quantiles(latencies, n=100)
-    return {"mean_ms": statistics.fmean(latencies), "p50_ms": cuts[49], "p99_ms": cuts[98], "broker_cpu": cpu}
-
-
-@contextmanager
-def _broker(directory: Path, tracking: str) -> Iterator[Any]:
-    """Run a broker with this `[tracking]` as a process."""
-    config = directory / "broker.toml"
-    config.write_text(f'id = 1\ndata_dir = "data"\nlisten = "127.0.0.1:0"\n\n[tracking]\n{tracking}\n', encoding="utf-8")
-    command = [sys.executable, "-m", "postroad.cli", "broker", "--config", str(config), "--log-level", "warning"]
-    process: Any = subprocess.Popen(command, stdout=subprocess.PIPE)
-    try:
-        process.url = process.stdout.readline().split()[-1].decode()
-        yield process
-    finally:
-        process.terminate()
-        process.wait()
-        process.stdout.close()
-
-
-def _cpu_s(process: Any) -> float:
-    fields = Path(f"/proc/{process.pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / 100
+    return Tracking(strategy="bloom", bits=m, hashes=k, capacity=n, persistence_ms=persistence_ms)
 
 
 def draw(outcome: Outcome) -> Figure:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.brokers import FaultProxy
+from tests.waiting import until
 
 import postroad
 from postroad.core.orders import Append
@@ -42,14 +43,6 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
             await scenario()
 
     asyncio.run(whole())
-
-
-async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    for _ in range(int(seconds / 0.01)):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not happen in time")
 
 
 def links(node: Node) -> int:

@@ -8,17 +8,21 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from tests.integration import brokers
+from tests.waiting import until
 
 import postroad
 from postroad.core.batch import Ids
 from postroad.core.packets import pubend_id
-from postroad.core.tracking.elements import HistoryKey, Kind
+from postroad.core.tracking.elements import HistoryKey, Kind, Span
 from postroad.errors import PublishRefusedError, SkewError
 from postroad.runtime import node as node_module
 from postroad.runtime.config import Neighbour, NodeConfig, Overlay, Tracking
 from postroad.runtime.node import Node
+from postroad.storage.tracks.format import unpack
+from postroad.storage.tracks.schema import records_of
 from postroad.storage.tracks.store import TrackStore
 from postroad.testing import free_ports
 from postroad.types import MessageId
@@ -66,6 +70,13 @@ async def take(subscription: postroad.Subscription, count: int) -> None:
             return
 
 
+def attached(tracks: Path) -> set[tuple[str, str]]:
+    """Return who is attached by which filter, as the files have it."""
+    tables = [unpack(pa.py_buffer(file.read_bytes())).whole() for file in tracks.glob("*.parquet")]
+    records = [record for table in tables for record in records_of(pa.Table.from_batches([table]))]
+    return {(record.subscriber, record.filter) for record in records if isinstance(record, Span)}
+
+
 @pytest.mark.parametrize("strategy", ["exact", "bloom", "async"])
 def test_two_brokers_tell_where_a_message_was(tmp_path: Path, strategy: str) -> None:
     """Its origin, the broker it came to, from which neighbour, and who got it by which name."""
@@ -94,6 +105,20 @@ def test_two_brokers_tell_where_a_message_was(tmp_path: Path, strategy: str) -> 
         for node in (first, second):
             await node.stop()
             assert node.stats()["tracking_failed"] == 0
+
+    run(scenario)
+
+
+def test_who_came_is_on_disk_a_second_later(tmp_path: Path) -> None:
+    """Though T_p is long and nothing else happened: a crash then forgets no attachment."""
+
+    async def scenario() -> None:
+        node = Node(config(tmp_path, tracking=Tracking(persistence_ms=600_000)))
+        await node.start()
+        async with postroad.connect(node.url) as client:
+            await client.subscribe("n > 1", name="books")
+            await until(lambda: attached(tmp_path / "1" / "tracks") == {("books", "n > 1")})
+        await node.stop()
 
     run(scenario)
 

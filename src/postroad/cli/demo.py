@@ -70,7 +70,7 @@ class _Books:
 @click.option("--messages", type=click.IntRange(100, 1_000_000), default=12_000, show_default=True, help="How many to publish.")
 @click.option("--seed", type=int, default=1, show_default=True, help="For the quotes.")
 def demo(messages: int, seed: int) -> None:
-    """Take a short tour: filters, then four brokers, traffic, two crashes, the trace of a message, and the books.
+    """Take a short tour: filters, then four brokers, traffic, two crashes, a trace, the books, and an audit.
 
     Everything runs on this machine, on free ports and in a temporary directory that is removed at the end.
     """

@@ -256,7 +256,7 @@ class EpochOpened(Packet, frozen=True, array_like=True):
     publisher: U32
     broker: U32
     pubend: U64
-    wall_ms: U64
+    wall_ms: WallMs
     window_bytes: U32
     last: U64
     base: U64

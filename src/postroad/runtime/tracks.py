@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
@@ -100,6 +101,9 @@ class _CountedFiles:
 
     def remove(self, name: str) -> None:
         self._files.remove(name)
+
+    def merging(self) -> AbstractContextManager[bool]:
+        return self._files.merging()
 
     def path(self, name: str) -> str:
         return self._files.path(name)

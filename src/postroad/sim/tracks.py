@@ -39,7 +39,7 @@ class _Write:
     cut_at: float
 
 
-class TrackFiles:
+class DurableTracks:
     """What is durable: elements by name, the newest record of each span, the other records in order."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class BrokerTracks:
     """The tracks of one broker through all its lives."""
 
     def __init__(self, world: World, history: History, disk: Disk, broker: int, settings: TrackingSettings) -> None:
-        self.files: Final = TrackFiles()
+        self.files: Final = DurableTracks()
         self.settings: Final = settings
         self.tracker: Tracker | None = None
         self._world = world

@@ -100,6 +100,11 @@ def find_logs(path: Path) -> dict[int, Path]:
     if not file.is_file():
         raise StorageFormatError(str(path), "this is no data directory of a broker (it has no file named format)")
     _check_version(path, _read_format(file))
+    return logs_in(path)
+
+
+def logs_in(path: Path) -> dict[int, Path]:
+    """Return the logs below a directory by pubend, whatever else it holds."""
     found = sorted(each for each in (path / PUBENDS_NAME).glob("*") if _LOG_NAME.fullmatch(each.name))
     return {int(each.name, 16): each for each in found if any(each.glob(f"*{SUFFIX}"))}
 

@@ -10,6 +10,7 @@ import pytest
 from tests.core.tracking.overlay import T_P_S, TRACKING, FakeOverlay, each_of, id_list, ids_of
 
 from postroad.core.batch import Batch
+from postroad.core.broker import MEMBERSHIP_S
 from postroad.core.orders import Append, Appended, LinkLost, Send, Track, Tracked
 from postroad.core.packets import Deliver, Flow, Gap, Publish, pubend_id
 from postroad.core.parts import BrokerConfig
@@ -310,3 +311,18 @@ def test_a_subscription_tells_its_deliveries_in_the_order_of_its_frames() -> Non
     overlay.run(1.0)
     sent = [order for order in overlay.orders[2] if isinstance(order, Send) and isinstance(order.message, Deliver)]
     assert ids_of(overlay.events(2, Delivered)) == [each for order in sent if order.batch for each in id_list(order.batch.ids())]
+
+
+def test_a_new_attachment_does_not_wait_for_the_persistence_interval() -> None:
+    """After a crash, who was attached is known: a flush is due a second after somebody came, and no sooner for messages alone."""
+    overlay = FakeOverlay(1, tracking=replace(TRACKING, persistence_ms=600_000))
+    overlay.publish(1)
+    overlay.run(3 * MEMBERSHIP_S)
+    assert not any(track.flush for track in overlay.tracks(1))
+    overlay.subscribe(1, 1)
+    overlay.run(1.5 * MEMBERSHIP_S)
+    flushes = [track for track in overlay.tracks(1) if track.flush]
+    assert len(flushes) == 1
+    assert any(isinstance(record, Span) for track in overlay.tracks(1) for record in each_of(track))
+    overlay.run(10.0)
+    assert len([track for track in overlay.tracks(1) if track.flush]) == 1

@@ -19,6 +19,7 @@ from postroad.core.tracking.tracker import Tracker
 from postroad.spark.jobs.compact import Options, compact, join
 from postroad.spark.jobs.trace import entries, trace
 from postroad.spark.jobs.tracks import Tracks, open_tracks
+from postroad.storage.tracks import merging
 from postroad.storage.tracks.store import TrackStore
 
 SETTINGS = TrackingSettings(strategy=Strategy.BLOOM, persistence_ms=1_000, few_as_ids=False)
@@ -86,6 +87,29 @@ def test_in_place_a_crash_before_the_removal_doubles_nothing(low_rate: World, sp
     again = open_tracks(spark, [str(path)])
     assert entries_of(again) == count
     again.close()
+
+
+def test_files_that_the_broker_merged_are_not_compacted_again(
+    low_rate: World, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker leaves the files that it merged for a while: their rows count once, whatever is compacted."""
+    path = tmp_path / "broker2" / "tracks"
+    shutil.copytree(low_rate.brokers[2].path / "tracks", path)
+    before = open_tracks(spark, [str(path.parent)])
+    count = entries_of(before)
+    before.close()
+    settled = [file for file in path.glob("*.parquet") if ".open." not in file.name]
+    monkeypatch.setattr(merging, "MERGE_FILES", len(settled) // 2)
+    store = TrackStore.open(path, 2, 2, now_ms=low_rate.now_ms + 1_000)
+    store.retain(low_rate.now_ms + 10_000_000)
+    assert list(path.glob("*.merged.parquet"))
+    assert all(file.exists() for file in settled)
+    rows = compact(spark, [str(path.parent)], Options())
+    assert not [row["problem"] for row in rows if row["problem"]]
+    assert sum(row["files"] for row in rows) < len(settled)
+    after = open_tracks(spark, [str(path.parent)])
+    assert entries_of(after) == count
+    after.close()
 
 
 def test_expired_elements_are_dropped_and_the_loss_is_stated(low_rate: World, spark: SparkSession, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from postroad.core.tracking.elements import (
 from postroad.core.tracking.settings import Strategy
 from postroad.errors import StorageFullError
 from postroad.storage.tracks.catalog import FileName, TrackOptions
-from postroad.storage.tracks.files import DirectoryFiles, MemoryFiles, TrackFiles
+from postroad.storage.tracks.files import DirectoryFiles, MemoryFiles, TrackFiles, merge_lock
 from postroad.storage.tracks.format import pack, unpack
 from postroad.storage.tracks.merging import merged_head, merged_rows
 from postroad.storage.tracks.store import TrackStore
@@ -415,6 +415,23 @@ def test_small_files_of_a_former_incarnation_are_merged_too(files: Reopen) -> No
     again.retain(START + 10_000_000)
     assert "0000000001-0000000063.merged.parquet" in names(files)
     assert len(keys(again.search(at(*range(0, 700, 10))))) == 70
+
+
+def test_files_that_somebody_else_merges_now_are_left_to_him(tmp_path: Path) -> None:
+    """A compaction holds the lock of the directory; when it is done, the broker merges what there is then."""
+    path = tmp_path / "tracks"
+    store = TrackStore.open(path, BROKER, 1, now_ms=START)
+    for step in range(70):
+        store.write(flush([element(step + 1, at(step * 10), opened_ms=START + step)]), now_ms=START + step)
+    with merge_lock(path, wait=False) as mine:
+        assert mine
+        store.retain(START + 10_000_000)
+        assert not list(path.glob("*.merged.parquet"))
+        with merge_lock(path, wait=False) as taken:
+            assert not taken
+    store.retain(START + 10_000_000)
+    assert [file.name for file in path.glob("*.merged.parquet")] == ["0000000001-0000000063.merged.parquet"]
+    assert len(keys(store.search(at(*range(0, 700, 10))))) == 70
 
 
 def test_a_file_that_is_compacted_by_somebody_else_is_noticed(files: Reopen) -> None:

@@ -13,32 +13,34 @@ may be at work.
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from postroad.core.tracking.elements import Element, Farewell, Horizon, Record, Span
+from postroad.core.tracking.elements import Element, Record
 from postroad.core.tracking.settings import Strategy, TrackingSettings
 from postroad.core.tracking.strategies import sort_ids
 from postroad.errors import StorageFailedError, TrackFileError, TracksMissingError
 from postroad.spark.jobs.arrow import schema_of
 from postroad.spark.jobs.published import pieces, pieces_of
+from postroad.storage.segment.disk import Disk
 from postroad.storage.tracks.catalog import FileName, Sort
-from postroad.storage.tracks.format import FormatError, Head, pack, unpack
+from postroad.storage.tracks.files import merge_lock, write_durably
+from postroad.storage.tracks.format import FormatError, TrackTable, pack, unpack
 from postroad.storage.tracks.index import Identity, identity_of
+from postroad.storage.tracks.merging import merged_head, merged_rows
 from postroad.storage.tracks.schema import RowError, elements_of, records_of, to_table
 
 UNIT_BYTES_MAX: Final = 64 << 20  # of files that become one
-LOCK_NAME: Final = ".merge.lock"
 IDS_MAX: Final = TrackingSettings().ids_max
 SINGLETONS_MAX: Final = TrackingSettings().singletons_max
 COMPACTED: Final = (
@@ -78,24 +80,11 @@ def track_directories(sources: Sequence[str]) -> list[Path]:
 def compact(spark: SparkSession, sources: Sequence[str], options: Options) -> list[Any]:
     """Compact the tracks in local directories; returns rows of `COMPACTED`, one per unit of work."""
     directories = track_directories(sources)
-    with locked([] if options.out else directories):
+    with ExitStack() as stack:
+        for directory in () if options.out else directories:
+            stack.enter_context(merge_lock(directory, wait=True))
         units = [unit for directory in directories for unit in _units(directory, options)]
         return pieces(spark, units).mapInArrow(_work, COMPACTED).collect()
-
-
-@contextmanager
-def locked(directories: Iterable[Path]) -> Iterator[None]:
-    """Keep other compactions from these directories meanwhile."""
-    descriptors: list[int] = []
-    try:
-        for directory in directories:
-            descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            descriptors.append(descriptor)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
 
 
 def _units(directory: Path, options: Options) -> Iterator[_Unit]:
@@ -104,7 +93,8 @@ def _units(directory: Path, options: Options) -> Iterator[_Unit]:
         (name for path in directory.glob("*.parquet") if (name := FileName.parse(path.name)) is not None),
         key=lambda name: name.order,
     )
-    settled = [name for name in names if name.sort is not Sort.COPIES]
+    replaced = _replaced(directory, names)
+    settled = [name for name in names if name.sort is not Sort.COPIES and str(name) not in replaced]
     if options.out is None:
         settled = settled[:-1]
     run: list[FileName] = []
@@ -118,6 +108,16 @@ def _units(directory: Path, options: Options) -> Iterator[_Unit]:
         size += added
     if run:
         yield _Unit(str(directory), tuple(map(str, run)), options)
+
+
+def _replaced(directory: Path, names: Sequence[FileName]) -> set[str]:
+    """Return the files that a merged one replaces and that still lie beside it: they are dead, whoever made it."""
+    found: set[str] = set()
+    for name in names:
+        if name.sort is Sort.MERGED:
+            with suppress(TrackFileError):  # the worker that gets it says so
+                found.update(_read(directory, str(name)).table.head.replaces)
+    return found
 
 
 # --- in the workers -------------------------------------------------------------------------------------------------------
@@ -144,29 +144,40 @@ _COMPACTED_SCHEMA: Final = schema_of(
 @dataclass(frozen=True, slots=True)
 class _File:
     name: str
-    head: Head
-    elements: tuple[Element, ...]
-    records: tuple[Record, ...]
+    table: TrackTable
     size: int
 
 
 def _compact_unit(unit: _Unit) -> dict[str, Any]:
     directory = Path(unit.directory)
     files = [_read(directory, name) for name in unit.names]
-    replaced = {name for file in files for name in file.head.replaces}
-    living = [file for file in files if file.name not in replaced]
-    elements = [element for file in living for element in file.elements]
+    head = files[-1].table.head
+    elements, records = _rows(directory, files)
     copied = _copied(directory)
     apart = [element for element in elements if identity_of(element) in copied]
     joined = join([element for element in elements if identity_of(element) not in copied]) + apart
     joined = [element for element in joined if last_ms(element) >= unit.options.expire_ms]
-    records = condense([record for file in living for record in file.records])
-    outcome = {
-        *(("directory", unit.directory), ("broker", living[-1].head.broker), ("incarnation", living[-1].head.incarnation)),
-        *(("files", len(files)), ("elements", len(elements)), ("elements_left", len(joined))),
-        ("bytes", sum(file.size for file in files)),
+    outcome: dict[str, Any] = {
+        "directory": unit.directory,
+        "broker": head.broker,
+        "incarnation": head.incarnation,
+        "files": len(files),
+        "elements": len(elements),
+        "elements_left": len(joined),
+        "bytes": sum(file.size for file in files),
     }
-    return dict(outcome) | _write(unit, directory, files, living, joined, records)
+    if unit.options.out is None and len(files) == 1 and len(joined) == len(elements):
+        return outcome | {"files_left": 1, "bytes_left": files[0].size}
+    return outcome | {"files_left": 1, "bytes_left": _write(unit, directory, files, joined, records)}
+
+
+def _rows(directory: Path, files: Sequence[_File]) -> tuple[list[Element], list[Record]]:
+    """Return the elements of files, and their records but for those that a later one supersedes."""
+    rows = merged_rows([file.table for file in files])
+    try:
+        return list(elements_of(rows)), list(records_of(rows))
+    except RowError as error:
+        raise TrackFileError(str(directory / files[0].name), str(error)) from error
 
 
 def _copied(directory: Path) -> set[Identity]:
@@ -176,67 +187,30 @@ def _copied(directory: Path) -> set[Identity]:
     found: set[Identity] = set()
     for name in copies:
         with suppress(TrackFileError):  # the broker replaced it; what it copied lives on, and is in no file that we touch
-            found.update(identity_of(element) for element in _read(directory, name).elements)
+            found.update(identity_of(element) for element in _rows(directory, [_read(directory, name)])[0])
     return found
 
 
-def _write(
-    unit: _Unit,
-    directory: Path,
-    files: Sequence[_File],
-    living: Sequence[_File],
-    joined: Sequence[Element],
-    records: Sequence[Record],
-) -> dict[str, Any]:
-    """Write the result and remove what it replaces, unless nothing would change."""
-    elements = sum(len(file.elements) for file in living)
-    out = unit.options.out
-    if out is None and len(files) == 1 and len(joined) == elements:
-        return {"files_left": 1, "bytes_left": files[0].size}
-    newest = FileName.parse(living[-1].name)
-    assert newest is not None
-    target = FileName(newest.incarnation, newest.sequence, Sort.MERGED)
-    first, last = living[0].head, living[-1].head
-    kept_from_ms = max(unit.options.expire_ms, *(file.head.kept_from_ms for file in living))
-    names = dict.fromkeys([*(name for file in files for name in file.head.replaces), *unit.names])
-    head = Head(
-        broker=last.broker,
-        incarnation=last.incarnation,
-        sequence=last.sequence,
-        written_ms=last.written_ms,
-        kept_from_ms=kept_from_ms,
-        complete=last.complete,
-        previous=first.previous,
-        replaces=tuple(name for name in names if name != str(target)),
-    )
+def _write(unit: _Unit, directory: Path, files: Sequence[_File], joined: Sequence[Element], records: Sequence[Record]) -> int:
+    """Write the result and remove what it replaces; return its size."""
+    names = [name for file in files if (name := FileName.parse(file.name)) is not None]
+    present = {path.name for path in directory.glob("*.parquet")}
+    head = merged_head([file.table for file in files], names, present)
+    target = str(FileName(head.incarnation, head.sequence, Sort.MERGED))
+    kept_from_ms = max(unit.options.expire_ms, *(file.table.head.kept_from_ms for file in files))
+    replaces = tuple(name for name in head.replaces if name != target)
+    head = msgspec.structs.replace(head, kept_from_ms=kept_from_ms, replaces=replaces)
     data, _ = pack(head, to_table(head.stamp, joined, records))
-    where = directory if out is None else Path(out) / f"broker-{last.broker}" / "tracks"
-    _make_durable(where / str(target), data)
+    out = unit.options.out
+    where = directory if out is None else Path(out) / f"broker-{head.broker}" / "tracks"
+    where.mkdir(parents=True, exist_ok=True)
+    # Under a name of its own until it is whole: a broker that starts here removes what its former life left unfinished.
+    write_durably(where / target, where / f".{target}.{os.getpid()}.compact", data, Disk())
     if out is None:
-        for name in unit.names:
-            if name != str(target):
-                (directory / name).unlink(missing_ok=True)
-    return {"files_left": 1, "bytes_left": sum(map(len, data))}
-
-
-def _make_durable(path: Path, pieces: Sequence[bytes | memoryview]) -> None:
-    """Make a file appear whole, or raise. Until then it has a name that a broker at work in the directory does not know."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.name}.{os.getpid()}.compact")
-    try:
-        with new.open("wb") as file:
-            file.writelines(pieces)
-            file.flush()
-            os.fsync(file.fileno())
-        new.rename(path)
-        descriptor = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        new.unlink(missing_ok=True)
-        raise StorageFailedError(str(path), error.strerror or str(error)) from error
+        for file in files:
+            if file.name != target:
+                (directory / file.name).unlink(missing_ok=True)
+    return sum(map(len, data))
 
 
 def _read(directory: Path, name: str) -> _File:
@@ -244,9 +218,9 @@ def _read(directory: Path, name: str) -> _File:
     try:
         data = pa.py_buffer(path.read_bytes())
         table = unpack(data)
-        whole = pa.Table.from_batches([table.whole()])
-        return _File(name, table.head, tuple(elements_of(whole)), tuple(records_of(whole)), len(data))
-    except (FormatError, RowError, OSError) as error:
+        table.whole()
+        return _File(name, table, data.size)
+    except (FormatError, OSError) as error:
         raise TrackFileError(str(path), str(error)) from error
 
 
@@ -318,21 +292,3 @@ def last_ms(element: Element) -> int:
     """Return the newest timestamp in an element."""
     late = int(element.singletons.max(initial=-1))
     return max(element.to_ms, late) if element.from_ms <= element.to_ms else late
-
-
-def condense(records: Sequence[Record]) -> list[Record]:
-    """Keep of spans and horizons the newest, of equal records one."""
-    newest: dict[Any, Record] = {}
-    for record in records:
-        match record:
-            case Span():
-                name: Any = ("span", record.number, record.pubend, record.subscriber)
-            case Horizon():
-                name = ("horizon", record.pubend)
-            case Farewell():
-                name = ("farewell",)
-            case _:
-                name = record
-        newest.pop(name, None)
-        newest[name] = record
-    return list(newest.values())

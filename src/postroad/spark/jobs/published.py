@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from postroad.core.batch import Batch
 from postroad.errors import LogsMissingError
 from postroad.spark.jobs.arrow import id_column, record_batch
-from postroad.storage.directory import PUBENDS_NAME
+from postroad.storage.directory import logs_in
 from postroad.storage.segment.observer import LogView, Part, observe, parts, read_part
 
 PART_BYTES: Final = 16 << 20
@@ -91,17 +91,13 @@ def log_paths(directories: Sequence[str]) -> list[tuple[int, Path]]:
     """Find the logs in data directories: (pubend, path), each once."""
     found: dict[int, Path] = {}
     for directory in directories:
-        here = _log_paths(Path(directory)) or [each for path in sorted(Path(directory).glob("*")) for each in _log_paths(path)]
-        if not here:
+        root = Path(directory)
+        here = [logs_in(root)] if logs_in(root) else [logs_in(path) for path in sorted(root.glob("*"))]
+        if not any(here):
             raise LogsMissingError(directory)
-        found.update(here)
+        for logs in here:
+            found |= logs
     return sorted(found.items())
-
-
-def _log_paths(directory: Path) -> list[tuple[int, Path]]:
-    root = directory / PUBENDS_NAME
-    logs = sorted(path for path in root.glob("*") if len(path.name) == 16 and any(path.glob("*.segment")))
-    return [(int(path.name, 16), path) for path in logs]
 
 
 def pieces(spark: SparkSession, listed: Sequence[Any]) -> DataFrame:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
@@ -17,6 +19,7 @@ from postroad.storage.segment.log import write_error
 NEW_PREFIX: Final = "."  # readers of the directory, Spark among them, pass over hidden files
 NEW_SUFFIX: Final = ".new"
 SUFFIX: Final = ".parquet"
+LOCK_NAME: Final = ".merge.lock"
 
 
 class FileStatus(NamedTuple):
@@ -45,6 +48,10 @@ class TrackFiles(Protocol):
         ...
 
     def remove(self, name: str) -> None: ...
+
+    def merging(self) -> AbstractContextManager[bool]:
+        """Keep others from merging these files meanwhile; False when somebody else does it now."""
+        ...
 
     def path(self, name: str) -> str:
         """Name the file for a person."""
@@ -94,24 +101,7 @@ class DirectoryFiles:
             raise TrackFileError(str(path), error.strerror or str(error)) from error
 
     def write(self, name: str, data: Sequence[bytes | memoryview]) -> None:
-        path = self._path / name
-        new = self._path / f"{NEW_PREFIX}{name}{NEW_SUFFIX}"
-        try:
-            self._write_new(new, data)
-            self._disk.rename(new, path)
-            self._disk.sync_directory(self._path)
-        except OSError as error:
-            with suppress(OSError):
-                self._disk.remove(new)
-            raise write_error(error, path) from error
-
-    def _write_new(self, path: Path, data: Sequence[bytes | memoryview]) -> None:
-        descriptor = self._disk.create(path)
-        try:
-            self._disk.write(descriptor, data, 0)
-            self._disk.sync(descriptor)
-        finally:
-            self._disk.close(descriptor)
+        write_durably(self._path / name, self._path / f"{NEW_PREFIX}{name}{NEW_SUFFIX}", data, self._disk)
 
     def remove(self, name: str) -> None:
         try:
@@ -120,8 +110,49 @@ class DirectoryFiles:
         except OSError as error:
             raise StorageFailedError(str(self._path / name), error.strerror or str(error)) from error
 
+    def merging(self) -> AbstractContextManager[bool]:
+        return merge_lock(self._path, wait=False)
+
     def path(self, name: str) -> str:
         return str(self._path / name)
+
+
+def write_durably(path: Path, new: Path, data: Sequence[bytes | memoryview], disk: Disk) -> None:
+    """Make a file appear whole under its name, by way of a new one beside it, or raise and leave neither."""
+    try:
+        descriptor = disk.create(new)
+        try:
+            disk.write(descriptor, data, 0)
+            disk.sync(descriptor)
+        finally:
+            disk.close(descriptor)
+        disk.rename(new, path)
+        disk.sync_directory(path.parent)
+    except OSError as error:
+        with suppress(OSError):
+            disk.remove(new)
+        raise write_error(error, path) from error
+
+
+@contextmanager
+def merge_lock(directory: Path, *, wait: bool) -> Iterator[bool]:
+    """Be the only one who merges the files of a directory, a broker or a compaction; False when that is somebody else now."""
+    try:
+        descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise write_error(error, directory / LOCK_NAME) from error
+    try:
+        yield _locked(descriptor, wait=wait)
+    finally:
+        os.close(descriptor)
+
+
+def _locked(descriptor: int, *, wait: bool) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    return True
 
 
 @dataclass(slots=True)
@@ -163,6 +194,9 @@ class MemoryFiles:
 
     def remove(self, name: str) -> None:
         self._files.pop(name, None)
+
+    def merging(self) -> AbstractContextManager[bool]:
+        return nullcontext(enter_result=True)
 
     def path(self, name: str) -> str:
         return name

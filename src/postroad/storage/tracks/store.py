@@ -109,7 +109,10 @@ class TrackStore:
 
         To be called now and then. Raises like `write`.
         """
-        self._steady(lambda: self._merge(now_ms))
+        with self._disk.merging() as alone:
+            if alone:
+                self._catalog.refresh()  # others may have compacted what we know
+                self._steady(lambda: self._merge(now_ms))
         for file in outdated(self._catalog.files, now_ms):
             self._catalog.remove(file)
         self._steady(lambda: self._drop(now_ms))
