@@ -30,7 +30,7 @@ from postroad.storage.tracks.store import TrackStore
 
 log = logging.getLogger("postroad.tracking")
 
-GATHER_S: Final = 0.05
+GATHER_S: Final = 1.0
 BACKLOG_BYTES_MAX: Final = 64 << 20
 ORDER_BYTES: Final = 128  # what an order costs beside its events
 QUESTIONS_MAX: Final = 1024

@@ -8,7 +8,9 @@ writes to them. Made for every delivery, hence structs without cyclic garbage co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from itertools import chain, count
 from typing import TypeAlias
 
 import msgspec
@@ -64,19 +66,28 @@ class DeliveredRows(msgspec.Struct, frozen=True, gc=False):
     selections: tuple[Rows, ...]
 
 
-def deliveries(batches: Sequence[DeliveredRows]) -> Iterator[Delivered]:
-    """Yield what was sent to each subscriber, batch by batch; their ids are taken out all at once."""
-    if not batches:
-        return
-    starts = np.cumsum([0, *(len(batch.ids) for batch in batches[:-1])])
-    counts = [sum(map(len, batch.selections)) for batch in batches]
-    rows = np.concatenate([selection for batch in batches for selection in batch.selections]) + np.repeat(starts, counts)
-    ids: Ids = np.concatenate([batch.ids for batch in batches])[rows]
-    start = 0
+def deliveries(batches: Iterable[DeliveredRows]) -> Iterator[Delivered]:
+    """Yield what was sent to each subscriber from each pubend, in the order in which it was sent.
+
+    The work per delivery is done by numpy and by iterators written in C: there may be thousands, of one row each.
+    """
+    by_pubend: dict[int, list[DeliveredRows]] = {}
     for batch in batches:
-        for subscriber, selection in zip(batch.subscribers, batch.selections, strict=True):
-            stop = start + len(selection)
-            yield Delivered(subscriber, batch.pubend, ids[start:stop])
+        if batch.selections:
+            by_pubend.setdefault(batch.pubend, []).append(batch)
+    for pubend, those in by_pubend.items():
+        numbers: defaultdict[str, int] = defaultdict(count().__next__)  # of subscribers, as they come
+        selections = [selection for batch in those for selection in batch.selections]
+        names = chain.from_iterable(batch.subscribers for batch in those)
+        whose = np.fromiter(map(numbers.__getitem__, names), np.intp, len(selections))
+        sizes = np.fromiter(map(len, selections), np.intp, len(selections))
+        starts = np.cumsum([0, *(len(batch.ids) for batch in those[:-1])])
+        rows = np.concatenate(selections) + np.repeat(np.repeat(starts, [len(batch.selections) for batch in those]), sizes)
+        whose = np.repeat(whose, sizes)
+        ids: Ids = np.concatenate([batch.ids for batch in those])[rows[np.argsort(whose, kind="stable")]]
+        start = 0
+        for subscriber, stop in zip(numbers, np.cumsum(np.bincount(whose, minlength=len(numbers))).tolist(), strict=True):
+            yield Delivered(subscriber, pubend, ids[start:stop])
             start = stop
 
 

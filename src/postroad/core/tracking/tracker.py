@@ -90,7 +90,7 @@ class Tracker:
     def take(self, events: Sequence[TrackEvent | Crash], wall_ms: int) -> None:
         """Take the events of a turn, or of many."""
         groups: dict[_Name, list[_Tracked]] = {}
-        for delivered in deliveries([event for event in events if type(event) is DeliveredRows]):
+        for delivered in deliveries(event for event in events if type(event) is DeliveredRows):
             groups.setdefault((delivered.pubend >> PUBEND_BITS, delivered.subscriber), []).append(delivered)
         for event in events:
             match event:

@@ -1,0 +1,37 @@
+"""What was delivered, batch by batch, taken apart by subscriber."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.core.tracking.ids import make_ids
+
+from postroad.core.tracking.events import DeliveredRows, deliveries
+
+Sent = list[tuple[int, int, list[tuple[str, list[int]]]]]  # batches: pubend, rows, who got which
+
+selections = st.lists(st.integers(0, 7), unique=True).map(sorted)
+batches = st.lists(
+    st.tuples(
+        st.sampled_from([256, 257, 512]),
+        st.just(8),
+        st.lists(st.tuples(st.sampled_from("abcd"), selections), max_size=4, unique_by=lambda each: each[0]),
+    ),
+    max_size=6,
+)
+
+
+@given(batches)
+def test_each_subscriber_gets_its_own_in_the_order_of_sending(sent: Sent) -> None:
+    """Taking all batches apart at once gives what going through them one by one does."""
+    expected: dict[tuple[int, str], list[bytes]] = {}
+    given_batches = []
+    for number, (pubend, rows, whose) in enumerate(sent):
+        ids = make_ids(rows, seed=number)
+        names, taken = tuple(name for name, _ in whose), tuple(np.array(each, np.uint32) for _, each in whose)
+        given_batches.append(DeliveredRows(names, pubend, ids, taken))
+        for name, each in whose:
+            expected.setdefault((pubend, name), []).extend(ids[row].tobytes() for row in each)
+    found = {(each.pubend, each.subscriber): [item.tobytes() for item in each.ids] for each in deliveries(given_batches)}
+    assert found == expected
