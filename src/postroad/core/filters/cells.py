@@ -153,10 +153,12 @@ class Axis:
 
     def rows_by_cell(self, rows: Rows) -> dict[int, list[int]]:
         """Return the cells that occur in few rows, each with its rows in ascending order."""
-        if rows.columns.listed(self.name) is None:
+        listed = rows.columns.listed(self.name)
+        if listed is None:
             return {self.null: list(range(rows.count))}
+        kind, values = listed
         found: dict[int, list[int]] = {}
-        for row, cell in enumerate(self.listed_cells(rows)):
+        for row, cell in enumerate(map(self._cell_of(kind), values)):
             if cell in found:
                 found[cell].append(row)
             else:

@@ -83,6 +83,9 @@ class Listed:
         return items
 
 
+NOTHING: Final = Listed(())
+
+
 class _Check(NamedTuple):
     """A range of cells, and for a set its cuts."""
 
@@ -184,8 +187,10 @@ class Lookup:
         candidates = self._candidates(rows)
         if candidates is None:
             return None
-        if alive is not None:
+        if candidates and alive is not None:
             candidates = [each for each in candidates if alive[each[0].entry]]
+        if not candidates:
+            return NOTHING
         plain: list[tuple[int, list[int]]] = []
         few: list[tuple[int, list[int]]] = []
         many: list[tuple[int, list[int]]] = []
@@ -225,7 +230,8 @@ class Lookup:
                     return None
                 if postings:
                     own.append((postings, concerned))
-            cells.append(own)
+            if own:
+                cells.append(own)
         found = [(posting, list(range(rows.count))) for posting in self._everywhere]
         for own in cells:
             found += _by_posting(own)

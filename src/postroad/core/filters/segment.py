@@ -40,7 +40,7 @@ from postroad.core.filters.join import (
     rows_of,
     runs,
 )
-from postroad.core.filters.lookup import FEW_ROWS, Listed, Lookup, Tested
+from postroad.core.filters.lookup import FEW_ROWS, NOTHING, Listed, Lookup, Tested
 from postroad.core.filters.normal import Normal
 from postroad.core.filters.postings import Flags, Longs, expanded, lay_out
 
@@ -126,7 +126,7 @@ class Loose(Generic[E]):
 
     def match(self, rows: Rows) -> Found:
         if not self.entries:
-            return Listed(())
+            return NOTHING
         if rows.count <= FEW_ROWS:
             found = self._looked_up(rows)
             if found is not None:
