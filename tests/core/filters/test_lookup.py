@@ -165,6 +165,17 @@ def test_numbers_are_looked_up_exactly_whatever_type_came_before() -> None:
         assert found(index, batch) == expected(dict(enumerate(filters)), batch)
 
 
+def test_a_removed_filter_is_not_found_in_the_segment_it_stood_in() -> None:
+    """Its postings stay, and so does what is remembered of them."""
+    index = index_of(*(eq("x", key) for key in range(10)), Literal(True))
+    batch = batch_of({"x": [3, 4, 3]})
+    index.match(batch)
+    (segment,) = index._segments
+    index.remove(3)
+    looked_up, joined = both_ways(segment, batch)
+    assert looked_up == joined == [(10, [0, 1, 2]), (4, [1])]
+
+
 def test_many_candidates_are_left_to_the_join() -> None:
     """A cell with too many postings, and too many in all, are both noticed; the result is the same."""
     filters: list[Condition] = [gt("x", threshold) for threshold in range(CANDIDATES_MAX + 10)]
