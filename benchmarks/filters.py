@@ -1,10 +1,12 @@
-"""What parsing and evaluating filters costs: `python -m benchmarks.filters`.
+"""What parsing and evaluating filters costs, and matching small batches: `python -m benchmarks.filters [--few]`.
 
 Every figure is the best of many short runs, on one core, without any cache between the calls.
 """
 
 from __future__ import annotations
 
+import itertools
+import sys
 import timeit
 from collections.abc import Callable
 from typing import NamedTuple
@@ -15,9 +17,12 @@ import pyarrow as pa
 from postroad import Filter
 from postroad.core.batch import Batch
 from postroad.core.filters.columns import Columns
+from postroad.core.filters.index import FilterIndex
 from postroad.types import AttributeValue
 
 ROWS = 1_000
+TOPICS = 500
+FEW = (1, 3, 10, 20, 64, 65)
 ONE_COMPARISON = "price > 50"
 THREE_CONDITIONS = "symbol = 'S77' AND price > 10 AND price <= 20"
 CONDITIONS = [
@@ -97,6 +102,36 @@ def parse_rate(text: str) -> Measurement:
     return Measurement(f"parse {text}", seconds, "filters", 1 / seconds)
 
 
+def topics_index(*, one_by_one: bool) -> FilterIndex[int]:
+    """Subscriptions to one topic each; with a match after each of them the index consists of several segments."""
+    index: FilterIndex[int] = FilterIndex()
+    for topic in range(TOPICS):
+        index.add(topic, f"topic = 'T{topic}'")
+        if one_by_one:
+            index.match(topics_batch(1, 0))
+    return index
+
+
+def topics_batch(rows: int, seed: int) -> Batch:
+    random = np.random.default_rng(seed)
+    topics = [f"T{number}" for number in random.integers(0, TOPICS, rows)]
+    return Batch.from_columns(bytes(16 * rows), [b""] * rows, {"topic": topics, "n": random.integers(0, 100, rows)})
+
+
+def few_rows_rate(name: str, index: FilterIndex[int], rows: int) -> Measurement:
+    """Match a batch as a broker does that hands each of a few messages to whoever has subscribed to its topic."""
+    batches = itertools.cycle([topics_batch(rows, seed) for seed in range(100)])
+    for _ in range(100):
+        index.match(next(batches))
+    seconds = best(lambda: list(index.match(next(batches)).items()))
+    return Measurement(f"{rows} rows, {TOPICS} topics {name}", seconds, "rows", rows / seconds)
+
+
+def measure_few() -> list[Measurement]:
+    indexes = {"at once": topics_index(one_by_one=False), "one by one": topics_index(one_by_one=True)}
+    return [few_rows_rate(name, index, rows) for name, index in indexes.items() for rows in FEW]
+
+
 def measure() -> list[Measurement]:
     batch = sample_batch()
     return [
@@ -111,8 +146,9 @@ def measure() -> list[Measurement]:
 
 
 def main() -> None:
-    print(f"| {ROWS} rows, best of 60 | us per call | per second |\n|---|---:|---:|")
-    for name, seconds, unit, per_second in measure():
+    few = "--few" in sys.argv[1:]
+    print(f"| {'small batches' if few else f'{ROWS} rows'}, best of 60 | us per call | per second |\n|---|---:|---:|")
+    for name, seconds, unit, per_second in measure_few() if few else [*measure(), *measure_few()]:
         print(f"| {name} | {seconds * 1e6:.2f} | {per_second:,.0f} {unit} |")
 
 

@@ -27,7 +27,7 @@ COLUMNS: list[tuple[AttributeValue | None, ...]] = [
 
 def some_batch(random: Random) -> Batch:
     """Make a batch whose columns each have one type, with or without nulls; some are absent."""
-    rows = random.choice((1, 2, 7, 40, 150))
+    rows = random.choice((1, 2, 7, 40, 64, 65, 150))
     columns: dict[str, list[AttributeValue | None]] = {}
     for name in generated.NAMES:
         pool = random.choice(COLUMNS)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
@@ -36,7 +36,14 @@ Range: TypeAlias = tuple[int, int]
 KNOWN_STRINGS_MAX: Final = 1 << 16
 """Strings whose cell an axis remembers; it forgets all when there are more."""
 
+KNOWN_NUMBERS_MAX: Final = 1 << 12
+"""Numbers likewise. Fewer, because they are found without much more work and more often new."""
+
 _EXACT: Final = 1 << 53
+# Members of an enumeration are slow to get at.
+_STRING: Final = Kind.STRING
+_NUMBER: Final = Kind.NUMBER
+_BOOLEAN: Final = Kind.BOOLEAN
 
 
 class Rows:
@@ -63,7 +70,18 @@ class Rows:
 class Axis:
     """The cells of one attribute, for a fixed set of constraints."""
 
-    __slots__ = ("_floats", "_ints", "_number_places", "_special", "_string_cells", "_string_places", "count", "name", "null")
+    __slots__ = (
+        "_floats",
+        "_ints",
+        "_number_cells",
+        "_number_places",
+        "_special",
+        "_string_cells",
+        "_string_places",
+        "count",
+        "name",
+        "null",
+    )
 
     def __init__(self, name: str, constraints: Sequence[Constraint]) -> None:
         numbers = sorted({cut for constraint in constraints for cut in constraint.numbers})
@@ -75,8 +93,9 @@ class Axis:
         self._special = {NAN: first, BYTES: first + 1, FALSE: first + 2, TRUE: first + 3}
         self._string_places = {cut: first + 5 + i for i, cut in enumerate(strings)}
         texts = [text for above_all, text in strings if not above_all]
-        self._string_cells = _StringCells(texts, first + 4)
+        self._number_cells: _NumberCells | None = None  # made for the first batch of few rows
         self.null = first + 4 + len(texts) + 1
+        self._string_cells = _StringCells(texts, first + 4, self.null)
         self.count = self.null + 1
 
     def places(self, constraint: Constraint) -> list[int]:
@@ -111,6 +130,41 @@ class Axis:
             cells[~vector.known] = self.null
         return cells
 
+    def listed_cells(self, rows: Rows) -> list[int]:
+        """Do as `cells` for few rows, one by one."""
+        listed = rows.columns.listed(self.name)
+        if listed is None:
+            return [self.null] * rows.count
+        kind, values = listed
+        return list(map(self._cell_of(kind), values))
+
+    def _cell_of(self, kind: Kind) -> Callable[[Any], int]:
+        """Return the way from a value of a kind, or None for NULL, to its cell."""
+        if kind is _STRING:
+            self._string_cells.forget()
+            return self._string_cells.__getitem__
+        if kind is _NUMBER:
+            if self._number_cells is None:
+                self._number_cells = _NumberCells(list(self._number_places), self._special[NAN], self.null)
+            return self._number_cells.__getitem__
+        if kind is _BOOLEAN:
+            return {None: self.null, False: self._special[FALSE], True: self._special[TRUE]}.__getitem__
+        return lambda value: self.null if value is None else self._special[BYTES]
+
+    def rows_by_cell(self, rows: Rows) -> dict[int, list[int]]:
+        """Return the cells that occur in few rows, each with its rows in ascending order."""
+        listed = rows.columns.listed(self.name)
+        if listed is None:
+            return {self.null: list(range(rows.count))}
+        kind, values = listed
+        found: dict[int, list[int]] = {}
+        for row, cell in enumerate(map(self._cell_of(kind), values)):
+            if cell in found:
+                found[cell].append(row)
+            else:
+                found[cell] = [row]
+        return found
+
     def _known_cells(self, vector: Vector, rows: Rows) -> Ints:
         """Do as `cells`; what stands in a row without a value does not matter."""
         match vector.kind:
@@ -129,24 +183,50 @@ class Axis:
                 return np.full(rows.count, self._special[BYTES], np.int32)
 
 
-class _StringCells(dict[str, int]):
-    """The cell of each string met so far."""
+class _StringCells(dict[str | None, int]):
+    """The cell of each string met so far, and of NULL."""
 
-    __slots__ = ("_base", "_cuts")
+    __slots__ = ("_base", "_cuts", "_null")
 
-    def __init__(self, cuts: list[str], base: int) -> None:
-        super().__init__()
+    def __init__(self, cuts: list[str], base: int, null: int) -> None:
+        super().__init__({None: null})
         self._cuts = cuts
         self._base = base
+        self._null = null
 
     def __missing__(self, text: str) -> int:
         cell = self[text] = self._base + bisect_right(self._cuts, text)
         return cell
 
-    def lookup(self, texts: list[str]) -> Ints:
+    def forget(self) -> None:
         if len(self) > KNOWN_STRINGS_MAX:
             self.clear()
+            self[None] = self._null
+
+    def lookup(self, texts: list[str]) -> Ints:
+        self.forget()
         return np.fromiter(map(self.__getitem__, texts), np.int32, len(texts))
+
+
+class _NumberCells(dict[float | None, int]):
+    """Likewise for numbers. Python compares int and float exactly, as keys too: 1 and 1.0 have one cell."""
+
+    __slots__ = ("_cuts", "_nan", "_null")
+
+    def __init__(self, cuts: list[NumberCut], nan: int, null: int) -> None:
+        super().__init__({None: null})
+        self._cuts = cuts
+        self._nan = nan
+        self._null = null
+
+    def __missing__(self, number: float) -> int:
+        if math.isnan(number):  # no key would find it again
+            return self._nan
+        if len(self) > KNOWN_NUMBERS_MAX:
+            self.clear()
+            self[None] = self._null
+        cell = self[number] = bisect_right(self._cuts, (number, 0))
+        return cell
 
 
 def _cuts_below(cuts: npt.NDArray[Any], values: npt.NDArray[Any]) -> Ints:

@@ -55,11 +55,12 @@ _NOT_READ: Final = Vector(Kind.BOOLEAN, None, None)
 class Columns:
     """The attributes of one batch, each decoded when it is first asked for. Share one to evaluate many filters."""
 
-    __slots__ = ("_batch", "_vectors")
+    __slots__ = ("_batch", "_listed", "_vectors")
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
         self._vectors: dict[str, Vector | None] = {}
+        self._listed: dict[str, tuple[Kind, list[Scalar]] | None] = {}
 
     def __len__(self) -> int:
         return len(self._batch)
@@ -71,6 +72,15 @@ class Columns:
             column = self._batch.attribute(name)
             vector = self._vectors[name] = None if column is None else vectors.decode(column, name)
         return vector
+
+    def listed(self, name: str) -> tuple[Kind, list[Scalar]] | None:
+        """Return the same as Python values, for a batch of few rows."""
+        try:
+            return self._listed[name]
+        except KeyError:
+            column = self._batch.attribute(name)
+            listed = self._listed[name] = None if column is None else vectors.listed(column, name)
+            return listed
 
 
 Select: TypeAlias = Callable[[Columns], Rows]

@@ -84,7 +84,7 @@ class Filter:
     def attributes(self) -> frozenset[str]:
         """The names of the attributes the filter looks at."""
         if self._attributes is None:
-            self._attributes = frozenset(_names(self.condition))
+            self._attributes = frozenset(attribute_names(self.condition))
         return self._attributes
 
     def covers(self, other: Filter) -> bool:
@@ -130,20 +130,21 @@ def _restore(condition: Condition) -> Filter:
     return restored
 
 
-def _names(node: Condition | Value) -> Iterator[str]:
+def attribute_names(node: Condition | Value) -> Iterator[str]:
+    """Yield the names of the attributes in a syntax tree, as often as they occur."""
     match node:
         case Attribute(name):
             yield name
         case Literal():
             return
         case Sign(_, operand) | Not(operand) | In(operand) | Like(operand) | IsNull(operand):
-            yield from _names(operand)
+            yield from attribute_names(operand)
         case Arithmetic(_, left, right) | Comparison(_, left, right):
-            yield from _names(left)
-            yield from _names(right)
+            yield from attribute_names(left)
+            yield from attribute_names(right)
         case Between(operand, low, high):
             for value in (operand, low, high):
-                yield from _names(value)
+                yield from attribute_names(value)
         case And(operands) | Or(operands):
             for each in operands:
-                yield from _names(each)
+                yield from attribute_names(each)

@@ -13,7 +13,7 @@ The answer is exactly that of evaluating every filter alone. Order of results is
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
@@ -22,10 +22,11 @@ from postroad.core.batch import Batch
 from postroad.core.filters.ast import Condition
 from postroad.core.filters.cells import Ints, Rows
 from postroad.core.filters.columns import Columns, Select, compile_select
-from postroad.core.filters.filter import Filter
+from postroad.core.filters.filter import Filter, attribute_names
 from postroad.core.filters.normal import Normal, prepare
 from postroad.core.filters.postings import Longs
-from postroad.core.filters.segment import ROWS_MAX, Loose, Part, Segment
+from postroad.core.filters.scalar import Test, compile_test
+from postroad.core.filters.segment import ROWS_MAX, Found, Loose, Segment
 
 SEGMENT_RATIO: Final = 4
 """How many times larger each segment is than the next, at least."""
@@ -42,7 +43,7 @@ _NO_ROWS: Final[Ints] = np.zeros(0, np.int32)
 class Entry(Generic[K]):
     """A filter, with all keys that stand for it."""
 
-    __slots__ = ("_select", "condition", "keys", "normal", "place", "segment", "signature")
+    __slots__ = ("_names", "_select", "_test", "condition", "keys", "normal", "place", "segment", "signature")
 
     def __init__(self, condition: Condition, normal: Normal, signature: Hashable) -> None:
         self.condition = condition
@@ -52,11 +53,20 @@ class Entry(Generic[K]):
         self.segment: Segment[Entry[K]] | Loose[Entry[K]] | None = None
         self.place = -1
         self._select: Select | None = None
+        self._test: Test | None = None
+        self._names: list[str] = []
 
     def select(self) -> Select:
         if self._select is None:
             self._select = compile_select(self.condition)
         return self._select
+
+    def holds(self, columns: Columns, row: int) -> bool:
+        if self._test is None:
+            self._test = compile_test(self.condition)
+            self._names = sorted(set(attribute_names(self.condition)))
+        listed = {name: columns.listed(name) for name in self._names}
+        return self._test({name: each[1][row] for name, each in listed.items() if each is not None}) is True
 
 
 class FilterIndex(Generic[K]):
@@ -67,6 +77,7 @@ class FilterIndex(Generic[K]):
         self._by_key: dict[K, Entry[K]] = {}
         self._by_signature: dict[Hashable, Entry[K]] = {}
         self._loose: dict[Hashable, Entry[K]] = {}
+        self._placed_loose: Loose[Entry[K]] = Loose([])
         self._segments: list[Segment[Entry[K]]] = []
         self._sources: list[Segment[Entry[K]] | Loose[Entry[K]]] = []
         self._settled = 0
@@ -112,11 +123,10 @@ class FilterIndex(Generic[K]):
         """Say which filters match which rows. Read the result before the index changes."""
         if self._settled != self.version:
             self._settle()
-        blocks = [
-            (offset, Rows(Columns(Batch(batch.columns.slice(offset, ROWS_MAX))))) for offset in range(0, len(batch), ROWS_MAX)
-        ]
+        count = len(batch)
+        blocks = [(start, Rows(Columns(batch.slice(start, start + ROWS_MAX)))) for start in range(0, count, ROWS_MAX)]
         parts = [_Parts(source, [(offset, source.match(rows)) for offset, rows in blocks]) for source in self._sources]
-        return Matches(len(batch), parts, self)
+        return Matches(count, parts, self)
 
     def entry(self, key: K) -> Entry[K]:
         return self._by_key[key]
@@ -139,7 +149,10 @@ class FilterIndex(Generic[K]):
         if fresh:
             kept.append(_placed(Segment(fresh)))
         self._segments = kept
-        self._sources = [*kept, _placed(Loose(list(self._loose.values())))]
+        loose = list(self._loose.values())
+        if loose != self._placed_loose.entries:
+            self._placed_loose = _placed(Loose(loose))
+        self._sources = [*kept, self._placed_loose]
         self._settled = self.version
 
 
@@ -221,16 +234,16 @@ class _Parts(Generic[K]):
 
     __slots__ = ("_blocks", "_places", "segment")
 
-    def __init__(self, segment: Segment[Entry[K]] | Loose[Entry[K]], blocks: Sequence[tuple[int, Part]]) -> None:
+    def __init__(self, segment: Segment[Entry[K]] | Loose[Entry[K]], blocks: Sequence[tuple[int, Found]]) -> None:
         self.segment = segment
         self._blocks = blocks
         self._places: list[dict[int, int]] | None = None
 
-    def items(self) -> Iterator[tuple[int, Ints]]:
-        """Yield the place of each entry that matches, with its rows."""
-        if len(self._blocks) == 1:
-            yield from self._blocks[0][1].items()
-            return
+    def items(self) -> Iterable[tuple[int, Ints]]:
+        """Return the place of each entry that matches, with its rows."""
+        return self._blocks[0][1].items() if len(self._blocks) == 1 else self._collected()
+
+    def _collected(self) -> Iterator[tuple[int, Ints]]:
         collected: dict[int, list[Ints]] = {}
         for offset, part in self._blocks:
             for place, rows in part.items():
@@ -242,13 +255,13 @@ class _Parts(Generic[K]):
         """Return the number of rows for each entry that matches."""
         totals: dict[int, int] = {}
         for _, part in self._blocks:
-            for place, count in zip(part.places.tolist(), part.counts.tolist(), strict=True):
+            for place, count in zip(part.places(), part.counts(), strict=True):
                 totals[place] = totals.get(place, 0) + count
         return totals
 
     def rows_of(self, place: int) -> Ints:
         if self._places is None:
-            self._places = [{each: i for i, each in enumerate(part.places.tolist())} for _, part in self._blocks]
+            self._places = [{each: i for i, each in enumerate(part.places())} for _, part in self._blocks]
         found = [
             part.rows_at(places[place]) + np.int32(offset)
             for (offset, part), places in zip(self._blocks, self._places, strict=True)

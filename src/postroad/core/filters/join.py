@@ -21,6 +21,9 @@ Bitmaps: TypeAlias = npt.NDArray[np.uint64]
 PAIRS_PER_CHUNK: Final = 1 << 14
 """Pairs checked at a time, so that the arrays stay in the cache and memory does not grow with the number of pairs."""
 
+CANDIDATES_PER_WORD: Final = 2
+"""Candidates for each word of a bitmap above which a posting is matched by bitmap."""
+
 BITMAPS_PER_CHUNK: Final = 1 << 10
 """Postings matched by bitmaps at a time, likewise."""
 

@@ -16,44 +16,69 @@ Every filter is a union of boxes (`normal`), laid out as postings and checks ove
    found a candidate.
 
 No step loops in Python over rows, postings or filters, but for the filters evaluated as a whole.
+
+Batches of few rows go another way, see `lookup`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from postroad.core.filters.cells import Ints, Rows
-from postroad.core.filters.columns import Select, select
-from postroad.core.filters.join import BITMAPS_PER_CHUNK, Bitmaps, Join, Slices, concatenated, rows_of, runs
+from postroad.core.filters.columns import select
+from postroad.core.filters.join import (
+    BITMAPS_PER_CHUNK,
+    CANDIDATES_PER_WORD,
+    Bitmaps,
+    Join,
+    Slices,
+    concatenated,
+    rows_of,
+    runs,
+)
+from postroad.core.filters.lookup import FEW_ROWS, NOTHING, Listed, Lookup, Tested
 from postroad.core.filters.normal import Normal
 from postroad.core.filters.postings import Flags, Longs, expanded, lay_out
 
 ROWS_MAX: Final = 1 << 12
 """Rows of one match: the prefixes of an order take `rows * rows / 8` bytes."""
 
-CANDIDATES_PER_WORD: Final = 2
-"""Candidates for each word of a bitmap above which a posting is matched by bitmap."""
+LOOSE_MATCHES_MAX: Final = 8
+"""Batches of few rows for which loose entries are evaluated one by one: so many cost what compiling a segment does."""
 
 
-class Indexed(Protocol):
+class Indexed(Tested, Protocol):
     """What a segment asks of an entry."""
 
     normal: Normal
-
-    def select(self) -> Select:
-        """Return the compiled condition, for evaluation as a whole."""
 
 
 E = TypeVar("E", bound=Indexed)
 
 
+class Found(Protocol):
+    """What a segment found."""
+
+    def places(self) -> list[int]:
+        """Return the places of the entries that match, each once."""
+
+    def counts(self) -> list[int]:
+        """Return the number of rows for each of `places`."""
+
+    def rows_at(self, i: int) -> Ints:
+        """Return the rows of the i-th of `places`, in ascending order."""
+
+    def items(self) -> Iterable[tuple[int, Ints]]:
+        """Return the place and the rows, in ascending order, of each entry that matches."""
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a segment found: for each matched entry, once, a slice of `rows` (in no order) or a bitmap."""
+    """What a join found: for each matched entry, once, a slice of `rows` (in no order) or a bitmap."""
 
     entries: Longs
     starts: Longs
@@ -63,24 +88,19 @@ class Part:
     bitmaps: Bitmaps
     row_count: int
 
-    @property
-    def places(self) -> Longs:
-        """The places of the entries that match, each once."""
-        return np.concatenate((self.entries, self.mapped_entries))
+    def places(self) -> list[int]:
+        return [*self.entries.tolist(), *self.mapped_entries.tolist()]
 
-    @property
-    def counts(self) -> Longs:
-        """The number of rows for each of `places`."""
-        return np.concatenate((self.stops - self.starts, np.bitwise_count(self.bitmaps).sum(axis=1, dtype=np.int64)))
+    def counts(self) -> list[int]:
+        mapped = np.bitwise_count(self.bitmaps).sum(axis=1, dtype=np.int64)
+        return [*(self.stops - self.starts).tolist(), *mapped.tolist()]
 
     def rows_at(self, i: int) -> Ints:
-        """Return the rows of the i-th of `places`, in ascending order."""
         if i < len(self.entries):
             return np.sort(self.rows[self.starts[i] : self.stops[i]])
         return rows_of(self.bitmaps[i - len(self.entries)][None, :], self.row_count)[1].astype(np.int32)
 
     def items(self) -> Iterator[tuple[int, Ints]]:
-        """Yield the place and the rows, in ascending order, of each entry that matches."""
         for place, start, stop in zip(self.entries.tolist(), self.starts.tolist(), self.stops.tolist(), strict=True):
             yield place, np.sort(self.rows[start:stop])
         for begin in range(0, len(self.bitmaps), BITMAPS_PER_CHUNK):
@@ -92,24 +112,44 @@ class Part:
 
 
 class Loose(Generic[E]):
-    """A few entries that are evaluated one by one: cheaper than compiling a segment for them."""
+    """A few entries that are evaluated one by one: cheaper than compiling a segment for them.
 
-    __slots__ = ("entries",)
+    Not so for batches of few rows, once there have been some: then the entries are compiled for those.
+    """
+
+    __slots__ = ("_compiled", "_matches", "entries")
 
     def __init__(self, entries: Sequence[E]) -> None:
         self.entries = entries
+        self._matches = 0
+        self._compiled: Segment[E] | None = None
 
-    def match(self, rows: Rows) -> Part:
+    def match(self, rows: Rows) -> Found:
+        if not self.entries:
+            return NOTHING
+        if rows.count <= FEW_ROWS:
+            found = self._looked_up(rows)
+            if found is not None:
+                return found
         entries, matched = _evaluated(self.entries, np.arange(len(self.entries)), rows)
         starts, stops = runs(entries)
         nothing = np.zeros(0, np.int64)
         return Part(entries[starts], starts, stops, matched, nothing, np.zeros((0, 1), np.uint64), rows.count)
 
+    def _looked_up(self, rows: Rows) -> Listed | None:
+        if self._compiled is None:
+            self._matches += 1
+            if self._matches <= LOOSE_MATCHES_MAX:
+                return None
+            self._compiled = Segment(self.entries)
+        found = self._compiled.looked_up(rows)
+        return None if found is None else found.by_place()
+
 
 class Segment(Generic[E]):
     """Compiled from its entries; only `alive` changes, when entries are removed."""
 
-    __slots__ = ("_entry", "_layout", "_opaque", "_several", "_special", "alive", "dead", "entries")
+    __slots__ = ("_entry", "_layout", "_lookup", "_opaque", "_several", "_special", "alive", "dead", "entries")
 
     def __init__(self, entries: Sequence[E]) -> None:
         self.entries = entries
@@ -121,15 +161,27 @@ class Segment(Generic[E]):
         self._opaque = np.array([not (entry.normal.is_independent and entry.normal.is_plain) for entry in entries], np.bool_)
         self._several = (np.bincount(self._entry, minlength=len(entries)) > 1) & ~self._opaque
         self._special = self._several | self._opaque
+        self._lookup: Lookup | None = None
 
     def remove(self, place: int) -> None:
         self.alive[place] = False
         self.dead += 1
 
-    def match(self, rows: Rows) -> Part:
+    def match(self, rows: Rows) -> Found:
         assert 0 < rows.count <= ROWS_MAX
+        found = self.looked_up(rows) if rows.count <= FEW_ROWS else None
+        return self.joined(rows) if found is None else found
+
+    def looked_up(self, rows: Rows) -> Listed | None:
+        """Match few rows, one by one; None if they have many candidates."""
+        if self._lookup is None:
+            self._lookup = Lookup(self._layout, self.entries, self._entry, self._special, self._opaque)
+        return self._lookup.match(rows, self.alive if self.dead else None)
+
+    def joined(self, rows: Rows) -> Part:
+        """Match all rows at once."""
         layout = self._layout
-        join = self._joined(rows)
+        join = self._join(rows)
         found = join.candidates()
         if self.dead:
             found = found.where(self.alive.take(self._entry.take(found.postings)))
@@ -151,7 +203,7 @@ class Segment(Generic[E]):
         )
         return self._completed(part, rows)
 
-    def _joined(self, rows: Rows) -> Join:
+    def _join(self, rows: Rows) -> Join:
         axes = self._layout.axes
         cells, absent = np.empty((len(axes), rows.count), np.int32), [False] * len(axes)
         for i, axis in enumerate(axes):

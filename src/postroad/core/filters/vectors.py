@@ -61,7 +61,7 @@ def decode(column: pa.Array[Any], name: str) -> Vector | None:
         return None
     decoder = _DECODERS.get(column.type.id)
     if decoder is None:
-        raise BatchError(f"attribute {name!r} is a column of type {column.type}, which no filter can read")
+        raise _unreadable(column, name)
     known = None
     if nulls:
         validity = column.buffers()[0]
@@ -69,6 +69,20 @@ def decode(column: pa.Array[Any], name: str) -> Vector | None:
         known = bits(validity, column.offset, rows)
     kind, values = decoder(column)
     return Vector(kind, values, known)
+
+
+def listed(column: pa.Array[Any], name: str) -> tuple[Kind, list[Any]] | None:
+    """Do as `decode`, for a column of few rows: their values one by one, None for NULL."""
+    if column.null_count == len(column):
+        return None
+    kind = _KINDS.get(column.type.id)
+    if kind is None:
+        raise _unreadable(column, name)
+    return kind, column.to_pylist()
+
+
+def _unreadable(column: pa.Array[Any], name: str) -> BatchError:
+    return BatchError(f"attribute {name!r} is a column of type {column.type}, which no filter can read")
 
 
 def _fixed_width(column: pa.Array[Any], dtype: type[np.int64 | np.float64]) -> tuple[Kind, Numbers]:
@@ -83,6 +97,13 @@ _DECODERS: Final[dict[int, Callable[[pa.Array[Any]], tuple[Kind, Any]]]] = {
     pa.bool_().id: lambda column: (Kind.BOOLEAN, truth(column)),
     pa.string().id: lambda column: (Kind.STRING, column),
     pa.binary().id: lambda column: (Kind.BYTES, column),
+}
+_KINDS: Final[dict[int, Kind]] = {
+    pa.int64().id: Kind.NUMBER,
+    pa.float64().id: Kind.NUMBER,
+    pa.bool_().id: Kind.BOOLEAN,
+    pa.string().id: Kind.STRING,
+    pa.binary().id: Kind.BYTES,
 }
 
 
