@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -116,14 +119,14 @@ def write_tracks(directory: Path, count: int, strategy: Strategy) -> int:
 
 
 @contextmanager
-def memory_watched() -> Iterator[list[int]]:
-    """Note the most memory that this process and all its children held together, in bytes."""
-    most = [0]
+def memory_watched() -> Iterator[Counter[str]]:
+    """Note the most memory that the processes below this one held, by the name of the program, in bytes."""
+    most: Counter[str] = Counter()
     done = threading.Event()
 
     def watch() -> None:
         while not done.wait(0.2):
-            most[0] = max(most[0], _resident())
+            most.update(_resident() - most)  # only what is more than before
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
@@ -134,27 +137,31 @@ def memory_watched() -> Iterator[list[int]]:
         thread.join()
 
 
-def _resident() -> int:
-    """Add up the resident memory of the processes below this one."""
+def _resident() -> Counter[str]:
+    """Add up the resident memory of the processes below this one, by the name of the program."""
     parents, resident = {}, {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                fields = (entry / "stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-                parents[int(entry.name)] = int(fields[1])
-                resident[int(entry.name)] = int((entry / "statm").read_text(encoding="ascii").split()[1]) * os.sysconf(
-                    "SC_PAGE_SIZE"
-                )
+                before, _, after = (entry / "stat").read_text(encoding="ascii", errors="replace").rpartition(")")
+                pages = (entry / "statm").read_text(encoding="ascii").split()[1]
             except (OSError, IndexError):
                 continue
+            parents[int(entry.name)] = int(after.split()[1])
+            resident[int(entry.name)] = (before.partition("(")[2], int(pages) * os.sysconf("SC_PAGE_SIZE"))
     mine = {os.getpid()}
     for _ in range(6):
         mine |= {process for process, parent in parents.items() if parent in mine}
-    return sum(resident.get(process, 0) for process in mine)
+    found: Counter[str] = Counter()
+    for process in mine - {os.getpid()}:
+        name, size = resident[process]
+        found["java" if name == "java" else "python"] += size
+    return found
 
 
 def measure(spark: SparkSession, directory: Path, count: int, strategy: Strategy) -> dict[str, Any]:
-    written = write_tracks(directory, count, strategy)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as apart:  # what it held is not the job's
+        written = apart.submit(write_tracks, directory, count, strategy).result()
     with memory_watched() as most:
         began = time.perf_counter()
         tracks = open_tracks(spark, [str(directory)])
@@ -170,7 +177,8 @@ def measure(spark: SparkSession, directory: Path, count: int, strategy: Strategy
         "open_s": round(opened - began, 2),
         "trace_s": round(ended - opened, 2),
         "ids_per_s": round(count / (ended - opened)),
-        "memory_mb": most[0] >> 20,
+        "java_mb": most["java"] >> 20,
+        "python_mb": most["python"] >> 20,
     }
 
 
@@ -182,7 +190,9 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the figures here as well")
     given = parser.parse_args()
     found = []
-    print(f"{'strategy':9} {'ids':>11} {'tracks MB':>10} {'open s':>7} {'trace s':>8} {'ids/s':>10} {'memory MB':>10}")
+    print(
+        f"{'strategy':9} {'ids':>11} {'tracks MB':>10} {'open s':>7} {'trace s':>8} {'ids/s':>10} {'Java MB':>8} {'Python MB':>9}"
+    )
     with (
         session.running(given.master, app="benchmark") as spark,
         tempfile.TemporaryDirectory(prefix="postroad-pipeline-") as temporary,
@@ -194,7 +204,7 @@ def main() -> int:
                 found.append(row)
                 print(
                     f"{row['strategy']:9} {row['ids']:11,} {row['track_bytes'] / 1e6:10.1f} {row['open_s']:7.1f} "
-                    f"{row['trace_s']:8.1f} {row['ids_per_s']:10,} {row['memory_mb']:10,}",
+                    f"{row['trace_s']:8.1f} {row['ids_per_s']:10,} {row['java_mb']:8,} {row['python_mb']:9,}",
                     flush=True,
                 )
     if given.json is not None:
