@@ -219,12 +219,11 @@ def test_an_error_packet_describes_an_exception() -> None:
 
 
 @given(st.integers(-(1 << 63), (1 << 63) - 1), st.lists(st.binary(max_size=50), max_size=3))
-def test_a_body_follows_its_packet_aligned_and_uncopied(number: int, body: list[bytes]) -> None:
+def test_a_body_follows_its_packet_aligned(number: int, body: list[bytes]) -> None:
     """At a multiple of 8 from the start of the payload."""
     REGISTRY.by_method[CARRIER.method], REGISTRY.by_type[CARRIER.type] = CARRIER, CARRIER
     try:
         buffers = encode(Carrier(number), 5, body)
-        assert all(sent is given_part for sent, given_part in zip(buffers[1:], body, strict=True))
         [frame] = FrameDecoder().feed(b"".join(buffers))
         packet, packet_id, found = decode(frame)
     finally:

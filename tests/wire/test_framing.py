@@ -162,13 +162,19 @@ def test_a_maximum_without_sense_is_refused(max_bytes: int) -> None:
         FrameDecoder(max_bytes)
 
 
-def test_encoding_passes_the_body_through_uncopied() -> None:
+def test_encoding_passes_a_large_body_through_uncopied() -> None:
     """The body's buffers are the very objects given."""
-    body: list[bytes | memoryview] = [bytes(1000), memoryview(bytes(2000))]
+    body: list[bytes | memoryview] = [bytes(10_000), memoryview(bytes(20_000))]
     buffers = encode_frame(1, 2, b"head", body)
     assert buffers[1] is body[0]
     assert buffers[2] is body[1]
-    assert FrameDecoder().feed(b"".join(buffers)) == [(1, 2, b"head" + bytes(3000))]
+    assert FrameDecoder().feed(b"".join(buffers)) == [(1, 2, b"head" + bytes(30_000))]
+
+
+def test_a_small_frame_is_one_buffer() -> None:
+    """Writing one costs less than writing the three it is made of."""
+    [buffer] = encode_frame(1, 2, b"head", [bytes(10), memoryview(b"body")])
+    assert FrameDecoder().feed(buffer) == [(1, 2, b"head" + bytes(10) + b"body")]
 
 
 def test_a_frame_too_large_to_send_is_refused() -> None:

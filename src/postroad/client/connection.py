@@ -61,6 +61,7 @@ from postroad.errors import (
     PublishRefusedError,
     UnfinishedError,
 )
+from postroad.transport.writes import Writes
 
 log = logging.getLogger("postroad.client")
 
@@ -112,6 +113,7 @@ class Client:
         self._connected: asyncio.Event
         self._homes_wanted: asyncio.Event
         self._loop: asyncio.AbstractEventLoop
+        self._writes: Writes
         self._last_error: PostroadError | None = None
         self._closed = False
 
@@ -119,6 +121,7 @@ class Client:
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
+        self._writes = Writes(self._loop)
         self._connected, self._homes_wanted = asyncio.Event(), asyncio.Event()
         self._tasks = [
             self._loop.create_task(self._keep_connected()),
@@ -417,15 +420,18 @@ class Client:
     def pump(self) -> None:
         """Send what the session wants sent and tell what it has to tell."""
         self.session.clock(self.clock_ms())
-        for send in self.session.outputs():
-            link = self._link(send.link)
-            if link is not None:
-                link.channel.send(send.message, send.packet, send.batch, control=False)
+        self._writes.during(self._send)
         for event in self.session.events():
             self._tell(event)
         self._set_timer(self.session.deadline())
         if self.session.homes():
             self._homes_wanted.set()
+
+    def _send(self) -> None:
+        for send in self.session.outputs():
+            link = self._link(send.link)
+            if link is not None:
+                link.channel.send(send.message, send.packet, send.batch, control=False)
 
     def _link(self, number: int) -> Link | None:
         if self._main is not None and self._main.number == number:
@@ -534,7 +540,7 @@ class Client:
     async def _try(self, address: Address) -> Link | None:
         self._links += 1
         try:
-            link = await dial(self, self._links, self._name, address, self._config.dial_s)
+            link = await dial(self, self._links, self._name, address, self._config.dial_s, self._writes)
         except PostroadError as error:
             self._last_error = error
             log.info("no connection: %s", error)

@@ -15,6 +15,7 @@ from postroad.core.packets import Packet
 from postroad.errors import HandshakeError, NotConnectedError, PostroadError, WireError, error_of_code
 from postroad.transport.channel import Channel
 from postroad.transport.outbox import OutboxLimits
+from postroad.transport.writes import Writes
 from postroad.version import VERSION
 from postroad.wire.batches import BatchDecoder
 from postroad.wire.codec import decode
@@ -45,9 +46,11 @@ class LinkOwner(Protocol):
 class Link:
     """`welcome` is done when the broker has answered; `gone` when the connection has ended."""
 
-    def __init__(self, owner: LinkOwner, number: int, name: str, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, owner: LinkOwner, number: int, name: str, loop: asyncio.AbstractEventLoop, writes: Writes | None = None
+    ) -> None:
         self.number: Final = number
-        self.channel: Final = Channel(loop, _LIMITS, ordered=True)
+        self.channel: Final = Channel(loop, _LIMITS, ordered=True, writes=writes)
         self.channel.owner = self
         self.welcome: Final[asyncio.Future[Welcome]] = loop.create_future()
         self.gone: Final[asyncio.Future[None]] = loop.create_future()
@@ -130,10 +133,12 @@ class Link:
         self._owner.link_arrived()
 
 
-async def dial(owner: LinkOwner, number: int, name: str, address: Address, timeout_s: float) -> Link:
+async def dial(
+    owner: LinkOwner, number: int, name: str, address: Address, timeout_s: float, writes: Writes | None = None
+) -> Link:
     """Connect and shake hands, or raise `NotConnectedError` or what the broker said."""
     loop = asyncio.get_running_loop()
-    link = Link(owner, number, name, loop)
+    link = Link(owner, number, name, loop, writes)
     try:
         async with asyncio.timeout(timeout_s):
             await loop.create_connection(lambda: link.channel, address.host, address.port)

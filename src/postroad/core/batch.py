@@ -49,15 +49,18 @@ _take: Final[Callable[[pa.RecordBatch, pa.Array[Any]], pa.RecordBatch]] = pa.Rec
 class Batch:
     """Immutable. Slices share the columns of the batch they come from and keep them alive; `compact` ends that."""
 
-    __slots__ = ("_ids", "_layout", "_rows", "columns", "encoded")
+    __slots__ = ("_ids", "_layout", "_rows", "_size", "_ticks", "columns", "encoded")
 
     def __init__(self, columns: pa.RecordBatch, layout: Layout | None = None) -> None:
         self.columns: Final = columns
         # The bytes this batch was decoded from (then the columns are views of them) or has been encoded to.
         self.encoded: tuple[bytes | memoryview, ...] | None = None
         self._layout = layout
+        # Asked for by the log, the cache, the tracks and others; each time would be several objects.
         self._rows: RowColumns | None = None
         self._ids: Ids | None = None
+        self._ticks: Ticks | None = None
+        self._size: int | None = None
 
     @classmethod
     def from_columns(
@@ -100,7 +103,9 @@ class Batch:
     @property
     def size(self) -> int:
         """The bytes of the columns when encoded, without the layout."""
-        return pa.ipc.get_record_batch_size(self.columns)
+        if self._size is None:
+            self._size = pa.ipc.get_record_batch_size(self.columns)
+        return self._size
 
     def attribute(self, name: str) -> pa.Array[Any] | None:
         """Return the column of an attribute, or None when no message of the batch has it."""
@@ -108,11 +113,13 @@ class Batch:
         return None if index < 0 else self.columns.column(index)
 
     def ticks(self) -> Ticks:
-        return self.columns.column(TICK).to_numpy()
+        if self._ticks is None:
+            self._ticks = self.columns.column(TICK).to_numpy()
+        return self._ticks
 
     def ids(self) -> Ids:
         """Return the ids as 16-byte items without a copy; `.view(">u8").reshape(-1, 2)` gives them as numbers."""
-        if self._ids is None:  # asked for by the log, the tracks and others: each time would be several objects
+        if self._ids is None:
             self._ids = id_array(self.columns.column(ID))
         return self._ids
 
@@ -135,10 +142,11 @@ class Batch:
 
     def slice(self, start: int, stop: int) -> Batch:
         """Return the rows [start, stop) without copying them."""
-        if start <= 0 and stop >= len(self):
+        columns = self.columns
+        if start <= 0 and stop >= columns.num_rows:
             return self
         start = max(start, 0)
-        return Batch(self.columns.slice(start, max(stop - start, 0)), self._layout)
+        return Batch(columns.slice(start, max(stop - start, 0)), self._layout)
 
     def within(self, lo: int, hi: int) -> Batch:
         """Return the rows of the tick range (lo, hi]; ticks must ascend."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from postroad.core.layout import ID_TYPE, KIND_OF, KIND_TYPES, PAYLOAD_TYPE, BatchLimits, Kind, plain_value
+from postroad.core.layout import ID_TYPE, KIND_OF, KIND_TYPES, PAYLOAD_TYPE, TICK_TYPE, BatchLimits, Kind, plain_value
 from postroad.errors import BatchError, BatchLimitError, InvalidValueError
 from postroad.types import MESSAGE_ID_BYTES
 
@@ -39,7 +39,12 @@ def tick_column(ticks: np.ndarray[Any, Any] | Sequence[int] | None, rows: int) -
         array = _ticks_of(ticks)
     if array.shape != (rows,):
         raise BatchError(f"{rows} rows need as many ticks, not an array of shape {array.shape}")
-    return pa.array(array)
+    return _numbers(array, TICK_TYPE)
+
+
+def _numbers(array: np.ndarray[Any, Any], arrow: Any) -> pa.Array[Any]:
+    """Make a column of numbers that lie one after the other, sharing their memory: half the cost of `pa.array`."""
+    return pa.Array.from_buffers(arrow, len(array), [None, pa.py_buffer(array.data)])
 
 
 def _ticks_of(ticks: np.ndarray[Any, Any] | Sequence[int]) -> np.ndarray[Any, np.dtype[np.uint64]]:
@@ -177,7 +182,7 @@ def kind_column(values: Sequence[Any], kind: Kind, name: str, *, complete: bool)
     column: pa.Array[Any] | pa.ChunkedArray[Any]
     try:
         if complete and kind in _NUMBERS:  # numpy's conversion is the faster one, by half for integers
-            column = pa.array(np.fromiter(values, _NUMBERS[kind], len(values)))
+            column = _numbers(np.fromiter(values, _NUMBERS[kind], len(values)), KIND_TYPES[kind])
         else:
             column = pa.array(values, KIND_TYPES[kind])
     except OverflowError:

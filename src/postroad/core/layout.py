@@ -142,7 +142,8 @@ def plain_value(value: Any, name: str = "?") -> AttributeValue:
 
     Numpy scalars and subclasses (enumerations, for example) become the plain value they stand for.
     """
-    if type(value) in _ALWAYS_PLAIN:
+    kind = type(value)
+    if kind in _ALWAYS_PLAIN or (kind is str and value.isascii()) or (kind is int and INT_MIN <= value <= INT_MAX):
         return cast("AttributeValue", value)
     plain: AttributeValue
     match value:
@@ -180,10 +181,8 @@ def check_message(attributes: Mapping[str, Any], payload: Any, limits: BatchLimi
     """Check one message as a publisher gives it, and return its attributes as plain values."""
     if len(attributes) > limits.attributes:
         raise BatchLimitError(f"a message with {len(attributes)} attributes", "attributes", limits.attributes)
-    if not isinstance(payload, bytes | bytearray | memoryview):
-        raise InvalidValueError(f"a payload is bytes, not {type(payload).__name__}")
-    if memoryview(payload).nbytes > limits.payload_bytes:
-        raise BatchLimitError(f"a payload of {memoryview(payload).nbytes:,} bytes", "payload_bytes", limits.payload_bytes)
+    if (size := _payload_size(payload)) > limits.payload_bytes:
+        raise BatchLimitError(f"a payload of {size:,} bytes", "payload_bytes", limits.payload_bytes)
     plain = {}
     for name, value in attributes.items():
         if (size := check_name(name)) > limits.name_bytes:
@@ -192,8 +191,21 @@ def check_message(attributes: Mapping[str, Any], payload: Any, limits: BatchLimi
     return plain
 
 
+def _payload_size(payload: Any) -> int:
+    if type(payload) is bytes:
+        return len(payload)
+    if not isinstance(payload, bytes | bytearray | memoryview):
+        raise InvalidValueError(f"a payload is bytes, not {type(payload).__name__}")
+    return memoryview(payload).nbytes
+
+
 def _within(value: AttributeValue, name: str, limits: BatchLimits) -> AttributeValue:
-    size = len(value.encode()) if isinstance(value, str) else len(value) if isinstance(value, bytes) else 0
+    if isinstance(value, str):
+        size = len(value) if value.isascii() else len(value.encode())
+    elif isinstance(value, bytes):
+        size = len(value)
+    else:
+        return value
     if size > limits.value_bytes:
         raise BatchLimitError(f"attribute {name!r} of {size:,} bytes", "value_bytes", limits.value_bytes)
     return value

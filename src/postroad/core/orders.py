@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import msgspec
+
 from postroad.core.batch import Batch
 from postroad.core.packets import Packet
 from postroad.core.tracking.answers import Findings
@@ -23,8 +25,7 @@ LinkId: TypeAlias = int  # a connection, to a client or a neighbour; never used 
 # --- orders --------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(msgspec.Struct, frozen=True):  # one per frame: a frozen dataclass takes six times as long to make
     """Send a packet. `data` frames may be dropped when a neighbour's backlog is full, others never."""
 
     link: LinkId

@@ -41,6 +41,7 @@ class Publishing:
 
     def __init__(self, parts: Parts, publisher_next: int) -> None:
         self._parts = parts
+        self._shared = [parts.pubends[each] for each in sorted(parts.pubends)]  # publishers are spread over them
         self._next = publisher_next
         self._reserved = publisher_next  # ids below this are ours to give
         self._reserving = False
@@ -89,7 +90,8 @@ class Publishing:
         """Take rows; those that break a rule are refused one by one, the rest goes on."""
         pubend = self._pubend_of(link, packet.publisher)
         rows = join_rows(packet.rows, packet.binary)
-        good = [row for row in rows if self._acceptable(link, packet.publisher, row)]
+        prefix = packet.publisher.to_bytes(4, "big") + self._parts.broker.to_bytes(4, "big")
+        good = [row for row in rows if self._acceptable(link, packet.publisher, prefix, row)]
         if good and self._is_timely(link, pubend, packet.publisher, good[0][0], good[-1][0], packet.age_ms):
             pubend.publish(packet.publisher, good)
 
@@ -180,8 +182,7 @@ class Publishing:
         self._parts.store(((PUBLISHER_KEY, bound.to_bytes(8, "big")),), stored)
 
     def _opened(self, link: LinkId, publisher: int, request: int) -> None:
-        ids = sorted(self._parts.pubends)
-        pubend = self._parts.pubends[ids[publisher % len(ids)]]
+        pubend = self._shared[publisher % len(self._shared)]
         self._links[publisher] = link
         if self._skews.pop(publisher, None) in {_Skew.REFUSED_OLD, _Skew.OLD}:
             self._skews[publisher] = _Skew.OLD
@@ -193,10 +194,8 @@ class Publishing:
     def _pubend_of(self, link: LinkId, publisher: int) -> Pubend:
         if self._links.get(publisher) != link:
             raise UnknownHandleError(f"publisher {publisher} is not open on this connection")
-        if publisher in self._homes:
-            return self._parts.pubends[self._homes[publisher]]
-        ids = sorted(self._parts.pubends)
-        return self._parts.pubends[ids[publisher % len(ids)]]
+        home = self._homes.get(publisher)
+        return self._shared[publisher % len(self._shared)] if home is None else self._parts.pubends[home]
 
     def _is_timely(self, link: LinkId, pubend: Pubend, publisher: int, first: bytes, last: bytes, age_ms: int) -> bool:
         """Tell whether a frame's timestamps agree with our clock; refuse it if they do not."""
@@ -220,17 +219,18 @@ class Publishing:
         self._parts.send(link, packet)
         return False
 
-    def _acceptable(self, link: LinkId, publisher: int, row: Row) -> bool:
+    def _acceptable(self, link: LinkId, publisher: int, prefix: bytes, row: Row) -> bool:
         try:
-            self._check_id(publisher, row[0])
+            _check_id(row[0], prefix)
             check_message(row[1], row[2], DEFAULT_LIMITS)
         except PostroadError as error:
             self._parts.send(link, PublishRefused(publisher, row[0][:64], row[0][:64], error.code, str(error)[:4096]))
             return False
         return True
 
-    def _check_id(self, publisher: int, message_id: bytes) -> None:
-        if len(message_id) != MESSAGE_ID_BYTES:
-            raise InvalidValueError(f"a message id has {MESSAGE_ID_BYTES} bytes, not {len(message_id)}")
-        if message_id[:8] != publisher.to_bytes(4, "big") + self._parts.broker.to_bytes(4, "big"):
-            raise InvalidValueError("the message id does not name this publisher and broker")
+
+def _check_id(message_id: bytes, prefix: bytes) -> None:
+    if len(message_id) != MESSAGE_ID_BYTES:
+        raise InvalidValueError(f"a message id has {MESSAGE_ID_BYTES} bytes, not {len(message_id)}")
+    if not message_id.startswith(prefix):
+        raise InvalidValueError("the message id does not name this publisher and broker")

@@ -50,6 +50,7 @@ from postroad.runtime.tracking import Tracking
 from postroad.storage.tracks.answering import look_up
 from postroad.storage.tracks.catalog import TrackOptions
 from postroad.transport.outbox import OutboxLimits
+from postroad.transport.writes import Writes
 from postroad.version import VERSION
 from postroad.wire.packets.session import (
     PROTOCOL_VERSION,
@@ -78,7 +79,7 @@ class Node:
         self.failure: Exception | None = None
         self._links = 0
         self._by_broker: dict[int, Peer] = {}
-        self._pump_planned = False
+        self._planned: asyncio.Handle | None = None  # the pump at the end of this turn
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0  # uvloop's handles do not tell it: one that is due at once is none of its timers
         self._tasks: list[asyncio.Task[None]] = []
@@ -86,6 +87,7 @@ class Node:
         self._paused = False
         self._finished: asyncio.Event = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop
+        self._writes: Writes
         self._broker: Broker
         self._disk: Disk
         self.tracking: Tracking | None = None  # None: nothing is tracked
@@ -96,7 +98,8 @@ class Node:
     async def start(self) -> None:
         """Read the disk back, listen, and dial the neighbours."""
         self._loop = asyncio.get_running_loop()
-        self._disk = await asyncio.to_thread(open_disk, self.config, self._loop, self._fact, self._fail)
+        self._writes = Writes(self._loop)
+        self._disk = await asyncio.to_thread(open_disk, self.config, self._loop, self._disk_fact, self._fail)
         try:
             self._broker = Broker(self._disk.state, self._machine_config(), now=self._loop.time())
             self.tracking = self._open_tracking()
@@ -183,7 +186,7 @@ class Node:
 
     async def _settle(self) -> None:
         """Wait until everything that was received is durable and answered."""
-        while self._pump_planned or self._disk.busy:  # noqa: ASYNC110  # two conditions of others, looked at for a moment
+        while self._planned is not None or self._disk.busy:  # noqa: ASYNC110  # two conditions of others, looked at for a moment
             await asyncio.sleep(0.002)
 
     async def _say_goodbye(self) -> None:
@@ -249,16 +252,22 @@ class Node:
             self._fail(error)
         self._plan_pump()
 
+    def _disk_fact(self, fact: Fact) -> None:
+        """Tell the machine, and act on it at once: publishers and subscribers wait for it, and the disk for the next write."""
+        self._fact(fact)
+        self._pump()
+
     def _plan_pump(self) -> None:
-        if not self._pump_planned:
-            self._pump_planned = True
-            self._loop.call_soon(self._pump)
+        if self._planned is None:
+            self._planned = self._loop.call_soon(self._pump)
 
     def _pump(self) -> None:
         """Carry out the machine's orders, and be there when it wants to be woken."""
-        self._pump_planned = False
+        if self._planned is not None:
+            self._planned.cancel()
+            self._planned = None
         try:
-            self._turn()
+            self._writes.during(self._turn)
         except Exception as error:
             log.exception("the machine failed")
             self._fail(error)
@@ -366,7 +375,7 @@ class Node:
 
     def _make_peer(self, hello: Hello | None, cost: int = 1) -> Peer:
         self._links += 1
-        peer = Peer(self, self._loop, self._links, hello, cost)
+        peer = Peer(self, self._loop, self._links, hello, cost, self._writes)
         self.peers[peer.link] = peer
         return peer
 
@@ -453,7 +462,7 @@ class Node:
 
     def packet(self, peer: Peer, packet: Packet, batch: Batch | None, packet_id: int, size: int) -> None:  # noqa: ARG002
         """Hand a packet to the machine."""
-        if not self._pump_planned:
+        if self._planned is None:
             self._broker.clock(_wall_ms())
             self._plan_pump()
         try:

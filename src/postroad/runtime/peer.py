@@ -30,6 +30,7 @@ from postroad.errors import (
 from postroad.runtime.services import Exchanges, Service
 from postroad.transport.channel import Channel
 from postroad.transport.outbox import OutboxLimits
+from postroad.transport.writes import Writes
 from postroad.wire.batches import BatchDecoder
 from postroad.wire.codec import decode
 from postroad.wire.framing import Frame
@@ -83,9 +84,17 @@ class PeerHost(Protocol):
 class Peer:
     """`link` is its number, never used twice. `role` is None until the peer is identified."""
 
-    def __init__(self, host: PeerHost, loop: asyncio.AbstractEventLoop, link: int, hello: Hello | None, cost: int = 1) -> None:
+    def __init__(
+        self,
+        host: PeerHost,
+        loop: asyncio.AbstractEventLoop,
+        link: int,
+        hello: Hello | None,
+        cost: int = 1,
+        writes: Writes | None = None,
+    ) -> None:
         self.link: Final = link
-        self.channel: Final = Channel(loop, OutboxLimits(), ordered=True)
+        self.channel: Final = Channel(loop, OutboxLimits(), ordered=True, writes=writes)
         self.channel.owner = self
         self.role: Role | None = None
         self.broker = 0

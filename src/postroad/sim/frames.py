@@ -27,7 +27,7 @@ def to_bytes(packet: msgspec.Struct, packet_id: int = 0, batch: Batch | None = N
     """Return the frame of a packet."""
     body = None
     if REGISTRY.by_type[type(packet)].carries_body:
-        body = [] if batch is None else encode_batch(batch)
+        body = () if batch is None else encode_batch(batch)
     return b"".join(encode(packet, packet_id, body))
 
 

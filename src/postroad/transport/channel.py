@@ -1,7 +1,7 @@
 """One connection: bytes in, frames out, and the other way round.
 
-Writes are gathered: everything sent within one turn of the event loop leaves with one `writelines`, a megabyte at a time, and
-only while the operating system takes it; what it does not take waits in the outbox, where it is counted and bounded.
+Writes are gathered (`Writes`): everything sent within one turn leaves with one `writelines`, a megabyte at a time, and only while
+the operating system takes it; what it does not take waits in the outbox, where it is counted and bounded.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import msgspec
 from postroad.core.batch import Batch
 from postroad.errors import MalformedFrameError, PostroadError, WireError
 from postroad.transport.outbox import Buffer, Outbox, OutboxLimits
+from postroad.transport.writes import Writes
 from postroad.wire.batches import encode_batch
 from postroad.wire.codec import encode
 from postroad.wire.framing import FRAME_BYTES_MAX, FRAME_BYTES_MAX_UNIDENTIFIED, Frame, FrameDecoder
@@ -53,7 +54,9 @@ class Channel(asyncio.Protocol):
 
     owner: ChannelOwner
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, limits: OutboxLimits, *, ordered: bool) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, limits: OutboxLimits, *, ordered: bool, writes: Writes | None = None
+    ) -> None:
         self.outbox: Final = Outbox(limits, ordered=ordered)
         self.frame_bytes_max = FRAME_BYTES_MAX  # of what we send
         self.received_at = loop.time()
@@ -64,6 +67,7 @@ class Channel(asyncio.Protocol):
         self._loop: Final = loop
         self._decoder: Final = FrameDecoder(FRAME_BYTES_MAX_UNIDENTIFIED)
         self._transport: asyncio.Transport | None = None
+        self._writes: Final = writes or Writes(loop)
         self._flush_planned = False
         self._writable = True
         self._congested = False
@@ -83,8 +87,8 @@ class Channel(asyncio.Protocol):
         taken = outbox.put(frame, control=control)
         if not self._flush_planned:
             self._flush_planned = True
-            self._loop.call_soon(self._flush)
-        if len(outbox) > outbox.limits.high_bytes:
+            self._writes.add(self._flush)
+        if outbox.control_bytes + outbox.data_bytes > outbox.limits.high_bytes:
             self._check_marks()
         return taken
 
@@ -156,7 +160,7 @@ class Channel(asyncio.Protocol):
         if reason is not None:
             self.send(Goodbye(reason))
         self._closing = True
-        self._loop.call_soon(self._flush)
+        self._writes.add(self._flush)
 
     def abort(self) -> None:
         """End the connection at once."""

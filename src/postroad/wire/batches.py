@@ -23,14 +23,14 @@ LAYOUTS_MAX: Final = 64
 """Layouts a decoder remembers; the oldest is forgotten first."""
 
 
-def encode_batch(batch: Batch) -> list[bytes | memoryview]:
+def encode_batch(batch: Batch) -> tuple[bytes | memoryview, ...]:
     """Return the batch's bytes as buffers to write one after the other.
 
     The batch remembers them, for the log and the next link; a batch that was received gives the received bytes.
     """
     if batch.encoded is None:
         batch.encoded = (batch.layout.encoded, memoryview(batch.columns.serialize()))
-    return list(batch.encoded)
+    return batch.encoded
 
 
 class BatchDecoder:

@@ -33,7 +33,7 @@ _encoder: Final = msgspec.msgpack.Encoder()
 def encode(
     packet: msgspec.Struct, packet_id: int, body: Sequence[bytes | memoryview] | None = None, *, max_bytes: int = FRAME_BYTES_MAX
 ) -> list[bytes | memoryview]:
-    """Return the buffers of the packet's frame. The body is passed through uncopied.
+    """Return the buffers of the packet's frame. The body of a large one is passed through uncopied.
 
     Lengths and bounds of fields are the receiver's to check; `validate` checks them here, for values a user gave.
     """

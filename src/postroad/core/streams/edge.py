@@ -292,24 +292,24 @@ class Edge:
         """Send the live subscriptions the rows of one stretch that match."""
         if part.rows is None:
             return
-        live: list[Subscription] = []
+        live: list[tuple[Subscription, Progress]] = []
         wanted: list[Rows] = []
         for number, matching in self._index.match(part.rows).items():
             subscription = self.subscriptions[number]
             progress = subscription.progress.get(pubend)
             if progress is not None and progress.phase is Phase.LIVE:
-                live.append(subscription)
+                live.append((subscription, progress))
                 wanted.append(matching)
         whole: list[str] = []  # who gets all that matches, and which rows those are
         rows_of: list[Rows] = []
-        for subscription, matching, selected in zip(live, wanted, select(part.rows, wanted), strict=True):
-            position, rows = subscription.progress[pubend].position, selected
-            if position > part.lo and self._guards.knowledge_is_idempotent:
-                within = rows_within(selected, position, part.hi)
+        for (subscription, progress), matching, selected in zip(live, wanted, select(part.rows, wanted), strict=True):
+            rows = selected
+            if progress.position > part.lo and self._guards.knowledge_is_idempotent:
+                within = rows_within(selected, progress.position, part.hi)
                 if within is None:
                     continue
                 rows = within
-            self._send_rows(subscription, pubend, part.hi, rows)
+            self._send_rows(subscription, progress, pubend, part.hi, rows)
             if rows is selected:
                 whole.append(subscription.subscriber)
                 rows_of.append(matching)
@@ -383,7 +383,7 @@ class Edge:
         for batch in rows:
             within = rows_within(batch, progress.position, hi)
             if within is not None:
-                self._send_rows(subscription, pubend, int(within.ticks()[-1]), within)
+                self._send_rows(subscription, progress, pubend, int(within.ticks()[-1]), within)
                 if self._notes is not None:
                     self._notes.delivered(subscription.subscriber, pubend, within)
         progress.position = max(progress.position, hi)
@@ -502,8 +502,7 @@ class Edge:
             subscription.subscriber, pubend, text, progress.start, lambda: self.reached(progress, pubend)
         )
 
-    def _send_rows(self, subscription: Subscription, pubend: int, hi: int, rows: Batch) -> None:
-        progress = subscription.progress[pubend]
+    def _send_rows(self, subscription: Subscription, progress: Progress, pubend: int, hi: int, rows: Batch) -> None:
         message = Deliver(subscription.handle, pubend, progress.told, hi)
         self._orders.append(Send(subscription.link, message, rows, data=True))
         progress.position = max(progress.position, hi)

@@ -13,6 +13,7 @@ Invariants: `horizon` never falls; every row at or below it is durable; ticks gi
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
@@ -113,16 +114,16 @@ class Pubend:
                 entry.link = None
 
     def publish(self, publisher: int, rows: Sequence[Row]) -> None:
-        """Take rows with ascending ids of an open publisher; those taken before are recognised."""
+        """Take rows, at least one, with ascending ids of an open publisher; those taken before are recognised."""
         entry = self._publishers[publisher]
         ticks = [int.from_bytes(row[0][8:], "big") for row in rows]
-        if any(left >= right for left, right in pairwise(ticks)):
+        if len(ticks) > 1 and any(left >= right for left, right in pairwise(ticks)):
             raise InvalidValueError("the message ids of one publisher must ascend")
-        fresh = [row for row, tick in zip(rows, ticks, strict=True) if tick > entry.accepted]
-        if not fresh:
+        if ticks[-1] <= entry.accepted:
             self._acknowledge_again(publisher, entry)
             return
-        self._wait(_Waiting(publisher, ticks[-1], rows=list(fresh)), entry, len(fresh))
+        fresh = list(rows[bisect_right(ticks, entry.accepted) :])
+        self._wait(_Waiting(publisher, ticks[-1], rows=fresh), entry, len(fresh))
 
     def publish_columns(self, publisher: int, batch: Batch) -> None:
         """Take a batch with ascending ids of an open publisher."""
@@ -239,9 +240,12 @@ class Pubend:
 
 
 def _build(taken: list[_Waiting], first_tick: int) -> tuple[Batch, ...]:
-    """Join rows that stand next to each other into columns, then give every row its tick."""
+    """Join rows that stand next to each other into columns, and give every row its tick."""
+    if all(entry.columns is None for entry in taken):  # then the ticks are known before the columns are built
+        rows = [row for entry in taken for row in entry.rows]
+        return tuple(build_batches(rows, np.arange(first_tick, first_tick + len(rows), dtype=np.uint64)))
     pieces: list[Batch] = []
-    rows: list[Row] = []
+    rows = []
     for entry in taken:
         if entry.columns is None:
             rows.extend(entry.rows)

@@ -1,8 +1,9 @@
 """Many selections of one batch at the price of one.
 
-Taking rows out of a batch costs tens of microseconds however few they are. So all selections are taken together, one after the
-other, and each then is a slice. Equal selections (the same array of row numbers) become the same batch, so that it is encoded
-once; a selection of every row is the batch itself, with the bytes it came in.
+Taking rows out of a batch costs tens of microseconds however few they are; a slice of neighbouring rows, and so of any single
+row, costs one. All selections that are no slices are taken together, one after the other, and each then is a slice of that. Equal
+selections (the same array of row numbers) become the same batch, so that it is encoded once; a selection of every row is the
+batch itself, with the bytes it came in.
 """
 
 from __future__ import annotations
@@ -20,24 +21,33 @@ TOGETHER_MAX: Final = 1 << 18
 
 def select(batch: Batch, wanted: Sequence[Rows]) -> list[Batch]:
     """Return the rows of each selection; none of them may be empty."""
-    distinct: dict[int, Rows] = {id(rows): rows for rows in wanted if len(rows) < len(batch)}
     taken: dict[int, Batch] = {}
+    apart: dict[int, Rows] = {}
+    for rows in wanted:
+        first, count = int(rows[0]), len(rows)
+        if count > 1 and int(rows[-1]) - first >= count:
+            apart[id(rows)] = rows
+        elif id(rows) not in taken:
+            taken[id(rows)] = batch.slice(first, first + count)
+    if apart:
+        _take_apart(batch, apart, taken)
+    return [taken[id(rows)] for rows in wanted]
+
+
+def _take_apart(batch: Batch, apart: dict[int, Rows], taken: dict[int, Batch]) -> None:
     group: list[Rows] = []
     size = 0
-    for rows in distinct.values():
+    for rows in apart.values():
         if size + len(rows) > TOGETHER_MAX:
             _take(batch, group, taken)
             group, size = [], 0
         group.append(rows)
         size += len(rows)
     _take(batch, group, taken)
-    return [taken.get(id(rows), batch) for rows in wanted]
 
 
 def _take(batch: Batch, group: list[Rows], taken: dict[int, Batch]) -> None:
-    if len(group) == 1:
-        taken[id(group[0])] = batch.take(group[0])
-    elif group:
+    if group:
         joined = batch.take(np.concatenate(group))
         start = 0
         for rows in group:
