@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tests.storage.test_segment_faults import FaultyDisk
 from tests.storage.tracks.elements import BROKER, START, element, ids_at
@@ -182,8 +182,17 @@ def check(path: Path, damaged: str) -> None:
         assert hole.concerns(START + step * 1000)
 
 
+def test_no_byte_of_a_file_can_change_unnoticed(original: Path) -> None:
+    """Each of them, one after the other."""
+    data = (original / "0000000001-0000000001.parquet").read_bytes()
+    for at in range(len(data)):
+        with pytest.raises(FormatError):
+            unpack(pa.py_buffer(data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]))
+
+
 @FUZZ
 @given(which=st.integers(0, 63), at=st.integers(0, 1 << 16))
+@example(which=1, at=2849)
 def test_a_flipped_bit_is_damage_and_never_another_answer(original: Path, tmp_path: Path, which: int, at: int) -> None:
     """Any bit of any file."""
     check(*changed(original, tmp_path, which, at, None))

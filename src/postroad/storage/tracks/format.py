@@ -27,7 +27,8 @@ VERSION: Final = 1
 END_BYTES: Final = 8 << 10  # more than the footer and the head of nearly every file
 _MAGIC: Final = b"PRtracks"
 _PARQUET_MAGIC: Final = b"PAR1"
-_CHECK: Final = struct.Struct("<8sIIQQQ8x")
+_CHECK: Final = struct.Struct("<8sIIQQQ8s")
+_RESERVED: Final = bytes(8)
 _TAIL: Final = struct.Struct("<I4s")
 _SMALLEST: Final = len(_PARQUET_MAGIC) + _CHECK.size + _TAIL.size
 
@@ -118,7 +119,7 @@ def pack_all(head: Head, table: pa.Table) -> Packed:
     summary = summarise(one_batch(table.select(list(INDEX_COLUMNS))))
     described = msgspec.msgpack.encode(_Described(head, summary))
     checks = [xxh3_64_intdigest(part) for part in (data[:footer], described, data[footer:])]
-    check = _CHECK.pack(_MAGIC, VERSION, len(described), *checks)
+    check = _CHECK.pack(_MAGIC, VERSION, len(described), *checks, _RESERVED)
     return Packed([data[:footer], described, check, data[footer:]], _digest(check), summary)
 
 
@@ -142,11 +143,13 @@ def unpack_end(data: pa.Buffer, size: int) -> FileEnd | int:
     if footer < _CHECK.size:
         return _missing(view, size, _CHECK.size - footer)
     check = view[footer - _CHECK.size : footer]
-    marked, version, described_bytes, of_data, of_head, of_footer = _CHECK.unpack(check)
+    marked, version, described_bytes, of_data, of_head, of_footer, reserved = _CHECK.unpack(check)
     if marked != _MAGIC:
         raise FormatError("it is damaged, or not written by a broker")
     if version != VERSION:
         raise FormatError(f"it is of version {version}, where this release reads version {VERSION}")
+    if reserved != _RESERVED:
+        raise FormatError("it is damaged: there is something where nothing is written")
     start = footer - _CHECK.size - described_bytes
     if start < 0:
         return _missing(view, size, -start)
