@@ -61,6 +61,7 @@ def broker(directory: Path, number: int = 1, neighbours: Sequence[str] = (), tra
         listen=f"127.0.0.1:{free_ports(1)[0]}",
         neighbours=tuple(Neighbour(address=each) for each in neighbours),
         tracking=tracking,
+        log_level="warning",
     )
     return BrokerProcess(config, directory)
 

@@ -1,8 +1,9 @@
 """The thread that tracks: the event loop hands it orders and never waits for it.
 
 Orders gather for a moment and are taken together: waking the thread for each turn of the loop would cost the loop more than the
-tracking itself. What waits is bounded. Beyond that events are dropped, counted, and a hole in the tracks says so. Whatever goes
-wrong here is logged and shown in the figures; messages flow on.
+tracking itself. Nor does the thread keep the interpreter for long: it pauses after each moment of work. What waits is bounded.
+Beyond that events are dropped, counted, and a hole in the tracks says so. Whatever goes wrong here is logged and shown in the
+figures; messages flow on.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ from postroad.storage.tracks.store import TrackStore
 log = logging.getLogger("postroad.tracking")
 
 GATHER_S: Final = 1.0
+WORK_S: Final = 0.0004
+PAUSE_S: Final = 0.002
+UNHURRIED_BYTES_MAX: Final = 8 << 20  # that wait: beyond, the thread makes no pauses
 BACKLOG_BYTES_MAX: Final = 64 << 20
 ORDER_BYTES: Final = 128  # what an order costs beside its events
 QUESTIONS_MAX: Final = 1024
@@ -65,7 +69,7 @@ class Tracking:
         backlog_bytes_max: int = BACKLOG_BYTES_MAX,
     ) -> None:
         self._figures: Final = Figures()
-        self._open: Final = partial(Tracks, place, state, logs, settings, options, figures=self._figures)
+        self._open: Final = partial(Tracks, place, state, logs, settings, options, figures=self._figures, pause=self._pause)
         self._pubends: Final = tuple(sorted(logs))
         self._report: Final = report
         self._backlog_bytes_max: Final = backlog_bytes_max
@@ -76,6 +80,7 @@ class Tracking:
         self._stopping = False
         self._given = 0  # bytes, by the event loop
         self._taken = 0  # bytes, by the thread
+        self._resumed = 0.0  # when the thread paused last
         self._dropped: _Dropped | None = None
         self._thread: Final = threading.Thread(target=self._run, name="tracking", daemon=True)
         self._thread.start()
@@ -162,12 +167,22 @@ class Tracking:
             log.exception("tracking has failed; the broker goes on without it")
             self._fail()
 
+    def _pause(self) -> None:
+        """Leave the interpreter to the event loop after each moment of work, unless somebody waits or too much does."""
+        now = time.perf_counter()
+        if now - self._resumed < WORK_S:
+            return
+        if not (self._asked or self._stopping or self.backlog_bytes > UNHURRIED_BYTES_MAX):
+            time.sleep(PAUSE_S)
+        self._resumed = time.perf_counter()
+
     def _gather(self, tracks: Tracks) -> None:
         """Wait for work, and a moment longer for more; not at all while a log is replayed."""
         if tracks.replaying:
             return
         self._wake.wait()
         self._hurry.wait(GATHER_S)
+        self._resumed = time.perf_counter()
 
     def _work_through(self, tracks: Tracks) -> None:
         self._wake.clear()

@@ -21,6 +21,7 @@ from typing import Final, NamedTuple, Protocol
 import pyarrow as pa
 
 from postroad.core.orders import BrokerState, Track
+from postroad.core.pausing import Pause, no_pause
 from postroad.core.tracking.elements import Crash, Element, Flush, Horizon, Links, Lost, Record
 from postroad.core.tracking.events import Published, TrackEvent
 from postroad.core.tracking.settings import TrackingSettings
@@ -122,11 +123,12 @@ class Tracks:
         *,
         wall_ms: int,
         figures: Figures | None = None,
+        pause: Pause = no_pause,
     ) -> None:
         self.figures: Final = figures or Figures()
         files = _CountedFiles(DirectoryFiles(place) if isinstance(place, Path) else place, self.figures)
-        self.store: Final = TrackStore.open(files, state.broker, state.incarnation, now_ms=wall_ms, options=options)
-        self.tracker: Final = Tracker(state.broker, state.incarnation, settings, wall_ms=wall_ms)
+        self.store: Final = TrackStore.open(files, state.broker, state.incarnation, now_ms=wall_ms, options=options, pause=pause)
+        self.tracker: Final = Tracker(state.broker, state.incarnation, settings, wall_ms=wall_ms, pause=pause)
         self._settings: Final = settings
         self._logs: Final = logs
         self._wall_ms = wall_ms

@@ -406,3 +406,15 @@ def test_routing_sets_are_for_blooms_only() -> None:
     (element,) = tracker.flush(WALL_MS + 1_000).closed
     assert element.neighbours == ()
     assert search([element], event.ids).forwarded == (None, None, None)
+
+
+def test_long_work_comes_in_pieces() -> None:
+    """An event loop beside it gets a word in after each history, when ids are taken and when they are flushed."""
+    pauses: list[None] = []
+    tracker = Tracker(1, 7, SETTINGS, wall_ms=WALL_MS, pause=lambda: pauses.append(None))
+    ids = make_ids(300)
+    tracker.take([Delivered(f"s{number}", PUBEND, ids[number : number + 1]) for number in range(300)], WALL_MS)
+    assert len(pauses) >= 300
+    pauses.clear()
+    assert len(tracker.flush(WALL_MS + SETTINGS.lifetime_ms).closed) == 300
+    assert len(pauses) >= 300

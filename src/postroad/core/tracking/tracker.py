@@ -25,6 +25,7 @@ import xxhash
 
 from postroad.core.batch import Ids
 from postroad.core.packets import PUBEND_BITS, pubend_broker
+from postroad.core.pausing import Pause, no_pause
 from postroad.core.tracking.elements import (
     Crash,
     Element,
@@ -46,6 +47,7 @@ from postroad.types import COUNTER_BITS
 
 HISTORIES_MAX: Final = 65_536
 RECORDS_MAX: Final = 65_536
+BATCHES_MAX: Final = 128  # of deliveries that are taken apart together
 NEIGHBOURS_MAX: Final = 10  # of a routing set: a search asks for each of the 2**10 sets
 
 _Tracked: TypeAlias = Published | Routed | Forwarded | Delivered
@@ -61,11 +63,14 @@ def omitted(subscriber: str, message_id: bytes, one_in: int) -> bool:
 class Tracker:
     """Keeps the histories and records of one incarnation of a broker until they are written."""
 
-    def __init__(self, broker: int, incarnation: int, settings: TrackingSettings, *, wall_ms: int) -> None:
+    def __init__(
+        self, broker: int, incarnation: int, settings: TrackingSettings, *, wall_ms: int, pause: Pause = no_pause
+    ) -> None:
         self.broker: Final = broker
         self.incarnation: Final = incarnation
         self.settings: Final = settings
         self._routing_sets: Final = settings.routing_sets and settings.strategy is Strategy.BLOOM
+        self._pause: Final = pause
         self._ledger: Final = Ledger(broker, incarnation)
         self._histories: dict[_Name, History] = {}
         self._finished: list[Element] = []
@@ -90,8 +95,11 @@ class Tracker:
     def take(self, events: Sequence[TrackEvent | Crash], wall_ms: int) -> None:
         """Take the events of a turn, or of many."""
         groups: dict[_Name, list[_Tracked]] = {}
-        for delivered in deliveries(event for event in events if type(event) is DeliveredRows):
-            groups.setdefault((delivered.pubend >> PUBEND_BITS, delivered.subscriber), []).append(delivered)
+        batches = [event for event in events if type(event) is DeliveredRows]
+        for start in range(0, len(batches), BATCHES_MAX):
+            for delivered in deliveries(batches[start : start + BATCHES_MAX]):
+                groups.setdefault((delivered.pubend >> PUBEND_BITS, delivered.subscriber), []).append(delivered)
+            self._pause()
         for event in events:
             match event:
                 case DeliveredRows():
@@ -134,6 +142,7 @@ class Tracker:
             if stop > start:
                 entry = Entry(ids[start:stop], timestamps[start:stop])
                 self._add(self._history(name, events[0], wall_ms), events, entry, low, high, wall_ms)
+                self._pause()
             start = stop
         self._changed |= len(ids) > 0
 
@@ -241,6 +250,7 @@ class Tracker:
         copies: list[Element] = []
         self._due_ms = None
         for history in self._histories.values():
+            self._pause()
             for element in history.open():
                 old = not 0 <= wall_ms - element.since_ms < self.settings.lifetime_ms
                 if everything or old or (stay is not None and element.number not in stay):

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from postroad.core.batch import Ids
+from postroad.core.pausing import Pause, no_pause
 from postroad.core.tracking.elements import (
     ID_DTYPE,
     NO_SINGLETONS,
@@ -114,11 +116,17 @@ class Stamp:
 # --- to Arrow -------------------------------------------------------------------------------------------------------------
 
 
-def to_table(stamp: Stamp, elements: Iterable[Element], records: Iterable[Record]) -> pa.Table:
+def to_table(stamp: Stamp, elements: Iterable[Element], records: Iterable[Record], pause: Pause = no_pause) -> pa.Table:
     """Return the rows of elements and records, in this order."""
-    rows = [_element_row(element) for element in elements] + [_record_row(record) for record in records]
+    rows: list[Row] = []
+    for row in chain(map(_element_row, elements), map(_record_row, records)):
+        rows.append(row)
+        pause()
     common: Row = {"broker": stamp.broker, "incarnation": stamp.incarnation, "sequence": stamp.sequence}
-    columns = [_column(field, rows, common) for field in SCHEMA]
+    columns: list[pa.Array[Any]] = []
+    for field in SCHEMA:
+        columns.append(_column(field, rows, common))
+        pause()
     return pa.Table.from_arrays(columns, schema=SCHEMA)
 
 

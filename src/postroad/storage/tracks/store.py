@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from postroad.core.batch import Ids
+from postroad.core.pausing import Pause, no_pause
 from postroad.core.tracking.answers import Covered, Hole, Searched, covered, ended
 from postroad.core.tracking.elements import Crash, Element, Farewell, Flush, Horizon, Lost, Record, Span
 from postroad.core.tracking.search import Hits, search
@@ -57,11 +58,12 @@ class Recovered:
 class TrackStore:
     """The tracks of one broker. Open with `TrackStore.open`."""
 
-    def __init__(self, files: TrackFiles, broker: int, incarnation: int, options: TrackOptions) -> None:
+    def __init__(self, files: TrackFiles, broker: int, incarnation: int, options: TrackOptions, pause: Pause) -> None:
         self._disk: Final = files
         self._broker: Final = broker
         self._incarnation: Final = incarnation
         self._options: Final = options
+        self._pause: Final = pause
         self._catalog: Final = Catalog(files, broker, options)
         self._sequence = MARK - 1
         self._unwritten: tuple[Record, ...] = ()
@@ -71,11 +73,18 @@ class TrackStore:
 
     @classmethod
     def open(
-        cls, files: TrackFiles | Path, broker: int, incarnation: int, *, now_ms: int, options: TrackOptions | None = None
+        cls,
+        files: TrackFiles | Path,
+        broker: int,
+        incarnation: int,
+        *,
+        now_ms: int,
+        options: TrackOptions | None = None,
+        pause: Pause = no_pause,
     ) -> TrackStore:
         """Open the tracks of a broker, or begin them. Neither damaged files nor a full disk hinder it."""
         files = DirectoryFiles(files) if isinstance(files, Path) else files
-        self = cls(files, broker, incarnation, options or TrackOptions())
+        self = cls(files, broker, incarnation, options or TrackOptions(), pause)
         self._catalog.refresh()
         self._steady(lambda: self._recover(now_ms))
         return self
@@ -171,7 +180,7 @@ class TrackStore:
             complete=complete,
             previous=next(kept, ""),
         )
-        self._write_table(name, head, to_table(head.stamp, elements, records))
+        self._write_table(name, head, to_table(head.stamp, elements, records, self._pause))
 
     def _write_table(self, name: FileName, head: Head, table: pa.Table, *, merged_ms: int = 0) -> None:
         packed = pack_all(head, table)
