@@ -13,28 +13,11 @@ from tests.core.filters.test_index import batch_of, expected, found
 from postroad.core.batch import Batch
 from postroad.core.filters.ast import Condition
 from postroad.core.filters.index import LOOSE_MAX, FilterIndex
-from postroad.types import AttributeValue
-
-COLUMNS: list[tuple[AttributeValue | None, ...]] = [
-    tuple(value for value in generated.MESSAGE_NUMBERS if isinstance(value, int)),
-    tuple(float(value) for value in generated.MESSAGE_NUMBERS),
-    generated.MESSAGE_STRINGS,
-    (True, False),
-    (b"", b"a"),
-    (None,),
-]
 
 
 def some_batch(random: Random) -> Batch:
-    """Make a batch whose columns each have one type, with or without nulls; some are absent."""
     rows = random.choice((1, 2, 7, 40, 64, 65, 150))
-    columns: dict[str, list[AttributeValue | None]] = {}
-    for name in generated.NAMES:
-        pool = random.choice(COLUMNS)
-        nulls = random.choice((0.0, 0.2))
-        if random.random() < 0.9:
-            columns[name] = [None if random.random() < nulls else random.choice(pool) for _ in range(rows)]
-    return batch_of(columns, rows)
+    return batch_of(generated.some_columns(random, rows), rows)
 
 
 def some_indexed_filter(random: Random) -> Condition:

@@ -218,6 +218,14 @@ def test_an_error_packet_describes_an_exception() -> None:
     validate(Error.of(BatchError("y" * 5000)))
 
 
+def test_a_large_body_is_passed_through_uncopied(carrier: PacketSpec) -> None:
+    """The buffers behind the packet are the very objects given."""
+    assert carrier.carries_body
+    body: list[bytes | memoryview] = [bytes(10_000), memoryview(bytes(20_000))]
+    buffers = encode(Carrier(1), 5, body)
+    assert all(sent is given_part for sent, given_part in zip(buffers[1:], body, strict=True))
+
+
 @given(st.integers(-(1 << 63), (1 << 63) - 1), st.lists(st.binary(max_size=50), max_size=3))
 def test_a_body_follows_its_packet_aligned(number: int, body: list[bytes]) -> None:
     """At a multiple of 8 from the start of the payload."""

@@ -46,9 +46,7 @@ class LinkOwner(Protocol):
 class Link:
     """`welcome` is done when the broker has answered; `gone` when the connection has ended."""
 
-    def __init__(
-        self, owner: LinkOwner, number: int, name: str, loop: asyncio.AbstractEventLoop, writes: Writes | None = None
-    ) -> None:
+    def __init__(self, owner: LinkOwner, number: int, name: str, loop: asyncio.AbstractEventLoop, writes: Writes) -> None:
         self.number: Final = number
         self.channel: Final = Channel(loop, _LIMITS, ordered=True, writes=writes)
         self.channel.owner = self
@@ -133,9 +131,7 @@ class Link:
         self._owner.link_arrived()
 
 
-async def dial(
-    owner: LinkOwner, number: int, name: str, address: Address, timeout_s: float, writes: Writes | None = None
-) -> Link:
+async def dial(owner: LinkOwner, number: int, name: str, address: Address, timeout_s: float, writes: Writes) -> Link:
     """Connect and shake hands, or raise `NotConnectedError` or what the broker said."""
     loop = asyncio.get_running_loop()
     link = Link(owner, number, name, loop, writes)

@@ -88,7 +88,7 @@ class Channel(asyncio.Protocol):
         if not self._flush_planned:
             self._flush_planned = True
             self._writes.add(self._flush)
-        if outbox.control_bytes + outbox.data_bytes > outbox.limits.high_bytes:
+        if len(outbox) > outbox.limits.high_bytes:
             self._check_marks()
         return taken
 

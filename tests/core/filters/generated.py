@@ -53,6 +53,24 @@ def some_value(random: Random) -> AttributeValue | None:
             return random.choice(MESSAGE_NUMBERS)
 
 
+def some_columns(random: Random, rows: int) -> dict[str, list[AttributeValue | None]]:
+    """Make columns that each have one type, with or without nulls; some are absent."""
+    pools: list[tuple[AttributeValue | None, ...]] = [
+        tuple(value for value in MESSAGE_NUMBERS if isinstance(value, int)),
+        tuple(float(value) for value in MESSAGE_NUMBERS),
+        MESSAGE_STRINGS,
+        (True, False),
+        (b"", b"a"),
+        (None,),
+    ]
+    columns: dict[str, list[AttributeValue | None]] = {}
+    for name in NAMES:
+        pool, nulls = random.choice(pools), random.choice((0.0, 0.2))
+        if random.random() < 0.9:
+            columns[name] = [None if random.random() < nulls else random.choice(pool) for _ in range(rows)]
+    return columns
+
+
 def some_constraint(random: Random, name: str) -> Condition:
     """Make a constraint on one attribute for which covering is complete, or a LIKE pattern of any shape."""
     negated = random.random() < 0.25

@@ -60,22 +60,9 @@ def segment_of(*filters: Condition) -> Segment[Entry[int]]:
     return segment
 
 
-def some_column(random: Random, rows: int) -> list[AttributeValue | None]:
-    pools: list[tuple[AttributeValue | None, ...]] = [
-        tuple(value for value in generated.MESSAGE_NUMBERS if isinstance(value, int)),
-        tuple(float(value) for value in generated.MESSAGE_NUMBERS),
-        generated.MESSAGE_STRINGS,
-        (True, False),
-        (b"", b"a"),
-        (None,),
-    ]
-    pool, nulls = random.choice(pools), random.choice((0.0, 0.3))
-    return [None if random.random() < nulls else random.choice(pool) for _ in range(rows)]
-
-
 def some_batch(random: Random) -> Batch:
     rows = random.choice((1, 1, 2, 3, 5, 10, 20, FEW_ROWS))
-    return batch_of({name: some_column(random, rows) for name in generated.NAMES if random.random() < 0.9}, rows)
+    return batch_of(generated.some_columns(random, rows), rows)
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -183,48 +183,54 @@ class Axis:
                 return np.full(rows.count, self._special[BYTES], np.int32)
 
 
-class _StringCells(dict[str | None, int]):
-    """The cell of each string met so far, and of NULL."""
+class _KnownCells(dict[Any, int]):
+    """The cell of each value met so far, and of NULL."""
 
-    __slots__ = ("_base", "_cuts", "_null")
+    __slots__ = ("_known_max", "_null")
+
+    def __init__(self, null: int, known_max: int) -> None:
+        super().__init__({None: null})
+        self._null = null
+        self._known_max = known_max
+
+    def forget(self) -> None:
+        """Forget all if there are too many."""
+        if len(self) > self._known_max:
+            self.clear()
+            self[None] = self._null
+
+
+class _StringCells(_KnownCells):
+    __slots__ = ("_base", "_cuts")
 
     def __init__(self, cuts: list[str], base: int, null: int) -> None:
-        super().__init__({None: null})
+        super().__init__(null, KNOWN_STRINGS_MAX)
         self._cuts = cuts
         self._base = base
-        self._null = null
 
     def __missing__(self, text: str) -> int:
         cell = self[text] = self._base + bisect_right(self._cuts, text)
         return cell
-
-    def forget(self) -> None:
-        if len(self) > KNOWN_STRINGS_MAX:
-            self.clear()
-            self[None] = self._null
 
     def lookup(self, texts: list[str]) -> Ints:
         self.forget()
         return np.fromiter(map(self.__getitem__, texts), np.int32, len(texts))
 
 
-class _NumberCells(dict[float | None, int]):
-    """Likewise for numbers. Python compares int and float exactly, as keys too: 1 and 1.0 have one cell."""
+class _NumberCells(_KnownCells):
+    """Python compares int and float exactly, as keys too: 1 and 1.0 have one cell."""
 
-    __slots__ = ("_cuts", "_nan", "_null")
+    __slots__ = ("_cuts", "_nan")
 
     def __init__(self, cuts: list[NumberCut], nan: int, null: int) -> None:
-        super().__init__({None: null})
+        super().__init__(null, KNOWN_NUMBERS_MAX)
         self._cuts = cuts
         self._nan = nan
-        self._null = null
 
     def __missing__(self, number: float) -> int:
         if math.isnan(number):  # no key would find it again
             return self._nan
-        if len(self) > KNOWN_NUMBERS_MAX:
-            self.clear()
-            self[None] = self._null
+        self.forget()
         cell = self[number] = bisect_right(self._cuts, (number, 0))
         return cell
 

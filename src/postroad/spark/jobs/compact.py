@@ -35,7 +35,7 @@ from postroad.spark.jobs.published import pieces, pieces_of
 from postroad.storage.segment.disk import Disk
 from postroad.storage.tracks.catalog import FileName, Sort
 from postroad.storage.tracks.files import merge_lock, write_durably
-from postroad.storage.tracks.format import FormatError, TrackTable, pack, unpack
+from postroad.storage.tracks.format import FileEnd, FormatError, TrackTable, pack, unpack, unpack_end
 from postroad.storage.tracks.index import Identity, identity_of
 from postroad.storage.tracks.merging import merged_head, merged_rows
 from postroad.storage.tracks.schema import RowError, elements_of, records_of, to_table
@@ -115,8 +115,9 @@ def _replaced(directory: Path, names: Sequence[FileName]) -> set[str]:
     found: set[str] = set()
     for name in names:
         if name.sort is Sort.MERGED:
-            with suppress(TrackFileError):  # the worker that gets it says so
-                found.update(_read(directory, str(name)).table.head.replaces)
+            with suppress(FormatError, OSError), pa.memory_map(str(directory / str(name))) as file:  # its worker says so
+                end = unpack_end(file.read_buffer(), file.size())
+                found.update(end.head.replaces if isinstance(end, FileEnd) else ())
     return found
 
 
