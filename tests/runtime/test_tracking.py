@@ -16,7 +16,9 @@ from tests.waiting import until
 import postroad
 from postroad.core.batch import Ids
 from postroad.core.packets import pubend_id
+from postroad.core.tracking.answers import Searched
 from postroad.core.tracking.elements import HistoryKey, Kind, Span
+from postroad.core.tracking.questions import TracksQuestion
 from postroad.errors import PublishRefusedError, SkewError
 from postroad.runtime import node as node_module
 from postroad.runtime.config import Neighbour, NodeConfig, Overlay, Tracking
@@ -53,10 +55,16 @@ def array_of(ids: list[MessageId]) -> Ids:
     return np.frombuffer(b"".join(map(bytes, ids)), np.dtype((np.void, 16)))
 
 
+async def search(node: Node, ids: list[MessageId]) -> Searched:
+    assert node.tracking is not None
+    found = await asyncio.wrap_future(node.tracking.search(TracksQuestion(b"".join(map(bytes, ids)))))
+    assert isinstance(found, Searched)
+    return found
+
+
 async def keys_of(node: Node, ids: list[MessageId]) -> list[set[HistoryKey]]:
     """Ask a broker in which of its histories each message is."""
-    assert node.tracking is not None
-    found = await asyncio.wrap_future(node.tracking.ask(lambda store, view: store.search(array_of(ids), view.elements)))
+    found = await search(node, ids)
     keys: list[set[HistoryKey]] = [set() for _ in ids]
     for row, key, _, _ in found.hits:
         keys[row].add(key)
@@ -195,9 +203,8 @@ def test_after_a_kill_what_was_published_is_known_and_the_rest_is_reported(tmp_p
         assert published == [True] * 40
         assert all(len(each) == 2 for each in keys[:20])
         assert node.stats()["tracking_holes"] == 1
-        assert node.tracking is not None
-        store_says = await asyncio.wrap_future(node.tracking.ask(lambda store, _view: tuple(store.holes(array_of(late)))))
-        assert any(hole.concerns(late[-1].milliseconds) for hole in store_says)
+        holes = (await search(node, late)).holes
+        assert any(hole.concerns(late[-1].milliseconds) for hole in holes)
         await node.stop()
 
     run(scenario)

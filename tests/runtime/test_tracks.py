@@ -19,8 +19,9 @@ from postroad.core.tracking.settings import TrackingSettings
 from postroad.core.tracking.tracker import Tracker
 from postroad.errors import CorruptSegmentError, TooManyError
 from postroad.runtime import tracks as tracks_module
-from postroad.runtime.tracking import ORDER_BYTES, QUESTIONS_MAX, Tracking
-from postroad.runtime.tracks import FOREVER, Tracks
+from postroad.runtime.backlog import ORDER_BYTES
+from postroad.runtime.tracking import QUESTIONS_MAX, Tracking
+from postroad.runtime.tracks import FOREVER, LogIds, Tracks
 from postroad.storage.base import LogSlice
 from postroad.storage.tracks.catalog import TrackOptions
 from postroad.storage.tracks.files import MemoryFiles
@@ -78,13 +79,13 @@ class Broker:
         self.wall_ms = WALL_MS
 
     def start(self, settings: TrackingSettings = SETTINGS) -> Tracks:
-        return Tracks(self.files, self._state(), {PUBEND: self.log}, settings, TrackOptions(), wall_ms=self.wall_ms)
+        return Tracks(self.files, self._state(), {PUBEND: LogIds(self.log)}, settings, TrackOptions(), wall_ms=self.wall_ms)
 
     def thread(
         self, settings: TrackingSettings = SETTINGS, *, backlog_bytes_max: int = 64 << 20
     ) -> tuple[Tracking, list[Tracked]]:
         told: list[Tracked] = []
-        logs = {PUBEND: self.log}
+        logs = {PUBEND: LogIds(self.log)}
         state, options = self._state(), TrackOptions()
         return Tracking(self.files, state, logs, settings, options, told.append, backlog_bytes_max=backlog_bytes_max), told
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from math import sqrt
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -143,7 +144,7 @@ def test_a_span_that_claims_too_much_is_noticed(sound: History) -> None:
     """The deliveries lost in the crash are excused, but nothing on disk may claim them."""
 
     def stretch(tracks: Tracks) -> Tracks:
-        return replace(tracks, spans=tuple((i, replace(span, to_tick=(1 << 64) - 1)) for i, span in tracks.spans))
+        return replace(tracks, spans=tuple((i, msgspec.structs.replace(span, to_tick=(1 << 64) - 1)) for i, span in tracks.spans))
 
     assert any("its history lacks it" in text for text in complaints(changed(sound, 3, stretch)))
 

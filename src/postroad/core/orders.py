@@ -81,8 +81,7 @@ class ReleaseLog:
     tick: int
 
 
-@dataclass(frozen=True, slots=True)
-class Track:
+class Track(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Hand events to the tracker, in order. With `flush`, make durable what it holds, then report `Tracked`.
 
     Nothing waits for it: a tracker that fails or lags costs traces, never messages. `farewell` ends the incarnation.

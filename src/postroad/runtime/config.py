@@ -148,6 +148,13 @@ class Tracking(_Section, frozen=True):
     routing_sets: Annotated[
         bool, described("Make the set of neighbours a part of the key of routing histories (only with `bloom`).")
     ] = False
+    process: Annotated[
+        bool,
+        described(
+            "Track in a process of its own, so that tracking does not delay messages; it takes about 80 MB. Else in a thread of "
+            "the broker."
+        ),
+    ] = True
     omit_one_in: Annotated[
         int, Meta(ge=0), described("For tests of audits only: leave out of the tracks one delivery in so many; 0 for none.")
     ] = 0

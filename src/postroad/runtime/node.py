@@ -46,8 +46,9 @@ from postroad.runtime.links import Dialler, newer_wins
 from postroad.runtime.listener import Listener
 from postroad.runtime.peer import Peer
 from postroad.runtime.services import Service
-from postroad.runtime.tracking import Tracking
-from postroad.storage.tracks.answering import look_up
+from postroad.runtime.tracking import Keeper, Tracking
+from postroad.runtime.tracking_process import TrackingProcess
+from postroad.runtime.tracks import LogIds
 from postroad.storage.tracks.catalog import TrackOptions
 from postroad.transport.outbox import OutboxLimits
 from postroad.transport.writes import Writes
@@ -69,10 +70,14 @@ SOFTWARE: Final = f"postroad {VERSION}"
 
 
 class Node:
-    """One broker. `start`, then `run` until it is told to stop, or `stop`."""
+    """One broker. `start`, then `run` until it is told to stop, or `stop`.
 
-    def __init__(self, config: NodeConfig, services: Sequence[Service] = ()) -> None:
+    It starts no other process unless told so: then it tracks in one.
+    """
+
+    def __init__(self, config: NodeConfig, services: Sequence[Service] = (), *, tracking_process: bool = False) -> None:
         self.config: Final = config
+        self._tracking_process: Final = tracking_process
         self._services: Final = tuple(services)
         self._by_method: Final = {method: service for service in services for method in service.methods}
         self.peers: Final[dict[int, Peer]] = {}
@@ -90,7 +95,7 @@ class Node:
         self._writes: Writes
         self._broker: Broker
         self._disk: Disk
-        self.tracking: Tracking | None = None  # None: nothing is tracked
+        self.tracking: Keeper | None = None  # None: nothing is tracked
         self._listener: Listener
 
     # --- life ------------------------------------------------------------------------------------------------------------
@@ -102,13 +107,13 @@ class Node:
         self._disk = await asyncio.to_thread(open_disk, self.config, self._loop, self._disk_fact, self._fail)
         try:
             self._broker = Broker(self._disk.state, self._machine_config(), now=self._loop.time())
-            self.tracking = self._open_tracking()
+            self.tracking = await self._open_tracking()
             self._listener = Listener(self.config.listen, self.config.limits, self._make_peer, self._count)
             await self._listener.start()
             for service in self._services:
                 await service.start(self)
         except BaseException:
-            await asyncio.to_thread(self._close_files)
+            await self._close_files()
             raise
         self._plan_pump()
         self._tasks.append(self._loop.create_task(self._heartbeats()))
@@ -166,7 +171,7 @@ class Node:
         if self._timer is not None:
             self._timer.cancel()
         self._say_farewell()
-        await asyncio.to_thread(self._close_files)
+        await self._close_files()
         log.info("broker %d stopped", self.config.id)
 
     def _say_farewell(self) -> None:
@@ -178,11 +183,11 @@ class Node:
                 if isinstance(order, Track):
                     self.tracking.track(order)
 
-    def _close_files(self) -> None:
-        """Close the tracks, whose thread may read a log, and then the logs; blocks."""
-        if self.tracking is not None and not self.tracking.close():
+    async def _close_files(self) -> None:
+        """Close the tracks, for which a log may be read, and then the logs."""
+        if self.tracking is not None and not await self.tracking.finish():
             log.warning("the last tracks were not written in time")
-        self._disk.close()
+        await asyncio.to_thread(self._disk.close)
 
     async def _settle(self) -> None:
         """Wait until everything that was received is durable and answered."""
@@ -211,17 +216,22 @@ class Node:
             tracking=self.config.tracking.settings(),
         )
 
-    def _open_tracking(self) -> Tracking | None:
+    async def _open_tracking(self) -> Keeper | None:
         tracking = self.config.tracking
         settings = tracking.settings()
         if settings.strategy is Strategy.NULL:
             return None
         options = TrackOptions(int(tracking.retention_s * 1000), tracking.retention_bytes, settings.late_ms)
         path = self._disk.path / TRACKS_NAME
-        return Tracking(path, self._disk.state, self._disk.logs, settings, options, self._tracked)
+        logs = {pubend: LogIds(log) for pubend, log in self._disk.logs.items()}
+        state = self._disk.state
+        if not self._tracking_process:
+            return Tracking(path, state, logs, settings, options, self._tracked)
+        title, level = self.config.title, self.config.log_level
+        return await TrackingProcess.start(path, state, logs, settings, options, self._tracked, title=title, log_level=level)
 
     def _tracked(self, fact: Tracked) -> None:
-        """Carry word of the tracking thread to the machine."""
+        """Carry word of the tracks to the machine."""
         with suppress(RuntimeError):  # the loop is closed: nobody is left to hear it
             self._loop.call_soon_threadsafe(self._fact, fact)
 
@@ -322,9 +332,8 @@ class Node:
                 self._search_tracks(order)
 
     def _search_tracks(self, order: SearchTracks) -> None:
-        """Look something up in the tracking thread, and tell the machine what was found, or why nothing could be."""
+        """Have something looked up in the tracks, and tell the machine what was found, or why nothing could be."""
         assert self.tracking is not None
-        question = order.question
 
         def found(future: Future[Findings]) -> None:
             error = future.exception()
@@ -336,8 +345,7 @@ class Node:
             with suppress(RuntimeError):  # the loop is closed: nobody is left to hear it
                 self._loop.call_soon_threadsafe(self._fact, TracksSearched(order.token, result))
 
-        asked = self.tracking.ask(lambda store, view: look_up(store, question, view.elements, view.records))
-        asked.add_done_callback(found)
+        self.tracking.search(order.question).add_done_callback(found)
 
     def _send(self, order: Send) -> None:
         peer = self.peers.get(order.link)

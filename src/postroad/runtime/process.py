@@ -1,4 +1,4 @@
-"""A broker as a process of its own, for whoever starts one from Python: the demo, tests, benchmarks."""
+"""Our own programs as processes, and a broker as one, for whoever starts it from Python: the demo, tests, benchmarks."""
 
 from __future__ import annotations
 
@@ -15,6 +15,17 @@ from postroad.runtime.config import NodeConfig, dump_config
 END_S_MAX: Final = 20.0
 
 
+def own_command(module: str, *arguments: str) -> list[str]:
+    """Return the command that runs a module of ours with this interpreter."""
+    return [sys.executable, "-m", module, *arguments]
+
+
+def own_environment() -> dict[str, str]:
+    """Return an environment in which that finds the same code as here, installed or not."""
+    source = str(Path(__file__).parents[2])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))}
+
+
 class BrokerProcess:
     """One broker that can be killed and started again. Its configuration and log are in `directory`."""
 
@@ -29,12 +40,10 @@ class BrokerProcess:
     def start(self) -> None:
         """Start it and wait until it listens."""
         assert self._process is None
-        command = [sys.executable, "-m", "postroad.cli", "broker", "--config", str(self._file)]
-        source = str(Path(__file__).parents[2])  # the same code, installed or not
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))}
+        command = own_command("postroad.cli", "broker", "--config", str(self._file))
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603  # our own program
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=environment
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=own_environment()
             )
         assert self._process.stdout is not None
         if b"listens on" not in self._process.stdout.readline():

@@ -34,7 +34,7 @@ def serve(config: NodeConfig, ready: Callable[[int], None], services: Sequence[S
 
 
 async def _serve(config: NodeConfig, ready: Callable[[int], None], services: Sequence[Service]) -> None:
-    node = Node(config, services)
+    node = Node(config, services, tracking_process=config.tracking.process)
     await node.start()
     gc.freeze()
     loop = asyncio.get_running_loop()

@@ -1,32 +1,37 @@
-"""The thread that tracks: the event loop hands it orders and never waits for it.
+"""The thread that tracks: it is handed orders, and nobody waits for it.
 
-Orders gather for a moment and are taken together: waking the thread for each turn of the loop would cost the loop more than the
-tracking itself. Nor does the thread keep the interpreter for long: it pauses after each moment of work. What waits is bounded.
-Beyond that events are dropped, counted, and a hole in the tracks says so. Whatever goes wrong here is logged and shown in the
-figures; messages flow on.
+It runs beside the event loop of a broker, or as the work of a tracking process (`runtime/tracker.py`). Beside a loop it is
+modest: orders gather for a moment and are taken together, as waking the thread for each turn of the loop would cost the loop more
+than the tracking itself, and it pauses after each moment of work. What waits is bounded. Beyond that events are dropped, counted,
+and a hole in the tracks says so. Whatever goes wrong here is logged and shown in the figures; messages flow on.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from postroad.core.orders import BrokerState, Track, Tracked
+from postroad.core.pausing import no_pause
+from postroad.core.tracking.answers import Findings
 from postroad.core.tracking.elements import Horizon
+from postroad.core.tracking.questions import CoverageQuestion, TracksQuestion
 from postroad.core.tracking.settings import TrackingSettings
 from postroad.errors import OverlayError, TooManyError
-from postroad.runtime.tracks import FOREVER, Figures, ReadableLog, Tracks, View
+from postroad.runtime.backlog import BACKLOG_BYTES_MAX, Backlog, Missed, order_bytes
+from postroad.runtime.tracks import FOREVER, Figures, IdLog, Tracks, View
+from postroad.storage.tracks.answering import look_up
 from postroad.storage.tracks.catalog import TrackOptions
-from postroad.storage.tracks.files import TrackFiles
+from postroad.storage.tracks.files import TrackFiles, writer_lock
 from postroad.storage.tracks.store import TrackStore
 
 log = logging.getLogger("postroad.tracking")
@@ -35,53 +40,75 @@ GATHER_S: Final = 1.0
 WORK_S: Final = 0.0004
 PAUSE_S: Final = 0.002
 UNHURRIED_BYTES_MAX: Final = 8 << 20  # that wait: beyond, the thread makes no pauses
-BACKLOG_BYTES_MAX: Final = 64 << 20
-ORDER_BYTES: Final = 128  # what an order costs beside its events
 QUESTIONS_MAX: Final = 1024
 TAKE_BYTES: Final = 2 << 20  # taken at a time
 END_S_MAX: Final = 4.0
+WRITER_S_MAX: Final = 30.0  # that the process of a broker that died may take to end
 
 ResultT = TypeVar("ResultT")
 Question: TypeAlias = Callable[[TrackStore, View], ResultT]
 
 
-@dataclass(slots=True)
-class _Dropped:
-    """What was dropped since the backlog overflowed."""
+class Keeper(Protocol):
+    """Keeps the tracks of a broker, somewhere beside its event loop."""
 
-    entries: int
-    from_ms: int
-    to_ms: int
+    def track(self, order: Track) -> None:
+        """Take an order; returns at once, whatever becomes of it."""
+        ...
+
+    def search(self, question: TracksQuestion | CoverageQuestion) -> Future[Findings]:
+        """Have a question answered; the answer knows everything that was ordered to be tracked before."""
+        ...
+
+    @property
+    def backlog_bytes(self) -> int: ...
+
+    def stats(self) -> dict[str, int]: ...
+
+    async def finish(self) -> bool:
+        """Finish what was ordered, within a few seconds; tell whether it was finished."""
+        ...
+
+
+def nothing() -> None:
+    """Take no notice."""
 
 
 class Tracking:
-    """Owns the tracks of a broker. `report` is called in the thread, with what became durable."""
+    """Owns the tracks of a broker.
+
+    `report` is called in the thread, with what became durable, and `progress` after each piece of work. `alone`: there
+    is no event loop in this process, so nothing is gathered, and there are no pauses.
+    """
 
     def __init__(
         self,
         place: Path | TrackFiles,
         state: BrokerState,
-        logs: Mapping[int, ReadableLog],
+        logs: Mapping[int, IdLog],
         settings: TrackingSettings,
         options: TrackOptions,
         report: Callable[[Tracked], None],
         *,
+        progress: Callable[[], None] = nothing,
         backlog_bytes_max: int = BACKLOG_BYTES_MAX,
+        alone: bool = False,
     ) -> None:
-        self._figures: Final = Figures()
-        self._open: Final = partial(Tracks, place, state, logs, settings, options, figures=self._figures, pause=self._pause)
+        self.figures: Final = Figures()
+        self.backlog: Final = Backlog(backlog_bytes_max)
+        pause = no_pause if alone else self._pause
+        self._place: Final = place
+        self._open: Final = partial(Tracks, place, state, logs, settings, options, figures=self.figures, pause=pause)
         self._pubends: Final = tuple(sorted(logs))
         self._report: Final = report
-        self._backlog_bytes_max: Final = backlog_bytes_max
-        self._work: deque[Track | _Dropped] = deque()
+        self._progress: Final = progress
+        self._alone: Final = alone
+        self._work: deque[Track | Missed] = deque()
         self._asked: deque[tuple[Question[Any], Future[Any]]] = deque()
         self._wake: Final = threading.Event()
         self._hurry: Final = threading.Event()  # do not gather any longer
         self._stopping = False
-        self._given = 0  # bytes, by the event loop
-        self._taken = 0  # bytes, by the thread
         self._resumed = 0.0  # when the thread paused last
-        self._dropped: _Dropped | None = None
         self._thread: Final = threading.Thread(target=self._run, name="tracking", daemon=True)
         self._thread.start()
 
@@ -89,21 +116,26 @@ class Tracking:
 
     def track(self, order: Track) -> None:
         """Take an order; returns at once, whatever the thread does."""
-        if self._figures.failed:
-            self._figures.dropped += order.entries
+        if self.figures.failed:
+            self.figures.dropped += order.entries
             return
-        if self.backlog_bytes + order.size + ORDER_BYTES > self._backlog_bytes_max and not order.farewell:
-            self._drop(order)
-            return
-        if self._dropped is not None:
-            self._work.append(self._dropped)
-            self._dropped = None
-        self._given += order.size + ORDER_BYTES
-        self._work.append(order)
-        if order.flush or self.backlog_bytes > TAKE_BYTES:
-            self._hurry.set()
+        if self.backlog.admit(order):
+            missed = self.backlog.pop_missed()
+            if missed is not None:
+                self._work.append(missed)
+            self._work.append(order)
+            if order.flush or self.backlog.waiting > TAKE_BYTES:
+                self._hurry.set()
         if not self._wake.is_set():
             self._wake.set()
+
+    def missed(self, missed: Missed) -> None:
+        """Take note that events were dropped on their way here."""
+        self._work.append(missed)
+        self._wake.set()
+
+    def search(self, question: TracksQuestion | CoverageQuestion) -> Future[Findings]:
+        return self.ask(lambda store, view: look_up(store, question, view.elements, view.records))
 
     def ask(self, question: Question[ResultT]) -> Future[ResultT]:
         """Have a question answered in the thread, by the store and what is not on disk yet.
@@ -124,55 +156,59 @@ class Tracking:
         return future
 
     def _has_failed(self) -> bool:
-        return self._figures.failed > 0
+        return self.figures.failed > 0
 
     @property
     def backlog_bytes(self) -> int:
-        return self._given - self._taken
+        return self.backlog.waiting
 
     def stats(self) -> dict[str, int]:
-        return {**self._figures.gauges(), "tracking_backlog_bytes": self.backlog_bytes}
+        return {**self.figures.gauges(), "tracking_backlog_bytes": self.backlog_bytes}
 
-    def close(self) -> bool:
-        """Finish what was ordered; blocks for a few seconds at most. Tell whether it was finished."""
+    async def finish(self) -> bool:
+        return await asyncio.to_thread(self.close)
+
+    def close(self, wait_s: float = END_S_MAX) -> bool:
+        """Finish what was ordered; blocks. Tell whether it was finished."""
         self._stopping = True
         self._hurry.set()
         self._wake.set()
-        self._thread.join(END_S_MAX)
+        self._thread.join(wait_s)
         return not self._thread.is_alive()
-
-    def _drop(self, order: Track) -> None:
-        if self._dropped is None:
-            log.error("tracking is too slow: events are dropped")
-            self._dropped = _Dropped(0, order.wall_ms, order.wall_ms)
-        self._dropped.entries += order.entries
-        self._dropped.to_ms = max(self._dropped.to_ms, order.wall_ms)
-        self._wake.set()
 
     # --- the thread's side
 
     def _run(self) -> None:
         try:
-            tracks = self._open(wall_ms=time.time_ns() // 1_000_000)
-            while not self._stopping:
-                self._gather(tracks)
-                self._work_through(tracks)
-                if tracks.replaying:
-                    tracks.replay()
-                else:
-                    self._answer_all(tracks)
-            self._work_through(tracks)
-            self._answer_all(tracks)
+            with self._writing():
+                self._keep()
         except Exception:
             log.exception("tracking has failed; the broker goes on without it")
             self._fail()
+
+    def _writing(self) -> AbstractContextManager[None]:
+        return writer_lock(self._place, WRITER_S_MAX) if isinstance(self._place, Path) else nullcontext()
+
+    def _keep(self) -> None:
+        tracks = self._open(wall_ms=time.time_ns() // 1_000_000)
+        while not self._stopping:
+            self._gather(tracks)
+            self._work_through(tracks)
+            if tracks.replaying:
+                tracks.replay()
+            else:
+                self._answer_all(tracks)
+            self._progress()
+        self._work_through(tracks)
+        self._answer_all(tracks)
+        self._progress()
 
     def _pause(self) -> None:
         """Leave the interpreter to the event loop after each moment of work, unless somebody waits or too much does."""
         now = time.perf_counter()
         if now - self._resumed < WORK_S:
             return
-        if not (self._asked or self._stopping or self.backlog_bytes > UNHURRIED_BYTES_MAX):
+        if not (self._asked or self._stopping or self.backlog.waiting > UNHURRIED_BYTES_MAX):
             time.sleep(PAUSE_S)
         self._resumed = time.perf_counter()
 
@@ -181,7 +217,8 @@ class Tracking:
         if tracks.replaying:
             return
         self._wake.wait()
-        self._hurry.wait(GATHER_S)
+        if not self._alone:
+            self._hurry.wait(GATHER_S)
         self._resumed = time.perf_counter()
 
     def _work_through(self, tracks: Tracks) -> None:
@@ -192,11 +229,11 @@ class Tracking:
             if orders:
                 if tracks.take(orders):
                     self._report(Tracked(tracks.tracked()))
-                self._taken += sum(order.size + ORDER_BYTES for order in orders)
+                self.backlog.taken += sum(map(order_bytes, orders))
                 continue
-            dropped = self._work.popleft()
-            assert isinstance(dropped, _Dropped)
-            tracks.missed(dropped.entries, dropped.from_ms, dropped.to_ms)
+            missed = self._work.popleft()
+            assert isinstance(missed, Missed)
+            tracks.missed(missed.entries, missed.from_ms, missed.to_ms)
 
     def _next_orders(self) -> list[Track]:
         """Return the orders that stand first, up to a bound or the next flush."""
@@ -222,11 +259,12 @@ class Tracking:
 
     def _fail(self) -> None:
         """Give up: free the logs, refuse what waits."""
-        self._figures.failed = 1
+        self.figures.failed = 1
         self._report(Tracked(tuple(Horizon(pubend, FOREVER) for pubend in self._pubends)))
         self._refuse_all()
         while self._work:
-            self._figures.dropped += self._work.popleft().entries
+            self.figures.dropped += self._work.popleft().entries
+        self._progress()
 
     def _refuse_all(self) -> None:
         """Refuse every question; called from both sides, so that none is left behind."""

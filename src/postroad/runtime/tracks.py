@@ -1,4 +1,4 @@
-"""A broker's tracker and its files together: what the tracking thread does, without the thread.
+"""A broker's tracker and its files together: what tracking does, whoever runs it.
 
 A flush that cannot be written for want of room is kept and joined with the next one, so that what a span claims is always
 written with what it speaks of. When too much waits, the elements go and a hole remains: a `Crash` record of the running
@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
+import msgspec
 import pyarrow as pa
 
+from postroad.core.batch import Ids
 from postroad.core.orders import BrokerState, Track
 from postroad.core.pausing import Pause, no_pause
 from postroad.core.tracking.elements import Crash, Element, Flush, Horizon, Links, Lost, Record
@@ -39,10 +41,34 @@ REPLAY_BYTES: Final = 1 << 20  # of the log, at a time
 RECORDS_MAX: Final = 65_536  # that outlive the elements they were to be written with
 
 
+class PublishedIds(NamedTuple):
+    """The ids of a pubend's messages up to the tick `hi`, from where was asked."""
+
+    hi: int
+    ids: tuple[Ids, ...]
+
+
+class IdLog(Protocol):
+    """What replays need of a pubend's log; it may be asked from any thread."""
+
+    def ids(self, lo: int, hi: int, bytes_max: int) -> PublishedIds: ...
+
+
 class ReadableLog(Protocol):
-    """What replays need of a pubend's log; it may be read from any thread."""
+    """A pubend's log, as the broker's storage has it."""
 
     def read(self, lo: int, hi: int, bytes_max: int) -> LogSlice: ...
+
+
+class LogIds:
+    """The ids in a log."""
+
+    def __init__(self, log: ReadableLog) -> None:
+        self._log: Final = log
+
+    def ids(self, lo: int, hi: int, bytes_max: int) -> PublishedIds:
+        found = self._log.read(lo, hi, bytes_max)
+        return PublishedIds(found.hi, tuple(batch.ids().copy() for batch in found.batches))
 
 
 @dataclass(slots=True)
@@ -53,8 +79,7 @@ class Replay:
     hi: int
 
 
-@dataclass(slots=True)
-class Figures:
+class Figures(msgspec.Struct):
     """What a person may want to know. Written by the tracking thread, read by others."""
 
     entries: int = 0
@@ -67,7 +92,7 @@ class Figures:
     failed: int = 0  # 1 when tracking has ended before its time
 
     def gauges(self) -> dict[str, int]:
-        return {f"tracking_{name}": getattr(self, name) for name in self.__dataclass_fields__}
+        return {f"tracking_{name}": getattr(self, name) for name in self.__struct_fields__}
 
 
 class View(NamedTuple):
@@ -117,7 +142,7 @@ class Tracks:
         self,
         place: Path | TrackFiles,
         state: BrokerState,
-        logs: Mapping[int, ReadableLog],
+        logs: Mapping[int, IdLog],
         settings: TrackingSettings,
         options: TrackOptions,
         *,
@@ -266,15 +291,14 @@ class Tracks:
         """Add one piece of a log to the publisher history."""
         pubend, replay = next(iter(self._replays.items()))
         try:
-            found = self._logs[pubend].read(replay.position, replay.hi, REPLAY_BYTES)
+            found = self._logs[pubend].ids(replay.position, replay.hi, REPLAY_BYTES)
         except StorageError:
             log.exception("the log of pubend %x cannot be read: its publisher history stays incomplete", pubend)
             del self._replays[pubend]
             self._unreadable.add(pubend)
             return
-        events: list[TrackEvent] = [Published(pubend, batch.ids().copy()) for batch in found.batches]
-        self.figures.entries += sum(map(len, found.batches))
-        self._enter(events)
+        self.figures.entries += sum(map(len, found.ids))
+        self._enter([Published(pubend, ids) for ids in found.ids])
         replay.position = found.hi
         if replay.position >= replay.hi:
             del self._replays[pubend]

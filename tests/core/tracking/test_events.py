@@ -29,8 +29,9 @@ def test_each_subscriber_gets_its_own_in_the_order_of_sending(sent: Sent) -> Non
     given_batches = []
     for number, (pubend, rows, whose) in enumerate(sent):
         ids = make_ids(rows, seed=number)
-        names, taken = tuple(name for name, _ in whose), tuple(np.array(each, np.uint32) for _, each in whose)
-        given_batches.append(DeliveredRows(names, pubend, ids, taken))
+        known = {tuple(each): np.array(each, np.intp) for _, each in whose}  # equal selections are one object
+        names = [name for name, _ in whose]
+        given_batches.append(DeliveredRows.of(names, pubend, ids, [known[tuple(each)] for _, each in whose]))
         for name, each in whose:
             expected.setdefault((pubend, name), []).extend(ids[row].tobytes() for row in each)
     found = {(each.pubend, each.subscriber): [item.tobytes() for item in each.ids] for each in deliveries(given_batches)}

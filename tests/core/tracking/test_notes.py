@@ -273,7 +273,10 @@ def test_what_waits_is_weighed_with_all_that_it_costs() -> None:
     notes.delivered_rows([f"s{number}" for number in range(50)], P1, batch, selections)
     events, entries, size = notes.take()
     assert (len(events), entries) == (1, 500)
-    assert size > 100 * 16 + 500 * 4 + sum(map(sys.getsizeof, selections)) - 50 * 40
+    (event,) = events
+    assert isinstance(event, DeliveredRows)
+    assert size > 100 * 16 + 500 * 4 + sys.getsizeof(event.subscribers) + sys.getsizeof(event.counts)
+    assert event.rows.base is None  # no selection is kept alive
     notes.attached("s", P1, "", 0, lambda: 0)
     assert notes.take()[1:] == (0, EVENT_BYTES)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from postroad.core.batch import Batch, Ids
@@ -252,8 +253,7 @@ class World:
                 events.append(Delivered(subscriber.name, rows.pubend, ids))
                 self._happened(broker, self.truth.delivered, [(item, broker.number, subscriber.name) for item in _items(ids)])
             span = broker.spans[subscriber.name, rows.pubend]
-            values = {name: getattr(span, name) for name in Span.__slots__} | {"to_tick": int(rows.ticks[-1])}
-            broker.spans[subscriber.name, rows.pubend] = Span(**values)
+            broker.spans[subscriber.name, rows.pubend] = msgspec.structs.replace(span, to_tick=int(rows.ticks[-1]))
             events.append(broker.spans[subscriber.name, rows.pubend])
         return events
 

@@ -6,9 +6,11 @@ Beside what was found stands where the tracks have holes: a broker that says "no
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, TypeAlias
+
+import msgspec
 
 from postroad.core.tracking.elements import Crash, Lost, Span
 from postroad.core.tracking.search import Hits
@@ -66,7 +68,7 @@ def ended(spans: Mapping[tuple[int, int], Span], incarnation: int, crashes: Iter
     def end(of: int, span: Span) -> Span:
         if of == incarnation or span.detached_ms:
             return span
-        return replace(span, detached_ms=max(fell_ms.get(of, span.attached_ms), 1))
+        return msgspec.structs.replace(span, detached_ms=max(fell_ms.get(of, span.attached_ms), 1))
 
     return [end(of, span) for (of, _), span in spans.items()]
 

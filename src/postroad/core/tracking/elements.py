@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, TypeAlias
 
+import msgspec
 import numpy as np
 
 from postroad.core.batch import Ids
@@ -68,8 +69,11 @@ class Element:
     broker: int = 0  # whose history it is: its number salts the hashes of `bits`
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class _Record(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Tagged, so that records can be encoded among other things."""
+
+
+class Span(_Record, frozen=True):
     """Everything of a pubend in (from_tick, to_tick] that matches the filter was sent to the subscriber, but for what is `Lost`.
 
     `number` names the span within an incarnation; a later record of it has a higher `to_tick`. Detached at 0: attached still.
@@ -85,8 +89,7 @@ class Span:
     detached_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(_Record, frozen=True):
     """The subscriber was told that (from_tick, to_tick] of a pubend is lost to it."""
 
     subscriber: str
@@ -96,8 +99,7 @@ class Lost:
     told_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Crash:
+class Crash(_Record, frozen=True):
     """The incarnation ended without a farewell: what happened here in this window may be missing from the histories."""
 
     incarnation: int
@@ -105,24 +107,21 @@ class Crash:
     to_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Links:
+class Links(_Record, frozen=True):
     """The neighbours from this moment on."""
 
     since_ms: int
     neighbours: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Horizon:
+class Horizon(_Record, frozen=True):
     """The publisher history holds every message of this hosted pubend up to the tick."""
 
     pubend: int
     tick: int
 
 
-@dataclass(frozen=True, slots=True)
-class Farewell:
+class Farewell(_Record, frozen=True):
     """The incarnation ended in good order; nothing is missing."""
 
     at_ms: int

@@ -1,17 +1,17 @@
 """What a broker machine tells its tracker. Cheap to make: 16 bytes per id are copied, nothing is hashed.
 
-A driver carries a `Track` order's events to the tracker in order; in a process that is another thread, in the simulator a call.
+A driver carries a `Track` order's events to the tracker in order: to another process or thread, or by a call in the simulator.
 
 The arrays of ids are copies, so that an event that waits keeps no frame in memory. Several events of a turn may share one: nobody
-writes to them. Made for every delivery, hence structs without cyclic garbage collection.
+writes to them. Made for every delivery, hence structs without cyclic garbage collection; tagged, so that they can be encoded.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, count
-from typing import TypeAlias
+from typing import Final, Self, TypeAlias
 
 import msgspec
 import numpy as np
@@ -20,15 +20,22 @@ from postroad.core.batch import Ids
 from postroad.core.streams.selection import Rows
 from postroad.core.tracking.elements import Horizon, Links, Lost, Masks, Span
 
+RowNumbers: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint32]]
+_NO_ROWS: Final[RowNumbers] = np.empty(0, np.uint32)
 
-class Published(msgspec.Struct, frozen=True, gc=False):
+
+class _Event(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
+    pass
+
+
+class Published(_Event, frozen=True, gc=False):
     """Messages of a hosted pubend became durable."""
 
     pubend: int
     ids: Ids
 
 
-class Routed(msgspec.Struct, frozen=True, gc=False):
+class Routed(_Event, frozen=True, gc=False):
     """Messages came from a neighbour, for the first time; `masks` (routing sets only) say whom they were forwarded to."""
 
     pubend: int
@@ -38,7 +45,7 @@ class Routed(msgspec.Struct, frozen=True, gc=False):
     neighbours: tuple[int, ...] = ()
 
 
-class Forwarded(msgspec.Struct, frozen=True, gc=False):
+class Forwarded(_Event, frozen=True, gc=False):
     """Messages were forwarded to a neighbour (only with `per_neighbour`)."""
 
     pubend: int
@@ -46,7 +53,7 @@ class Forwarded(msgspec.Struct, frozen=True, gc=False):
     ids: Ids
 
 
-class Delivered(msgspec.Struct, frozen=True, gc=False):
+class Delivered(_Event, frozen=True, gc=False):
     """Messages were sent to a local subscriber."""
 
     subscriber: str
@@ -54,16 +61,37 @@ class Delivered(msgspec.Struct, frozen=True, gc=False):
     ids: Ids
 
 
-class DeliveredRows(msgspec.Struct, frozen=True, gc=False):
-    """Messages of one batch were sent to local subscribers, to each those at the rows of its selection.
+class DeliveredRows(_Event, frozen=True, gc=False):
+    """Messages of one batch were sent to local subscribers, to each those of its selection.
 
-    What `Delivered` says for each of them, at the price of one object: the machine notes it for every batch it delivers.
+    What `Delivered` says for each of them, at the price of one object: the machine notes it for every batch it delivers. All
+    subscribers of a selection share it.
     """
 
     subscribers: tuple[str, ...]
     pubend: int
     ids: Ids  # of the whole batch
-    selections: tuple[Rows, ...]
+    rows: RowNumbers  # of the selections, one after the other
+    counts: tuple[int, ...]  # rows of each selection
+    chosen: tuple[int, ...] = ()  # the selection of each subscriber; empty: they stand in the order of the subscribers
+
+    @classmethod
+    def of(cls, subscribers: Sequence[str], pubend: int, ids: Ids, selections: Sequence[Rows]) -> Self:
+        """Join selections; those that are the same object are kept once."""
+        distinct = {id(rows): rows for rows in selections}
+        chosen: tuple[int, ...] = ()
+        if len(distinct) < len(selections):
+            numbers = dict(zip(distinct, count(), strict=False))
+            chosen = tuple(numbers[id(rows)] for rows in selections)
+        joined = np.concatenate(list(distinct.values()) or [_NO_ROWS], dtype=np.uint32, casting="unsafe")
+        return cls(tuple(subscribers), pubend, ids, joined, tuple(map(len, distinct.values())), chosen)
+
+    def by_subscriber(self) -> tuple[RowNumbers, tuple[int, ...]]:
+        """Return the rows of all subscribers, one after the other, and how many each has."""
+        if not self.chosen:
+            return self.rows, self.counts
+        parts = np.split(self.rows, np.cumsum(self.counts[:-1]))
+        return np.concatenate([parts[number] for number in self.chosen]), tuple(self.counts[number] for number in self.chosen)
 
 
 def deliveries(batches: Iterable[DeliveredRows]) -> Iterator[Delivered]:
@@ -73,17 +101,16 @@ def deliveries(batches: Iterable[DeliveredRows]) -> Iterator[Delivered]:
     """
     by_pubend: dict[int, list[DeliveredRows]] = {}
     for batch in batches:
-        if batch.selections:
+        if batch.subscribers:
             by_pubend.setdefault(batch.pubend, []).append(batch)
     for pubend, those in by_pubend.items():
         numbers: defaultdict[str, int] = defaultdict(count().__next__)  # of subscribers, as they come
-        selections = [selection for batch in those for selection in batch.selections]
+        sent = [batch.by_subscriber() for batch in those]
+        sizes = np.fromiter(chain.from_iterable(counts for _, counts in sent), np.intp)
         names = chain.from_iterable(batch.subscribers for batch in those)
-        whose = np.fromiter(map(numbers.__getitem__, names), np.intp, len(selections))
-        sizes = np.fromiter(map(len, selections), np.intp, len(selections))
+        whose = np.repeat(np.fromiter(map(numbers.__getitem__, names), np.intp, len(sizes)), sizes)
         starts = np.cumsum([0, *(len(batch.ids) for batch in those[:-1])])
-        rows = np.concatenate(selections) + np.repeat(np.repeat(starts, [len(batch.selections) for batch in those]), sizes)
-        whose = np.repeat(whose, sizes)
+        rows = np.concatenate([rows for rows, _ in sent]) + np.repeat(starts, [len(rows) for rows, _ in sent])
         ids: Ids = np.concatenate([batch.ids for batch in those])[rows[np.argsort(whose, kind="stable")]]
         start = 0
         for subscriber, stop in zip(numbers, np.cumsum(np.bincount(whose, minlength=len(numbers))).tolist(), strict=True):

@@ -27,7 +27,7 @@ from postroad.core.tracking.events import Delivered, DeliveredRows, Forwarded, P
 SPANS_MAX: Final = 4096
 QUIET_MS: Final = 60_000
 EVENT_BYTES: Final = 256  # what an event costs beside its ids
-ARRAY_BYTES: Final = 128  # and a selection of rows beside its numbers
+SELECTION_BYTES: Final = 16  # and a selection of rows beside its numbers
 NEIGHBOURS_MAX: Final = 64  # of a routing set
 
 
@@ -114,11 +114,11 @@ class Notes:
 
     def delivered_rows(self, subscribers: Sequence[str], pubend: int, batch: Batch, selections: Sequence[Rows]) -> None:
         """Note that each of these subscribers was sent its selection of a batch."""
-        self._events.append(DeliveredRows(tuple(subscribers), pubend, self._ids_of(batch), tuple(selections)))
+        event = DeliveredRows.of(subscribers, pubend, self._ids_of(batch), selections)
+        self._events.append(event)
         self._busy[pubend] = None
-        rows = sum(map(len, selections))
-        self._entries += rows
-        self._size += 4 * rows + ARRAY_BYTES * len(selections)
+        self._entries += sum(map(len, selections))
+        self._size += event.rows.nbytes + SELECTION_BYTES * len(selections)
 
     # --- subscriptions ---
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ NEW_PREFIX: Final = "."  # readers of the directory, Spark among them, pass over
 NEW_SUFFIX: Final = ".new"
 SUFFIX: Final = ".parquet"
 LOCK_NAME: Final = ".merge.lock"
+WRITER_LOCK_NAME: Final = ".writer.lock"
+LOCK_POLL_S: Final = 0.02
 
 
 class FileStatus(NamedTuple):
@@ -137,12 +140,34 @@ def write_durably(path: Path, new: Path, data: Sequence[bytes | memoryview], dis
 @contextmanager
 def merge_lock(directory: Path, *, wait: bool) -> Iterator[bool]:
     """Be the only one who merges the files of a directory, a broker or a compaction; False when that is somebody else now."""
-    try:
-        descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise write_error(error, directory / LOCK_NAME) from error
-    try:
+    with _lock_file(directory / LOCK_NAME) as descriptor:
         yield _locked(descriptor, wait=wait)
+
+
+@contextmanager
+def writer_lock(directory: Path, wait_s: float) -> Iterator[None]:
+    """Be the only one who tracks in a directory: the process of a broker that died may still be writing there."""
+    until = time.monotonic() + wait_s
+    try:
+        Disk().make_directory(directory)
+    except OSError as error:
+        raise write_error(error, directory) from error
+    with _lock_file(directory / WRITER_LOCK_NAME) as descriptor:
+        while not _locked(descriptor, wait=False):
+            if time.monotonic() > until:
+                raise StorageFailedError(str(directory), "another process still writes tracks there")
+            time.sleep(LOCK_POLL_S)
+        yield
+
+
+@contextmanager
+def _lock_file(path: Path) -> Iterator[int]:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise write_error(error, path) from error
+    try:
+        yield descriptor
     finally:
         os.close(descriptor)
 

@@ -1,0 +1,159 @@
+"""What a broker and its tracking process say to each other, over a pair of sockets that nobody else has.
+
+Frames of the wire with one method; the payload says what it is. Arrays travel as their bytes. Both ends are the same program, so
+what cannot be decoded is an error of ours, and ends the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import numpy as np
+
+from postroad.core.batch import Ids
+from postroad.core.orders import BrokerState, Track
+from postroad.core.streams.selection import Rows
+from postroad.core.tracking.answers import Covered, Findings, Searched
+from postroad.core.tracking.elements import Horizon, Masks
+from postroad.core.tracking.events import RowNumbers
+from postroad.core.tracking.questions import CoverageQuestion, TracksQuestion
+from postroad.core.tracking.search import Floats
+from postroad.core.tracking.settings import TrackingSettings
+from postroad.errors import PostroadError, StorageError, error_of_code
+from postroad.runtime.backlog import Missed
+from postroad.runtime.tracks import Figures
+from postroad.storage.tracks.catalog import TrackOptions
+from postroad.wire.framing import LENGTH_MAX, FrameDecoder, encode_frame
+
+_DTYPES: Final[dict[Any, np.dtype[Any]]] = {
+    Ids: np.dtype((np.void, 16)),
+    RowNumbers: np.dtype(np.uint32),
+    Masks: np.dtype(np.uint64),
+    Rows: np.dtype(np.intp),
+    Floats: np.dtype(np.float64),
+}
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    pass
+
+
+class Problem(msgspec.Struct, frozen=True, array_like=True):
+    """An error, as far as the other side needs it."""
+
+    code: int
+    text: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> Problem:
+        known = error if isinstance(error, PostroadError) else StorageError(f"{type(error).__name__}: {error}")
+        return cls(known.code, str(known))
+
+    def error(self) -> PostroadError:
+        return error_of_code(self.code, self.text)
+
+
+# --- from the broker -----------------------------------------------------------------------------------------------------------
+
+
+class Begin(_Message, frozen=True):
+    """Said first, and once."""
+
+    path: str  # of the tracks
+    state: BrokerState
+    pubends: tuple[int, ...]  # whose logs can be read
+    settings: TrackingSettings
+    options: TrackOptions
+    title: str
+    log_level: str
+
+
+class Ask(_Message, frozen=True):
+    """Answer a question, with all that was said before it."""
+
+    number: int
+    question: TracksQuestion | CoverageQuestion
+
+
+class Read(_Message, frozen=True):
+    """What a log holds: the answer to `Want`."""
+
+    number: int
+    hi: int = 0
+    ids: tuple[bytes, ...] = ()
+    problem: Problem | None = None
+
+
+ToTracker: TypeAlias = Begin | Track | Missed | Ask | Read
+
+# --- from the tracking process -------------------------------------------------------------------------------------------------
+
+
+class Want(_Message, frozen=True):
+    """Read (lo, hi] of a pubend's log."""
+
+    number: int
+    pubend: int
+    lo: int
+    hi: int
+    bytes_max: int
+
+
+class Answer(_Message, frozen=True):
+    """One of the three is there."""
+
+    number: int
+    searched: Searched | None = None
+    covered: Covered | None = None
+    problem: Problem | None = None
+
+    @classmethod
+    def of(cls, number: int, found: Findings) -> Answer:
+        return cls(number, found) if isinstance(found, Searched) else cls(number, covered=found)
+
+
+class Durable(_Message, frozen=True):
+    """Publisher histories are on disk up to here."""
+
+    horizons: tuple[Horizon, ...]
+
+
+class Progress(_Message, frozen=True):
+    """How much of what was given has been taken, in bytes, and how it goes."""
+
+    taken: int
+    figures: Figures
+
+
+FromTracker: TypeAlias = Want | Answer | Durable | Progress
+
+
+def _array(kind: Any, data: Any) -> Any:
+    return np.frombuffer(data, _DTYPES[kind])
+
+
+def _bytes(array: Any) -> bytes:
+    assert isinstance(array, np.ndarray)
+    return array.tobytes()
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=_bytes)
+
+
+def encode(message: ToTracker | FromTracker) -> bytes:
+    (frame,) = encode_frame(0, 0, _ENCODER.encode(message), max_bytes=LENGTH_MAX)
+    return bytes(frame)
+
+
+class Decoder:
+    """Takes bytes as they come and gives messages. `kinds` is `ToTracker` or `FromTracker`."""
+
+    def __init__(self, kinds: Any) -> None:
+        self._frames: Final = FrameDecoder(LENGTH_MAX)
+        self._decoder: Final = msgspec.msgpack.Decoder(kinds, dec_hook=_array)
+
+    def feed(self, data: bytes) -> Iterator[Any]:
+        for _, _, payload in self._frames.feed(data):
+            yield self._decoder.decode(payload)
