@@ -67,13 +67,15 @@ def broker(directory: Path, number: int = 1, neighbours: Sequence[str] = (), tra
 
 
 def cpu_s(process: BrokerProcess) -> float:
-    fields = Path(f"/proc/{process.pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """Return the CPU time a broker has used, its tracking process included."""
+    used = [Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()[11:13] for pid in process.pids]
+    return sum(int(ticks) for each in used for ticks in each) / os.sysconf("SC_CLK_TCK")
 
 
 def memory_mb(process: BrokerProcess) -> float:
-    text = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii")
-    return int(text.split("VmRSS:")[1].split()[0]) / 1024
+    """Return the memory that a broker holds for itself, its tracking process included."""
+    texts = [Path(f"/proc/{pid}/status").read_text(encoding="ascii") for pid in process.pids]
+    return sum(int(text.split("VmRSS:")[1].split()[0]) for text in texts) / 1024
 
 
 Task = Callable[..., Coroutine[Any, Any, Any]]

@@ -64,6 +64,12 @@ class BrokerProcess:
         return self._process.pid
 
     @property
+    def pids(self) -> list[int]:
+        """Return its process and those it started."""
+        tasks = Path(f"/proc/{self.pid}/task").glob("*/children")
+        return [self.pid, *(int(each) for task in tasks for each in task.read_text(encoding="ascii").split())]
+
+    @property
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 

@@ -7,33 +7,23 @@ what cannot be decoded is an error of ours, and ends the process.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final, TypeAlias
+from functools import cache
+from typing import Any, Final, TypeAlias, get_args
 
 import msgspec
 import numpy as np
 
-from postroad.core.batch import Ids
 from postroad.core.orders import BrokerState, Track
-from postroad.core.streams.selection import Rows
 from postroad.core.tracking.answers import Covered, Findings, Searched
-from postroad.core.tracking.elements import Horizon, Masks
-from postroad.core.tracking.events import RowNumbers
+from postroad.core.tracking.elements import Horizon
 from postroad.core.tracking.questions import CoverageQuestion, TracksQuestion
-from postroad.core.tracking.search import Floats
 from postroad.core.tracking.settings import TrackingSettings
 from postroad.errors import PostroadError, StorageError, error_of_code
 from postroad.runtime.backlog import Missed
 from postroad.runtime.tracks import Figures
 from postroad.storage.tracks.catalog import TrackOptions
+from postroad.types import MESSAGE_ID_BYTES
 from postroad.wire.framing import LENGTH_MAX, FrameDecoder, encode_frame
-
-_DTYPES: Final[dict[Any, np.dtype[Any]]] = {
-    Ids: np.dtype((np.void, 16)),
-    RowNumbers: np.dtype(np.uint32),
-    Masks: np.dtype(np.uint64),
-    Rows: np.dtype(np.intp),
-    Floats: np.dtype(np.float64),
-}
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -130,8 +120,15 @@ class Progress(_Message, frozen=True):
 FromTracker: TypeAlias = Want | Answer | Durable | Progress
 
 
+@cache
+def _dtype(kind: Any) -> np.dtype[Any]:
+    """Return what an annotation says of the elements of an array; those without a type of numpy's are ids."""
+    (scalar,) = get_args(get_args(kind)[1])
+    return np.dtype((np.void, MESSAGE_ID_BYTES)) if scalar is np.void else np.dtype(scalar)
+
+
 def _array(kind: Any, data: Any) -> Any:
-    return np.frombuffer(data, _DTYPES[kind])
+    return np.frombuffer(data, _dtype(kind))
 
 
 def _bytes(array: Any) -> bytes:

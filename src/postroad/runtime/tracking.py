@@ -213,8 +213,8 @@ class Tracking:
         self._resumed = time.perf_counter()
 
     def _gather(self, tracks: Tracks) -> None:
-        """Wait for work, and a moment longer for more; not at all while a log is replayed."""
-        if tracks.replaying:
+        """Wait for work, and a moment longer for more; not at all while a log is replayed, or a question waited for that."""
+        if tracks.replaying or self._asked:
             return
         self._wake.wait()
         if not self._alone:

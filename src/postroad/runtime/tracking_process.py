@@ -156,10 +156,15 @@ class TrackingProcess(asyncio.Protocol):
         ended, _ = await asyncio.wait([self._gone, *self._reads], timeout=END_S_MAX)
         if self._gone not in ended:
             log.warning("process %d still writes the last tracks", self.pid)
-            self._transport.abort()
+            self.abandon()
             return False
         await asyncio.to_thread(self._process.wait)
         return not self._failed
+
+    def abandon(self) -> None:
+        """Say nothing more; the process ends by itself."""
+        self._finishing = True
+        self._transport.abort()
 
     def _gather(self, frame: bytes) -> None:
         self._gathered.append(frame)

@@ -1,0 +1,394 @@
+"""Tracking in a process of its own: what is said arrives, whoever is killed, stopped or slow."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.integration import brokers
+from tests.waiting import until
+
+import postroad
+from postroad.core.batch import Ids
+from postroad.core.orders import BrokerState, PubendState, Track, Tracked
+from postroad.core.packets import pubend_id
+from postroad.core.tracking.answers import Covered, Hole, HoleKind, Searched
+from postroad.core.tracking.elements import HistoryKey, Horizon, Kind, Links, Lost, Span
+from postroad.core.tracking.events import Delivered, DeliveredRows, Forwarded, Published, Routed, TrackEvent
+from postroad.core.tracking.questions import CoverageQuestion, TracksQuestion
+from postroad.core.tracking.search import Hits
+from postroad.core.tracking.settings import TrackingSettings
+from postroad.errors import GapError, OverlayError, PostroadError, StorageError, TooManyError
+from postroad.runtime import tracking_process as process_module
+from postroad.runtime.backlog import Missed
+from postroad.runtime.config import NodeConfig, Overlay, Tracking
+from postroad.runtime.node import Node
+from postroad.runtime.tracker_wire import Answer, Ask, Decoder, FromTracker, Problem, Read, ToTracker, encode
+from postroad.runtime.tracking_process import TrackingProcess
+from postroad.runtime.tracks import FOREVER, PublishedIds
+from postroad.storage.tracks.catalog import TrackOptions
+from postroad.storage.tracks.files import writer_lock
+from postroad.testing import free_ports
+from postroad.transport.loops import new_event_loop
+from postroad.types import MessageId
+
+WALL_MS = 1_700_000_000_000
+PUBEND = pubend_id(1)
+SETTINGS = TrackingSettings(persistence_ms=600_000)
+ID = np.dtype((np.void, 16))
+
+
+def ids(first: int, count: int) -> Ids:
+    made = [(1).to_bytes(4) + (1).to_bytes(4) + (WALL_MS << 16 | n).to_bytes(8) for n in range(first, first + count)]
+    return np.frombuffer(b"".join(made), ID)
+
+
+class CountedLog:
+    """A log in which message n has the tick n."""
+
+    def __init__(self, last: int = 0) -> None:
+        self.last = last
+        self.reads = 0
+        self.error: PostroadError | None = None
+
+    def ids(self, lo: int, hi: int, bytes_max: int) -> PublishedIds:
+        self.reads += 1
+        if self.error is not None:
+            raise self.error
+        stop = min(lo + bytes_max // 4096, hi, self.last)
+        return PublishedIds(stop if stop < self.last else hi, (ids(lo + 1, stop - lo),))
+
+
+class World:
+    """A directory of tracks, a log, and the lives of the processes that track."""
+
+    def __init__(self, path: Path, last: int = 0) -> None:
+        self.path = path
+        self.log = CountedLog(last)
+        self.incarnation = 0
+        self.told: list[Tracked] = []
+        self.keepers: list[TrackingProcess] = []
+
+    async def start(self, backlog_bytes_max: int = 64 << 20) -> TrackingProcess:
+        self.incarnation += 1
+        state = BrokerState(1, self.incarnation, (PubendState(PUBEND, self.log.last),), (("large", bytes(1000)),))
+        logs = {PUBEND: self.log}
+        keeper = await TrackingProcess.start(
+            self.path, state, logs, SETTINGS, TrackOptions(), self.told.append, backlog_bytes_max=backlog_bytes_max
+        )
+        self.keepers.append(keeper)
+        return keeper
+
+    def publish(self, count: int) -> Track:
+        self.log.last += count
+        return order(Published(PUBEND, ids(self.log.last - count + 1, count)))
+
+
+def order(*events: TrackEvent, flush: bool = False, farewell: bool = False) -> Track:
+    count = sum(len(event.ids) for event in events if isinstance(event, Published | Delivered))
+    return Track(WALL_MS, events, count, 16 * count, flush, farewell)
+
+
+async def found(keeper: TrackingProcess, count: int, kind: Kind) -> set[int]:
+    """Return which of the first messages are in histories of a kind."""
+    answer = await asyncio.wrap_future(keeper.search(TracksQuestion(ids(1, count).tobytes())))
+    assert isinstance(answer, Searched)
+    return {row + 1 for row, key, _, _ in answer.hits if key.kind is kind}
+
+
+def run(world: World, scenario: Callable[[World], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        try:
+            async with asyncio.timeout(60):
+                await scenario(world)
+        finally:
+            for keeper in world.keepers:
+                keeper.abandon()
+
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(whole())
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+# --- what is said --------------------------------------------------------------------------------------------------------------
+
+
+def test_everything_that_is_said_arrives_as_it_was() -> None:
+    """Each kind of event, question and answer, in pieces of any size."""
+    some = ids(1, 3)
+    events: tuple[TrackEvent, ...] = (
+        Published(PUBEND, some),
+        Routed(PUBEND, 7, some, np.array([1, 2, 3], np.uint64), (7, 8)),
+        Routed(PUBEND, 7, some),
+        Forwarded(PUBEND, 9, some),
+        Delivered("näme", PUBEND, some),
+        DeliveredRows.of(["a", "b", "c"], PUBEND, some, [np.array([0]), *[np.array([1, 2])] * 2]),
+        Span("s", 1, PUBEND, "n > 1", 0, FOREVER, 5, 6),
+        Lost("s", PUBEND, 1, 2, 3),
+        Links(1, (2, 3)),
+        Horizon(PUBEND, FOREVER),
+    )
+    said: list[ToTracker] = [
+        Track(WALL_MS, events, 15, 1000, flush=True),
+        Missed(1, 2, 3),
+        Ask(1, TracksQuestion(bytes(32), "after")),
+        Ask(2, CoverageQuestion("s", PUBEND, 9)),
+        Read(3, 9, (some.tobytes(),)),
+        Read(4, problem=Problem.of(GapError(PUBEND, 1, 2))),
+    ]
+    assert repr(decoded(ToTracker, said)) == repr(said)
+    hits = Hits(
+        np.array([0, 2]), (HistoryKey(Kind.PUBLISHER, 1), HistoryKey(Kind.ROUTING, 1, 2)), np.array([0.0, 0.5]), (None, (3,))
+    )
+    hole = Hole(HoleKind.CRASH, 1, 2, "why")
+    span = Span("s", 1, PUBEND, "", 0, 9, 5)
+    answers: list[FromTracker] = [
+        Answer.of(1, Searched(hits, (hole,), {1: 2}, 3)),
+        Answer.of(2, Covered((span,), (), span, None, (hole,))),
+        Answer(3, problem=Problem.of(ZeroDivisionError("by zero"))),
+    ]
+    assert repr(decoded(FromTracker, answers)) == repr(answers)
+    assert isinstance(Problem.of(TooManyError("many")).error(), TooManyError)
+    assert isinstance(Problem.of(ZeroDivisionError("by zero")).error(), StorageError)
+
+
+def decoded(kinds: object, messages: list[ToTracker] | list[FromTracker]) -> list[object]:
+    decoder = Decoder(kinds)
+    data = b"".join(map(encode, messages))
+    return [message for start in range(0, len(data), 7) for message in decoder.feed(data[start : start + 7])]
+
+
+# --- the process ---------------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_said_before_a_question_is_in_its_answer(tmp_path: Path) -> None:
+    """Also what only gathers; and a farewell leaves everything on disk, and no process."""
+
+    async def scenario(world: World) -> None:
+        keeper = await world.start()
+        keeper.track(world.publish(20))
+        keeper.track(order(Delivered("books", PUBEND, ids(1, 20))))
+        assert await found(keeper, 30, Kind.SUBSCRIBER) == set(range(1, 21))
+        keeper.track(order(Horizon(PUBEND, 20), flush=True, farewell=True))
+        assert await keeper.finish()
+        assert not alive(keeper.pid)
+        assert world.told[-1].horizons == (Horizon(PUBEND, 20),)
+        stats = keeper.stats()
+        assert (stats["tracking_entries"], stats["tracking_failed"], stats["tracking_backlog_bytes"]) == (40, 0, 0)
+        after = await world.start()
+        assert await found(after, 30, Kind.PUBLISHER) == set(range(1, 21))
+        assert (after.stats()["tracking_holes"], world.log.reads) == (0, 0)
+        assert await after.finish()
+
+    run(World(tmp_path / "tracks"), scenario)
+
+
+def test_orders_are_taken_without_anybody_asking(tmp_path: Path) -> None:
+    """What gathers leaves by itself after a moment."""
+
+    async def scenario(world: World) -> None:
+        keeper = await world.start()
+        keeper.track(world.publish(20))
+        assert keeper.backlog_bytes > 0
+        await until(lambda: keeper.stats()["tracking_entries"] == 20 and keeper.backlog_bytes == 0)
+        assert await keeper.finish()
+
+    run(World(tmp_path / "tracks"), scenario)
+
+
+def test_the_log_is_read_by_the_broker_for_the_process(tmp_path: Path) -> None:
+    """Piece by piece; a log that cannot be read leaves the publisher history incomplete, and the process alive."""
+
+    async def scenario(world: World) -> None:
+        keeper = await world.start()
+        assert await found(keeper, 500, Kind.PUBLISHER) == set(range(1, 501))
+        assert world.log.reads == 8
+        assert await keeper.finish()
+        assert world.told[-1].horizons == (Horizon(PUBEND, 2000),)
+        world.log.last, world.log.error = 2100, GapError(PUBEND, 2000, 2100)
+        after = await world.start()
+        assert await found(after, 500, Kind.PUBLISHER) == set(range(1, 501))
+        assert world.log.reads == 9
+        after.track(order(Horizon(PUBEND, 2100), flush=True))
+        assert await after.finish()
+        assert world.told[-1].horizons == (Horizon(PUBEND, 2000),)
+
+    run(World(tmp_path / "tracks", last=2000), scenario)
+
+
+def test_a_process_that_is_stopped_neither_blocks_the_broker_nor_lets_it_grow(tmp_path: Path) -> None:
+    """Events beyond the bound are dropped, and a hole says so; what was published is read from the log."""
+
+    async def scenario(world: World) -> None:
+        keeper = await world.start(backlog_bytes_max=200_000)
+        assert await found(keeper, 1, Kind.PUBLISHER) == set()
+        os.kill(keeper.pid, signal.SIGSTOP)
+        try:
+            for number in range(400):
+                keeper.track(world.publish(100))
+                keeper.track(order(Delivered("books", PUBEND, ids(100 * number + 1, 100))))
+                assert keeper.backlog_bytes <= 200_000
+                await asyncio.sleep(0)
+        finally:
+            os.kill(keeper.pid, signal.SIGCONT)
+        await until(lambda: keeper.backlog_bytes == 0)
+        keeper.track(order(Horizon(PUBEND, world.log.last), flush=True))
+        assert await found(keeper, 1000, Kind.PUBLISHER) == set(range(1, 1001))
+        keeper.track(order(Horizon(PUBEND, world.log.last), flush=True, farewell=True))
+        assert await keeper.finish()
+        stats = keeper.stats()
+        assert (stats["tracking_holes"], stats["tracking_failed"]) == (1, 0)
+        assert 60_000 < stats["tracking_dropped"] < 80_000
+        assert world.told[-1].horizons == (Horizon(PUBEND, world.log.last),)
+
+    run(World(tmp_path / "tracks"), scenario)
+
+
+def test_a_process_that_is_killed_ends_the_tracking_and_nothing_else(tmp_path: Path) -> None:
+    """The logs are freed, questions refused, orders taken and counted as dropped."""
+
+    async def scenario(world: World) -> None:
+        keeper = await world.start()
+        waiting = keeper.search(TracksQuestion(bytes(16)))
+        os.kill(keeper.pid, signal.SIGKILL)
+        with pytest.raises(OverlayError, match="failed"):
+            await asyncio.wrap_future(waiting)
+        assert world.told[-1].horizons == (Horizon(PUBEND, FOREVER),)
+        keeper.track(world.publish(5))
+        with pytest.raises(OverlayError, match="does not track"):
+            await asyncio.wrap_future(keeper.search(TracksQuestion(bytes(16))))
+        assert (keeper.stats()["tracking_failed"], keeper.stats()["tracking_dropped"]) == (1, 5)
+        assert not await keeper.finish()
+
+    run(World(tmp_path / "tracks"), scenario)
+
+
+def test_signals_to_the_whole_group_are_left_to_the_broker(tmp_path: Path) -> None:
+    """Control-C in a terminal reaches every process of it."""
+
+    async def scenario(world: World) -> None:
+        keeper = await world.start()
+        keeper.track(world.publish(20))
+        assert await found(keeper, 20, Kind.PUBLISHER) == set(range(1, 21))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(keeper.pid, number)
+        assert await found(keeper, 20, Kind.PUBLISHER) == set(range(1, 21))
+        assert await keeper.finish()
+
+    run(World(tmp_path / "tracks"), scenario)
+
+
+def test_a_directory_that_cannot_be_used_ends_the_tracking(tmp_path: Path) -> None:
+    """It is told by the process, which has nothing else to do then."""
+    (tmp_path / "tracks").write_text("not a directory", encoding="ascii")
+
+    async def scenario(world: World) -> None:
+        keeper = await world.start()
+        await until(lambda: keeper.stats()["tracking_failed"] == 1)
+        assert world.told[-1].horizons == (Horizon(PUBEND, FOREVER),)
+        assert not await keeper.finish()
+        assert not alive(keeper.pid)
+
+    run(World(tmp_path / "tracks"), scenario)
+
+
+def test_questions_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crowd of askers is refused with an error that says so."""
+    monkeypatch.setattr(process_module, "QUESTIONS_MAX", 3)
+
+    async def scenario(world: World) -> None:
+        keeper = await world.start()
+        answers = [keeper.search(TracksQuestion(bytes(16))) for _ in range(4)]
+        assert isinstance(answers[-1].exception(0), TooManyError)
+        await asyncio.gather(*map(asyncio.wrap_future, answers[:-1]))
+        assert await keeper.finish()
+
+    run(World(tmp_path / "tracks"), scenario)
+
+
+def test_only_one_writes_tracks_in_a_directory(tmp_path: Path) -> None:
+    """The next one waits for it, but not for ever."""
+    place = tmp_path / "tracks"
+    with writer_lock(place, 0.0), pytest.raises(StorageError, match="another process"), writer_lock(place, 0.1):
+        pass
+    with writer_lock(place, 0.0):
+        pass
+
+
+# --- brokers -------------------------------------------------------------------------------------------------------------------
+
+
+async def take(subscription: postroad.Subscription, count: int) -> None:
+    async for _ in subscription:
+        count -= 1
+        if not count:
+            return
+
+
+async def talk(url: str, count: int) -> list[MessageId]:
+    """Publish, and receive by a durable subscription."""
+    async with postroad.connect(url) as client:
+        subscription = await client.subscribe(name="books")
+        publisher = client.publisher()
+        made = [await publisher.publish({}) for _ in range(count)]
+        await publisher.flush()
+        await take(subscription, count)
+        await subscription.ack()
+        return made
+
+
+def test_a_broker_that_is_killed_loses_next_to_nothing_that_was_tracked(tmp_path: Path) -> None:
+    """Its tracking process writes what it was told, though T_p is long; the next start waits for that, and reports the rest."""
+    (port,) = free_ports(1)
+    config = brokers.config(1, "killed", port, tmp_path, [], tracking=Tracking(persistence_ms=600_000))
+    with brokers.BrokerProcess(config, tmp_path) as process:
+        made = asyncio.run(talk(process.url, 50))
+
+        async def trace() -> None:
+            async with postroad.connect(process.url) as client:
+                assert len((await client.trace(made[0])).subscribers) == 1
+
+        asyncio.run(trace())  # what was said before it has arrived
+        _, tracker = process.pids
+        process.kill()
+        process.start()
+
+        async def look() -> None:
+            async with postroad.connect(process.url) as client:
+                for result in await client.trace_many(made):
+                    assert [each.subscriber for each in result.subscribers] == ["books"]
+                    assert result.holes
+
+        asyncio.run(look())
+        assert not alive(tracker)
+
+
+def test_a_broker_goes_on_without_its_tracking_process(tmp_path: Path) -> None:
+    """Messages flow, and a trace says what is the matter."""
+
+    async def scenario(_: World) -> None:
+        config = NodeConfig(id=1, data_dir=str(tmp_path), listen="127.0.0.1:0", overlay=Overlay(silence_s=0.05))
+        node = Node(config, tracking_process=True)
+        await node.start()
+        await talk(node.url, 10)
+        assert isinstance(node.tracking, TrackingProcess)
+        os.kill(node.tracking.pid, signal.SIGKILL)
+        await until(lambda: node.stats()["tracking_failed"] == 1)
+        made = await talk(node.url, 10)
+        async with postroad.connect(node.url) as client:
+            assert (await client.trace(made[0])).unasked
+        await node.stop()
+
+    run(World(tmp_path / "tracks"), scenario)
