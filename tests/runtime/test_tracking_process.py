@@ -318,6 +318,29 @@ def test_questions_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     run(World(tmp_path / "tracks"), scenario)
 
 
+def test_the_next_life_waits_for_the_process_of_the_one_before(tmp_path: Path) -> None:
+    """A broker may be started again before that has written what it knows."""
+
+    async def scenario(world: World) -> None:
+        before = await world.start()
+        assert await found(before, 20, Kind.SUBSCRIBER) == set()
+        before.track(order(Delivered("books", PUBEND, ids(1, 20))))
+        assert await found(before, 20, Kind.SUBSCRIBER) == set(range(1, 21))
+        os.kill(before.pid, signal.SIGSTOP)
+        try:
+            before.abandon()
+            after = await world.start()
+            answer = asyncio.ensure_future(found(after, 20, Kind.SUBSCRIBER))
+            done, _ = await asyncio.wait([answer], timeout=1.0)
+            assert not done
+        finally:
+            os.kill(before.pid, signal.SIGCONT)
+        assert await answer == set(range(1, 21))
+        assert await after.finish()
+
+    run(World(tmp_path / "tracks"), scenario)
+
+
 def test_only_one_writes_tracks_in_a_directory(tmp_path: Path) -> None:
     """The next one waits for it, but not for ever."""
     place = tmp_path / "tracks"

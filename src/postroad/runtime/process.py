@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Final, Self
 
@@ -13,6 +14,7 @@ from postroad.errors import OverlayError
 from postroad.runtime.config import NodeConfig, dump_config
 
 END_S_MAX: Final = 20.0
+POLL_S: Final = 0.005
 
 
 def own_command(module: str, *arguments: str) -> list[str]:
@@ -51,7 +53,7 @@ class BrokerProcess:
             raise OverlayError(f"{self.config.title} did not start: {self.log.read_text(encoding='utf-8')[-2000:]}")
 
     def kill(self) -> int:
-        """End it as a crash would."""
+        """End it as a crash would, and wait until its tracking process has written what it knew."""
         return self._end(signal.SIGKILL)
 
     def stop(self) -> int:
@@ -82,10 +84,21 @@ class BrokerProcess:
             self.kill()
 
     def _end(self, number: signal.Signals) -> int:
+        others = self.pids[1:] if self.running else []
         process, self._process = self._process, None
         assert process is not None
         assert process.stdout is not None
         process.send_signal(number)
         code = process.wait(END_S_MAX)
         process.stdout.close()
+        _wait_for_end(others)
         return code
+
+
+def _wait_for_end(pids: list[int]) -> None:
+    """Wait for processes that are no children of ours."""
+    until = time.monotonic() + END_S_MAX
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        if time.monotonic() > until:
+            raise OverlayError(f"processes {pids} do not end")
+        time.sleep(POLL_S)
