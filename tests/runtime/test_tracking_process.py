@@ -109,6 +109,7 @@ def run(world: World, scenario: Callable[[World], Awaitable[None]]) -> None:
         finally:
             for keeper in world.keepers:
                 keeper.abandon()
+                await asyncio.to_thread(keeper.process.wait, 20)
 
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(whole())

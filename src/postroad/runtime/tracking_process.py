@@ -60,7 +60,7 @@ class TrackingProcess(asyncio.Protocol):
         backlog_bytes_max: int,
     ) -> None:
         self._loop: Final = asyncio.get_running_loop()
-        self._process: Final = process
+        self.process: Final = process
         self._logs: Final = logs
         self._report: Final = report
         self._backlog: Final = Backlog(backlog_bytes_max)
@@ -108,7 +108,7 @@ class TrackingProcess(asyncio.Protocol):
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self.process.pid
 
     # --- what the broker says
 
@@ -158,7 +158,7 @@ class TrackingProcess(asyncio.Protocol):
             log.warning("process %d still writes the last tracks", self.pid)
             self.abandon()
             return False
-        await asyncio.to_thread(self._process.wait)
+        await asyncio.to_thread(self.process.wait)
         return not self._failed
 
     def abandon(self) -> None:
