@@ -47,6 +47,7 @@ PAYLOAD: Final = b"x" * 100
 RESULTS: Final = Path(__file__).parent / "results"
 DEFAULT: Final = Tracking()
 STRATEGIES: Final = {"null": Tracking(strategy="null"), "bloom": Tracking(strategy="bloom"), "exact": Tracking(strategy="exact")}
+PERCENTILES: Final = {"50": 50.0, "99": 99.0, "999": 99.9}
 SYMBOLS: Final = [f"S{number}" for number in range(10)]
 
 
@@ -298,28 +299,32 @@ async def publish_paced(start: Start, url: str, publishers: int, topics: int, ra
         return sent
 
 
-async def receive_paced(start: Start, url: str, subscribers: int, topics: int, seconds: float) -> tuple[list[float], int]:
-    """Measure from publish to receipt, with the clock both processes share."""
-    latencies: list[float] = []
-    received = 0
+async def receive_paced(start: Start, url: str, subscribers: int, topics: int, seconds: float) -> tuple[list[int], list[int]]:
+    """Return when messages came and how long after their publishing, in nanoseconds of the clock that all processes share."""
+    moments: list[int] = []
+    latencies: list[int] = []
     async with _clients(url, subscribers) as clients:
         subscriptions = [await client.subscribe(f"topic = 'T{number % topics}'") for number, client in enumerate(clients)]
         await start()
 
         async def take(subscription: postroad.Subscription) -> None:
-            nonlocal received
             async for message in subscription:
                 now = time.monotonic_ns()
-                received += 1
-                latencies.append((now - int.from_bytes(message.payload[:8], "big")) / 1e6)
+                moments.append(now)
+                latencies.append(now - int.from_bytes(message.payload[:8], "big"))
 
         tasks = [asyncio.create_task(take(subscription)) for subscription in subscriptions]
         await asyncio.sleep(seconds + 1.0)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    skip = len(latencies) // 10  # the beginning, while connections warm up
-    return latencies[skip:], received
+    return moments, latencies
+
+
+def typical_second(moments: np.ndarray[Any, Any], latencies: np.ndarray[Any, Any], percent: float) -> float:
+    """Return the percentile of each whole second, of these the median: a machine that now and then stands still spoils few."""
+    seconds = (moments - moments[0]) // 1_000_000_000
+    return float(np.median([np.percentile(latencies[seconds == each], percent) for each in np.unique(seconds)[:-1]]))
 
 
 def paced(
@@ -346,16 +351,16 @@ def paced(
             time.sleep(min(5.0, seconds / 4))
         sent, _ = sender.result()
         cpu = cpu_s(process) - before
-        (latencies, received), _ = receiver.result()
-        cuts = statistics.quantiles(latencies, n=1000)
+        (moments, taken), _ = receiver.result()
+        skip = len(taken) // 10  # the beginning, while connections warm up
+        at, latencies = np.array(moments[skip:]), np.array(taken[skip:]) / 1e6
         return {
             "shape": f"b: {publishers} publishers, {subscribers} subscribers, {topics} topics, {rate:,.0f} msg/s",
             "sent": sent,
-            "received": received,
-            "mean_ms": round(statistics.fmean(latencies), 2),
-            "p50_ms": round(cuts[499], 2),
-            "p99_ms": round(cuts[989], 2),
-            "p999_ms": round(cuts[998], 2),
+            "received": len(taken),
+            "mean_ms": round(float(latencies.mean()), 2),
+            **{f"p{name}_ms": round(float(np.percentile(latencies, percent)), 2) for name, percent in PERCENTILES.items()},
+            "p99_second_ms": round(typical_second(at, latencies, 99), 2),
             "broker_cpu": round(cpu / seconds, 2),
             "memory_mb": round(memory_mb(process), 1),
         }
@@ -445,7 +450,7 @@ def shape_t(scale: float, rounds: int, strategies: Sequence[str]) -> Iterator[di
             order = list(series) if number % 2 == 0 else list(reversed(series))
             for each in order:
                 found[each].append(one(STRATEGIES[series[each]]))
-        for figure in figures.get(name, ("p50_ms", "p99_ms", "broker_cpu")):
+        for figure in figures.get(name, ("p50_ms", "p99_ms", "p99_second_ms", "broker_cpu")):
             medians = {each: statistics.median(run[figure] for run in those) for each, those in found.items()}
             yield {
                 "shape": f"t: {name}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -192,6 +193,21 @@ def test_what_was_said_before_a_question_is_in_its_answer(tmp_path: Path) -> Non
         assert await found(after, 30, Kind.PUBLISHER) == set(range(1, 21))
         assert (after.stats()["tracking_holes"], world.log.reads) == (0, 0)
         assert await after.finish()
+
+    run(World(tmp_path / "tracks"), scenario)
+
+
+def test_the_tracks_begin_with_the_broker_and_not_with_the_process(tmp_path: Path) -> None:
+    """What happens while the process is only being started is no hole."""
+
+    async def scenario(world: World) -> None:
+        keeper = await world.start()
+        early = MessageId(1, 1, time.time_ns() // 1_000_000 << 16)
+        keeper.track(order(Delivered("books", PUBEND, np.frombuffer(bytes(early), ID))))
+        answer = await asyncio.wrap_future(keeper.search(TracksQuestion(bytes(early))))
+        assert isinstance(answer, Searched)
+        assert (len(answer.hits), answer.holes) == (1, ())
+        assert await keeper.finish()
 
     run(World(tmp_path / "tracks"), scenario)
 

@@ -13,7 +13,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from concurrent.futures import Future
 from contextlib import suppress
 from itertools import count
@@ -40,7 +39,7 @@ from postroad.runtime.tracker_wire import (
     Want,
     encode,
 )
-from postroad.runtime.tracking import Tracking
+from postroad.runtime.tracking import Tracking, clock_ms
 from postroad.runtime.tracks import PublishedIds
 
 log = logging.getLogger("postroad.tracking")
@@ -117,6 +116,7 @@ class Serving:
             begin.settings,
             begin.options,
             self._report,
+            started_ms=begin.started_ms,
             progress=self._progress,
             backlog_bytes_max=NO_BOUND,
             alone=True,
@@ -142,7 +142,7 @@ class Serving:
         self._logs.give_up()
         if not self._ended:
             log.warning("the broker died; what it said of its messages is written")
-            self._tracking.track(Track(time.time_ns() // 1_000_000, (), flush=True))
+            self._tracking.track(Track(clock_ms(), (), flush=True))
         if not self._tracking.close(END_S_MAX):
             log.error("the last tracks could not be written within %.0f s", END_S_MAX)
 

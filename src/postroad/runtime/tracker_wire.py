@@ -56,6 +56,7 @@ class Begin(_Message, frozen=True):
     pubends: tuple[int, ...]  # whose logs can be read
     settings: TrackingSettings
     options: TrackOptions
+    started_ms: int  # when the broker did
     title: str
     log_level: str
 

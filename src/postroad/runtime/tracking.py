@@ -70,6 +70,11 @@ class Keeper(Protocol):
         ...
 
 
+def clock_ms() -> int:
+    """Return what the wall clock shows."""
+    return time.time_ns() // 1_000_000
+
+
 def nothing() -> None:
     """Take no notice."""
 
@@ -77,8 +82,9 @@ def nothing() -> None:
 class Tracking:
     """Owns the tracks of a broker.
 
-    `report` is called in the thread, with what became durable, and `progress` after each piece of work. `alone`: there
-    is no event loop in this process, so nothing is gathered, and there are no pauses.
+    They begin when the broker started, by its clock, not when they could be opened. `report` is called in the thread, with what
+    became durable, and `progress` after each piece of work. `alone`: there is no event loop in this process, so nothing is
+    gathered, and there are no pauses.
     """
 
     def __init__(
@@ -90,6 +96,7 @@ class Tracking:
         options: TrackOptions,
         report: Callable[[Tracked], None],
         *,
+        started_ms: int | None = None,
         progress: Callable[[], None] = nothing,
         backlog_bytes_max: int = BACKLOG_BYTES_MAX,
         alone: bool = False,
@@ -98,7 +105,10 @@ class Tracking:
         self.backlog: Final = Backlog(backlog_bytes_max)
         pause = no_pause if alone else self._pause
         self._place: Final = place
-        self._open: Final = partial(Tracks, place, state, logs, settings, options, figures=self.figures, pause=pause)
+        wall_ms = clock_ms() if started_ms is None else started_ms
+        self._open: Final = partial(
+            Tracks, place, state, logs, settings, options, wall_ms=wall_ms, figures=self.figures, pause=pause
+        )
         self._pubends: Final = tuple(sorted(logs))
         self._report: Final = report
         self._progress: Final = progress
@@ -190,7 +200,7 @@ class Tracking:
         return writer_lock(self._place, WRITER_S_MAX) if isinstance(self._place, Path) else nullcontext()
 
     def _keep(self) -> None:
-        tracks = self._open(wall_ms=time.time_ns() // 1_000_000)
+        tracks = self._open()
         while not self._stopping:
             self._gather(tracks)
             self._work_through(tracks)

@@ -39,7 +39,7 @@ from postroad.runtime.tracker_wire import (
     Want,
     encode,
 )
-from postroad.runtime.tracking import END_S_MAX, QUESTIONS_MAX
+from postroad.runtime.tracking import END_S_MAX, QUESTIONS_MAX, clock_ms
 from postroad.runtime.tracks import FOREVER, Figures, IdLog
 from postroad.storage.tracks.catalog import TrackOptions
 
@@ -93,6 +93,7 @@ class TrackingProcess(asyncio.Protocol):
         backlog_bytes_max: int = BACKLOG_BYTES_MAX,
     ) -> Self:
         """Start a process; it is not waited for."""
+        started_ms = clock_ms()
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(  # noqa: ASYNC220, S603  # it takes a millisecond; our own program
@@ -103,7 +104,8 @@ class TrackingProcess(asyncio.Protocol):
         await keeper._loop.create_unix_connection(lambda: keeper, sock=ours)
         pubends = tuple(PubendState(each.pubend, each.last_tick, each.released) for each in state.pubends)
         known = BrokerState(state.broker, state.incarnation, pubends)
-        keeper._say(encode(Begin(str(path), known, tuple(sorted(logs)), settings, options, title, log_level)))
+        begin = Begin(str(path), known, tuple(sorted(logs)), settings, options, started_ms, title, log_level)
+        keeper._say(encode(begin))
         return keeper
 
     @property
