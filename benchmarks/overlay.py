@@ -434,7 +434,7 @@ def shape_t(scale: float, rounds: int, strategies: Sequence[str]) -> Iterator[di
     the machine is worth, and no ratio of a strategy says more than that.
     """
     tenth = [f"symbol = '{symbol}'" for symbol in SYMBOLS]
-    many, some, seconds = _rounded(1_000_000 * scale), _rounded(300_000 * scale), max(5.0, 12 * scale)
+    many, some, seconds = _rounded(2_000_000 * scale), _rounded(800_000 * scale), max(5.0, 12 * scale)
     runs: dict[str, Callable[[Tracking], dict[str, Any]]] = {
         "columns": lambda s: throughput("", publish_columns, (many, 1000), receive_columns, tenth, 0.1, tracking=s),
         "messages": lambda s: throughput("", publish_messages, (some,), receive_messages, tenth, 0.1, tracking=s),

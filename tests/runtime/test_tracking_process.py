@@ -36,7 +36,7 @@ from postroad.storage.tracks.catalog import TrackOptions
 from postroad.storage.tracks.files import writer_lock
 from postroad.testing import free_ports
 from postroad.transport.loops import new_event_loop
-from postroad.types import MessageId
+from postroad.types import MessageId, Tick
 
 WALL_MS = 1_700_000_000_000
 PUBEND = pubend_id(1)
@@ -202,7 +202,7 @@ def test_the_tracks_begin_with_the_broker_and_not_with_the_process(tmp_path: Pat
 
     async def scenario(world: World) -> None:
         keeper = await world.start()
-        early = MessageId(1, 1, time.time_ns() // 1_000_000 << 16)
+        early = MessageId(1, 1, Tick(time.time_ns() // 1_000_000 << 16))
         keeper.track(order(Delivered("books", PUBEND, np.frombuffer(bytes(early), ID))))
         answer = await asyncio.wrap_future(keeper.search(TracksQuestion(bytes(early))))
         assert isinstance(answer, Searched)

@@ -27,7 +27,7 @@ from postroad.core.orders import (
 )
 from postroad.core.packets import OpenPublisher, Packet, Publish, PublisherOpened, Subscribe, Subscribed, Unsubscribe, pubend_id
 from postroad.core.parts import BrokerConfig
-from postroad.core.tracking.events import DeliveredRows, TrackEvent, deliveries
+from postroad.core.tracking.events import DeliveredRows, TrackEvent, in_columns
 from postroad.core.tracking.settings import TrackingSettings
 from postroad.types import MessageId
 
@@ -155,7 +155,7 @@ def each_of(order: Track) -> Iterator[TrackEvent]:
     """Yield the events of an order, the deliveries of a batch one by one."""
     for event in order.events:
         if isinstance(event, DeliveredRows):
-            yield from deliveries([event])
+            yield from (delivered for sent in in_columns([event]) for delivered in sent.apart())
         else:
             yield event
 

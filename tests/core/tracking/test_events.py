@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.tracking.ids import make_ids
 
-from postroad.core.tracking.events import DeliveredRows, deliveries
+from postroad.core.tracking.events import DeliveredRows, in_columns
 
 Sent = list[tuple[int, int, list[tuple[str, list[int]]]]]  # batches: pubend, rows, who got which
 
@@ -34,5 +34,6 @@ def test_each_subscriber_gets_its_own_in_the_order_of_sending(sent: Sent) -> Non
         given_batches.append(DeliveredRows.of(names, pubend, ids, [known[tuple(each)] for _, each in whose]))
         for name, each in whose:
             expected.setdefault((pubend, name), []).extend(ids[row].tobytes() for row in each)
-    found = {(each.pubend, each.subscriber): [item.tobytes() for item in each.ids] for each in deliveries(given_batches)}
+    apart = [delivered for sent in in_columns(given_batches) for delivered in sent.apart()]
+    found = {(each.pubend, each.subscriber): [item.tobytes() for item in each.ids] for each in apart}
     assert found == expected

@@ -94,8 +94,27 @@ class DeliveredRows(_Event, frozen=True, gc=False):
         return np.concatenate([parts[number] for number in self.chosen]), tuple(self.counts[number] for number in self.chosen)
 
 
-def deliveries(batches: Iterable[DeliveredRows]) -> Iterator[Delivered]:
-    """Yield what was sent to each subscriber from each pubend, in the order in which it was sent.
+class Deliveries(_Event, frozen=True, gc=False):
+    """Messages of a pubend were sent to local subscribers, in this order: many `DeliveredRows` in columns."""
+
+    subscribers: tuple[str, ...]  # each once
+    pubend: int
+    ids: Ids  # of all batches, one after the other
+    rows: RowNumbers  # of these ids, one per delivery
+    whose: RowNumbers  # and to which of the subscribers
+
+    def apart(self) -> Iterator[Delivered]:
+        """Yield what was sent to each subscriber, in the order in which it was sent."""
+        ids: Ids = self.ids[self.rows[np.argsort(self.whose, kind="stable")]]
+        start = 0
+        stops = np.cumsum(np.bincount(self.whose, minlength=len(self.subscribers))).tolist()
+        for subscriber, stop in zip(self.subscribers, stops, strict=True):
+            yield Delivered(subscriber, self.pubend, ids[start:stop])
+            start = stop
+
+
+def in_columns(batches: Iterable[DeliveredRows]) -> Iterator[Deliveries]:
+    """Join what was delivered, by pubend.
 
     The work per delivery is done by numpy and by iterators written in C: there may be thousands, of one row each.
     """
@@ -108,14 +127,31 @@ def deliveries(batches: Iterable[DeliveredRows]) -> Iterator[Delivered]:
         sent = [batch.by_subscriber() for batch in those]
         sizes = np.fromiter(chain.from_iterable(counts for _, counts in sent), np.intp)
         names = chain.from_iterable(batch.subscribers for batch in those)
-        whose = np.repeat(np.fromiter(map(numbers.__getitem__, names), np.intp, len(sizes)), sizes)
+        whose = np.repeat(np.fromiter(map(numbers.__getitem__, names), np.uint32, len(sizes)), sizes)
         starts = np.cumsum([0, *(len(batch.ids) for batch in those[:-1])])
-        rows = np.concatenate([rows for rows, _ in sent]) + np.repeat(starts, [len(rows) for rows, _ in sent])
-        ids: Ids = np.concatenate([batch.ids for batch in those])[rows[np.argsort(whose, kind="stable")]]
-        start = 0
-        for subscriber, stop in zip(numbers, np.cumsum(np.bincount(whose, minlength=len(numbers))).tolist(), strict=True):
-            yield Delivered(subscriber, pubend, ids[start:stop])
-            start = stop
+        rows = np.concatenate([rows for rows, _ in sent]) + np.repeat(starts, [len(rows) for rows, _ in sent]).astype(np.uint32)
+        yield Deliveries(tuple(numbers), pubend, np.concatenate([batch.ids for batch in those]), rows, whose)
 
 
-TrackEvent: TypeAlias = Published | Routed | Forwarded | Delivered | DeliveredRows | Span | Lost | Links | Horizon
+def joined(events: Iterable[TrackEvent]) -> tuple[TrackEvent, ...]:
+    """Return few events that say the same as many. What explains messages, spans above all, comes after the messages."""
+    messages: dict[tuple[int, int, int], list[Published | Routed | Forwarded]] = {}
+    batches: list[DeliveredRows] = []
+    others: list[TrackEvent] = []
+    for event in events:
+        match event:
+            case DeliveredRows():
+                batches.append(event)
+            case Published():
+                messages.setdefault((0, event.pubend, 0), []).append(event)
+            case Routed(masks=None):
+                messages.setdefault((1, event.pubend, event.upstream), []).append(event)
+            case Forwarded():
+                messages.setdefault((2, event.pubend, event.neighbour), []).append(event)
+            case _:
+                others.append(event)
+    those = (msgspec.structs.replace(each[0], ids=np.concatenate([event.ids for event in each])) for each in messages.values())
+    return (*those, *in_columns(batches), *others)
+
+
+TrackEvent: TypeAlias = Published | Routed | Forwarded | Delivered | DeliveredRows | Deliveries | Span | Lost | Links | Horizon

@@ -40,7 +40,16 @@ from postroad.core.tracking.elements import (
     Record,
     Span,
 )
-from postroad.core.tracking.events import Delivered, DeliveredRows, Forwarded, Published, Routed, TrackEvent, deliveries
+from postroad.core.tracking.events import (
+    Delivered,
+    DeliveredRows,
+    Deliveries,
+    Forwarded,
+    Published,
+    Routed,
+    TrackEvent,
+    in_columns,
+)
 from postroad.core.tracking.history import ELEMENT_BYTES, Entry, History, Ledger, OpenElement
 from postroad.core.tracking.settings import Strategy, TrackingSettings
 from postroad.types import COUNTER_BITS
@@ -97,13 +106,15 @@ class Tracker:
         groups: dict[_Name, list[_Tracked]] = {}
         batches = [event for event in events if type(event) is DeliveredRows]
         for start in range(0, len(batches), BATCHES_MAX):
-            for delivered in deliveries(batches[start : start + BATCHES_MAX]):
-                groups.setdefault((delivered.pubend >> PUBEND_BITS, delivered.subscriber), []).append(delivered)
+            for delivered in in_columns(batches[start : start + BATCHES_MAX]):
+                _group(delivered, groups)
             self._pause()
         for event in events:
             match event:
                 case DeliveredRows():
                     pass
+                case Deliveries():
+                    _group(event, groups)
                 case Delivered():
                     groups.setdefault((event.pubend >> PUBEND_BITS, event.subscriber), []).append(event)
                 case Published():
@@ -274,6 +285,11 @@ class Tracker:
     def open_records(self) -> Iterator[Record]:
         """Return the records that are not written yet."""
         yield from self._records.values()
+
+
+def _group(sent: Deliveries, groups: dict[_Name, list[_Tracked]]) -> None:
+    for delivered in sent.apart():
+        groups.setdefault((delivered.pubend >> PUBEND_BITS, delivered.subscriber), []).append(delivered)
 
 
 def _extents(
