@@ -1,6 +1,7 @@
 """What a broker and its tracking process say to each other, over a pair of sockets that nobody else has.
 
-Frames of the wire with one method; the payload says what it is. Arrays travel as their bytes. Both ends are the same program, so
+Frames of the wire with one method; the payload says what it is. Arrays travel as their bytes, and one that a message holds twice
+as the number of its first appearance. Both ends are the same program, so
 what cannot be decoded is an error of ours, and ends the process.
 """
 
@@ -128,20 +129,17 @@ def _dtype(kind: Any) -> np.dtype[Any]:
     return np.dtype((np.void, MESSAGE_ID_BYTES)) if scalar is np.void else np.dtype(scalar)
 
 
-def _array(kind: Any, data: Any) -> Any:
-    return np.frombuffer(data, _dtype(kind))
-
-
-def _bytes(array: Any) -> bytes:
-    assert isinstance(array, np.ndarray)
-    return array.tobytes()
-
-
-_ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=_bytes)
-
-
 def encode(message: ToTracker | FromTracker) -> bytes:
-    (frame,) = encode_frame(0, 0, _ENCODER.encode(message), max_bytes=LENGTH_MAX)
+    seen: dict[int, int] = {}
+
+    def array(value: Any) -> bytes | int:
+        assert isinstance(value, np.ndarray)
+        if id(value) in seen:
+            return seen[id(value)]
+        seen[id(value)] = len(seen)
+        return value.tobytes()
+
+    (frame,) = encode_frame(0, 0, msgspec.msgpack.Encoder(enc_hook=array).encode(message), max_bytes=LENGTH_MAX)
     return bytes(frame)
 
 
@@ -150,8 +148,16 @@ class Decoder:
 
     def __init__(self, kinds: Any) -> None:
         self._frames: Final = FrameDecoder(LENGTH_MAX)
-        self._decoder: Final = msgspec.msgpack.Decoder(kinds, dec_hook=_array)
+        self._decoder: Final = msgspec.msgpack.Decoder(kinds, dec_hook=self._array)
+        self._arrays: list[Any] = []  # of the message that is being decoded
 
     def feed(self, data: bytes) -> Iterator[Any]:
         for _, _, payload in self._frames.feed(data):
+            self._arrays.clear()
             yield self._decoder.decode(payload)
+
+    def _array(self, kind: Any, value: bytes | int) -> Any:
+        if isinstance(value, int):
+            return self._arrays[value]
+        self._arrays.append(np.frombuffer(value, _dtype(kind)))
+        return self._arrays[-1]

@@ -48,7 +48,7 @@ from postroad.storage.tracks.catalog import TrackOptions
 log = logging.getLogger("postroad.tracking")
 
 GATHER_S: Final = 0.1
-GATHER_BYTES: Final = 1 << 18
+GATHER_BYTES: Final = 1 << 20
 
 
 class TrackingProcess(asyncio.Protocol):

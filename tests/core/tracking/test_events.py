@@ -7,7 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.tracking.ids import make_ids
 
-from postroad.core.tracking.events import DeliveredRows, in_columns
+from postroad.core.tracking.elements import Horizon, Span
+from postroad.core.tracking.events import DeliveredRows, Deliveries, Forwarded, Published, Routed, TrackEvent, in_columns, joined
+from postroad.core.tracking.settings import TrackingSettings
+from postroad.core.tracking.tracker import Tracker
 
 Sent = list[tuple[int, int, list[tuple[str, list[int]]]]]  # batches: pubend, rows, who got which
 
@@ -37,3 +40,34 @@ def test_each_subscriber_gets_its_own_in_the_order_of_sending(sent: Sent) -> Non
     apart = [delivered for sent in in_columns(given_batches) for delivered in sent.apart()]
     found = {(each.pubend, each.subscriber): [item.tobytes() for item in each.ids] for each in apart}
     assert found == expected
+
+
+def test_joined_events_say_the_same() -> None:
+    """A tracker makes the same histories and records of them, and spans come after the messages they speak of."""
+    ids = [make_ids(4, seed=number) for number in range(12)]
+    span = Span("a", 1, 256, "", 0, 9, 1)
+    events: list[TrackEvent] = []
+    for number in range(0, 12, 4):
+        events += [
+            Published(256, ids[number]),
+            Routed(512, 7, ids[number + 1]),
+            Routed(512, 8, ids[number + 2]),
+            Routed(512, 7, ids[number + 3], np.ones(4, np.uint64), (7,)),
+            Forwarded(512, 9, ids[number + 1]),
+            DeliveredRows.of(["a", "b"], 256, ids[number], [np.array([0, 1]), np.array([3])]),
+            span,
+            DeliveredRows.of(["b"], 512, ids[number + 1], [np.array([2])]),
+        ]
+    events.append(Horizon(256, 5))
+    few = joined(events)
+    messages = [Published, Routed, Routed, Forwarded, Deliveries, Deliveries]
+    assert [type(event) for event in few] == [*messages, *[Routed, Span] * 3, Horizon]
+
+    def flushed(given: tuple[TrackEvent, ...] | list[TrackEvent]) -> list[str]:
+        tracker = Tracker(1, 1, TrackingSettings(per_neighbour=True), wall_ms=0)
+        tracker.take(given, 10)
+        flush = tracker.flush(20, farewell=True)
+        elements = [(each.key, each.count, b"" if each.ids is None else each.ids.tobytes()) for each in flush.closed]
+        return [*sorted(map(repr, elements)), *map(repr, flush.records)]
+
+    assert flushed(few) == flushed(events)

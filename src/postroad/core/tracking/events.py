@@ -9,7 +9,7 @@ writes to them. Made for every delivery, hence structs without cyclic garbage co
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, count
 from typing import Final, Self, TypeAlias
 
@@ -113,7 +113,7 @@ class Deliveries(_Event, frozen=True, gc=False):
             start = stop
 
 
-def in_columns(batches: Iterable[DeliveredRows]) -> Iterator[Deliveries]:
+def in_columns(batches: Iterable[DeliveredRows], join: Callable[[list[Ids]], Ids] = np.concatenate) -> Iterator[Deliveries]:
     """Join what was delivered, by pubend.
 
     The work per delivery is done by numpy and by iterators written in C: there may be thousands, of one row each.
@@ -130,11 +130,14 @@ def in_columns(batches: Iterable[DeliveredRows]) -> Iterator[Deliveries]:
         whose = np.repeat(np.fromiter(map(numbers.__getitem__, names), np.uint32, len(sizes)), sizes)
         starts = np.cumsum([0, *(len(batch.ids) for batch in those[:-1])])
         rows = np.concatenate([rows for rows, _ in sent]) + np.repeat(starts, [len(rows) for rows, _ in sent]).astype(np.uint32)
-        yield Deliveries(tuple(numbers), pubend, np.concatenate([batch.ids for batch in those]), rows, whose)
+        yield Deliveries(tuple(numbers), pubend, join([batch.ids for batch in those]), rows, whose)
 
 
 def joined(events: Iterable[TrackEvent]) -> tuple[TrackEvent, ...]:
-    """Return few events that say the same as many. What explains messages, spans above all, comes after the messages."""
+    """Return few events that say the same as many. What explains messages, spans above all, comes after the messages.
+
+    Events that shared their ids, since they tell of the same batches, still do.
+    """
     messages: dict[tuple[int, int, int], list[Published | Routed | Forwarded]] = {}
     batches: list[DeliveredRows] = []
     others: list[TrackEvent] = []
@@ -150,8 +153,16 @@ def joined(events: Iterable[TrackEvent]) -> tuple[TrackEvent, ...]:
                 messages.setdefault((2, event.pubend, event.neighbour), []).append(event)
             case _:
                 others.append(event)
-    those = (msgspec.structs.replace(each[0], ids=np.concatenate([event.ids for event in each])) for each in messages.values())
-    return (*those, *in_columns(batches), *others)
+    known: dict[tuple[int, ...], Ids] = {}
+
+    def join(arrays: list[Ids]) -> Ids:
+        names = tuple(map(id, arrays))
+        if names not in known:
+            known[names] = np.concatenate(arrays)
+        return known[names]
+
+    those = [msgspec.structs.replace(each[0], ids=join([event.ids for event in each])) for each in messages.values()]
+    return (*those, *in_columns(batches, join), *others)
 
 
 TrackEvent: TypeAlias = Published | Routed | Forwarded | Delivered | DeliveredRows | Deliveries | Span | Lost | Links | Horizon
