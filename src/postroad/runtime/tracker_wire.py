@@ -132,12 +132,12 @@ def _dtype(kind: Any) -> np.dtype[Any]:
 def encode(message: ToTracker | FromTracker) -> bytes:
     seen: dict[int, int] = {}
 
-    def array(value: Any) -> bytes | int:
+    def array(value: Any) -> memoryview | int:
         assert isinstance(value, np.ndarray)
         if id(value) in seen:
             return seen[id(value)]
         seen[id(value)] = len(seen)
-        return value.tobytes()
+        return np.ascontiguousarray(value).view(np.uint8).data
 
     (frame,) = encode_frame(0, 0, msgspec.msgpack.Encoder(enc_hook=array).encode(message), max_bytes=LENGTH_MAX)
     return bytes(frame)

@@ -105,7 +105,8 @@ class Deliveries(_Event, frozen=True, gc=False):
 
     def apart(self) -> Iterator[Delivered]:
         """Yield what was sent to each subscriber, in the order in which it was sent."""
-        ids: Ids = self.ids[self.rows[np.argsort(self.whose, kind="stable")]]
+        few = len(self.subscribers) <= 1 << 16  # numbers of 16 bits are sorted several times faster
+        ids: Ids = self.ids[self.rows[np.argsort(self.whose.astype(np.uint16) if few else self.whose, kind="stable")]]
         start = 0
         stops = np.cumsum(np.bincount(self.whose, minlength=len(self.subscribers))).tolist()
         for subscriber, stop in zip(self.subscribers, stops, strict=True):
