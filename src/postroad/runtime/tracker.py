@@ -40,7 +40,7 @@ from postroad.runtime.tracker_wire import (
     encode,
 )
 from postroad.runtime.tracking import Tracking, clock_ms
-from postroad.runtime.tracks import PublishedIds
+from postroad.runtime.tracks import Figures, PublishedIds
 
 log = logging.getLogger("postroad.tracking")
 
@@ -149,8 +149,8 @@ class Serving:
     def _report(self, fact: Tracked) -> None:
         self._line.say(Durable(fact.horizons))
 
-    def _progress(self) -> None:
-        self._line.say(Progress(self._tracking.backlog.taken, self._tracking.figures))
+    def _progress(self, taken: int, figures: Figures) -> None:
+        self._line.say(Progress(taken, figures))
 
     def _answer(self, number: int, found: Future[Findings]) -> None:
         error = found.exception()

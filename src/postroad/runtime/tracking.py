@@ -75,7 +75,7 @@ def clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def nothing() -> None:
+def nothing(_taken: int, _figures: Figures) -> None:
     """Take no notice."""
 
 
@@ -83,8 +83,8 @@ class Tracking:
     """Owns the tracks of a broker.
 
     They begin when the broker started, by its clock, not when they could be opened. `report` is called in the thread, with what
-    became durable, and `progress` after each piece of work. `alone`: there is no event loop in this process, so nothing is
-    gathered, and there are no pauses.
+    became durable, and `progress`, with the bytes taken so far, after each piece of work. `alone`: there is no event loop in this
+    process, so nothing is gathered, and there are no pauses.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Tracking:
         report: Callable[[Tracked], None],
         *,
         started_ms: int | None = None,
-        progress: Callable[[], None] = nothing,
+        progress: Callable[[int, Figures], None] = nothing,
         backlog_bytes_max: int = BACKLOG_BYTES_MAX,
         alone: bool = False,
     ) -> None:
@@ -111,7 +111,7 @@ class Tracking:
         )
         self._pubends: Final = tuple(sorted(logs))
         self._report: Final = report
-        self._progress: Final = progress
+        self._tell_progress: Final = progress
         self._alone: Final = alone
         self._work: deque[Track | Missed] = deque()
         self._asked: deque[tuple[Question[Any], Future[Any]]] = deque()
@@ -212,6 +212,9 @@ class Tracking:
         self._work_through(tracks)
         self._answer_all(tracks)
         self._progress()
+
+    def _progress(self) -> None:
+        self._tell_progress(self.backlog.taken, self.figures)
 
     def _pause(self) -> None:
         """Leave the interpreter to the event loop after each moment of work, unless somebody waits or too much does."""
