@@ -1,16 +1,16 @@
 """Blooms: ADD and CONTAINS (section 3.1), and the false positive probability (equation 1), over whole arrays of ids.
 
-The paper takes its k hash functions from MD5. We mix the 16 bytes of an id with the finaliser of splitmix64 into three 32-bit
-numbers a, b, c and step through them, all modulo 2**32:
+The paper takes its k hash functions from MD5. We read an id as two numbers, one times a constant plus the other, mix that with
+the finaliser of splitmix64 into three numbers a, b, c of w bits and step through them, all modulo 2**w:
 
-    for each of the k functions:  position = a * m >> 32;  a += b;  b += c
+    for each of the k functions:  position = a * m >> w;  a += b;  b += c
 
-The position comes from the high bits, so it is uniform for any m and a shift when m is a power of two. Why three numbers:
-plain double hashing (c = 0) has almost five times the false positives of equation (1) at k = 16, m = 65,536, n = 2,521,
-because arithmetic progressions overlap. *Enhanced* double hashing (b += i + 1, modulo m) mends that, but leaves an id only m
-* m different sets of positions, and n / m**2 of the ids that were never added share all positions of one that was: 6e-7,
-where equation (1) promises 4e-6. With c from the id as well that is n / m**3 and no longer seen. `tests/core/tracking`
-measures it.
+w is 32, and 16 when m is 2**16, one of the paper's sizes and our default: half the bits are half the work. The position comes
+from the high bits, so it is uniform for any m and a shift when m is a power of two. Why three numbers: plain double hashing (c =
+0) has almost five times the false positives of equation (1) at k = 16, m = 65,536, n = 2,521, because arithmetic progressions
+overlap. *Enhanced* double hashing (b += i + 1, modulo m) mends that, but leaves an id only m * m different sets of positions, and
+n / m**2 of the ids that were never added share all positions of one that was: 6e-7, where equation (1) promises 4e-6. With c from
+the id as well that is n / m**3 and no longer seen. `tests/core/tracking` measures it.
 
 Each broker salts its hashes with its number. The paper says that false positives are not correlated among brokers (section
 5.3), and the rule that unmasks them by asking the neighbours lives on that. But brokers next to each other route much the
@@ -22,7 +22,7 @@ Bit i of a bloom is bit `i & 7` of byte `i >> 3`. A mask, where given, becomes a
 from __future__ import annotations
 
 from math import expm1, log1p
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -30,16 +30,17 @@ from postroad.core.batch import Ids
 from postroad.core.tracking.elements import Masks
 
 Words: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
-Positions: TypeAlias = np.ndarray[Any, np.dtype[np.uint32]]  # (ids, k)
+Positions: TypeAlias = np.ndarray[Any, np.dtype[np.uint16]] | np.ndarray[Any, np.dtype[np.uint32]]  # (ids, k)
 Bits: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 Flags: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
+_Width = TypeVar("_Width", np.uint16, np.uint32)
 
 M_MAX: Final = 1 << 32
 K_MAX: Final = 64
 
-_CHUNK: Final = 4_096  # ids whose positions stay in the processor's cache
+CHUNK: Final = 4_096  # ids whose positions stay in the processor's cache
+
 _FEW: Final = 48  # with fewer than one position in so many bits, unpacking the whole bloom costs more than it saves
-_LOW: Final = np.uint64(0xFFFF_FFFF)
 _HALF: Final = np.uint64(32)
 _GAMMA: Final = np.uint64(0x9E37_79B9_7F4A_7C15)
 _FIRST: Final = np.uint64(0xBF58_476D_1CE4_E5B9)
@@ -59,19 +60,21 @@ def words_of(ids: Ids) -> Words:
 
 def _finish(x: Words) -> Words:
     """Mix in place: every bit of the result depends on every bit of the number."""
-    x ^= x >> _SHIFTS[0]
+    high = x >> _SHIFTS[0]
+    x ^= high
     x *= _FIRST
-    x ^= x >> _SHIFTS[1]
+    x ^= np.right_shift(x, _SHIFTS[1], out=high)
     x *= _SECOND
-    x ^= x >> _SHIFTS[2]
+    x ^= np.right_shift(x, _SHIFTS[2], out=high)
     return x
 
 
 def mix(ids: Ids, masks: Masks | None = None, broker: int = 0) -> Words:
     """Return 64 well mixed bits per id, or per id and mask."""
-    words = words_of(ids)
-    mixed = _finish(words[:, 0] + _GAMMA)
-    mixed ^= words[:, 1] + np.uint64((broker * 0xD1B5_4A32_D192_ED03) & 0xFFFF_FFFF_FFFF_FFFF)
+    words = np.ascontiguousarray(ids).view("<u8")
+    mixed = words[::2] * _GAMMA
+    mixed += words[1::2]
+    mixed += np.uint64((broker * 0xD1B5_4A32_D192_ED03) & 0xFFFF_FFFF_FFFF_FFFF)
     _finish(mixed)
     if masks is not None:
         mixed ^= masks + _GAMMA
@@ -81,24 +84,22 @@ def mix(ids: Ids, masks: Masks | None = None, broker: int = 0) -> Words:
 
 def positions(ids: Ids, m: int, k: int, masks: Masks | None = None, broker: int = 0) -> Positions:
     """Return the k positions of each id in a bloom of this broker, one row per id."""
-    return positions_of(mix(ids, masks, broker), m, k)
-
-
-def positions_of(mixed: Words, m: int, k: int) -> Positions:
-    """Return the positions that follow from what `mix` gave."""
-    a, b = (mixed >> _HALF).astype(np.uint32), mixed.astype(np.uint32)
-    c = (_finish(mixed + _GAMMA) >> _HALF).astype(np.uint32)
-    # After i steps: a + i * b + (0 + 1 + ... + (i - 1)) * c.
-    steps = np.arange(k, dtype=np.uint32)
-    found = np.multiply.outer(steps * (steps - np.uint32(1)) // np.uint32(2), c)
-    found += np.multiply.outer(steps, b)
-    found += a
+    mixed = mix(ids, masks, broker)
+    if m == 1 << 16:
+        return _steps(mixed >> np.uint64(48), mixed >> _HALF, mixed >> np.uint64(16), k, np.uint16).T
+    found = _steps(mixed >> _HALF, mixed, _finish(mixed + _GAMMA) >> _HALF, k, np.uint32)
     if m & (m - 1) == 0:
-        shift = 33 - m.bit_length()
-        found = found >> np.uint32(shift) if shift < 32 else np.zeros_like(found)
-    else:
-        found = (found.astype(np.uint64) * np.uint64(m) >> _HALF).astype(np.uint32)
-    return found.T
+        return (found >> np.uint32(33 - m.bit_length())).T
+    return (found.astype(np.uint64) * np.uint64(m) >> _HALF).astype(np.uint32).T
+
+
+def _steps(a: Words, b: Words, c: Words, k: int, width: type[_Width]) -> np.ndarray[Any, np.dtype[_Width]]:
+    """Return what the k steps give, a row each, modulo the width: after i of them a + i * b + (0 + 1 + ... + (i - 1)) * c."""
+    steps = np.arange(k, dtype=width)
+    found = np.multiply.outer(steps * (steps - width(1)) // width(2), c.astype(width))
+    found += np.multiply.outer(steps, b.astype(width))
+    found += a.astype(width)
+    return found
 
 
 def empty(m: int) -> Bits:
@@ -107,19 +108,19 @@ def empty(m: int) -> Bits:
 
 def add(bits: Bits, where: Positions) -> None:
     """Set the bits at these positions."""
-    flat = where.T.reshape(-1)  # the order in which `positions` lays them out: no copy
+    flat = where.T.reshape(-1).astype(np.intp)  # the order in which `positions` lays them out: no other copy
     if flat.size * _FEW < bits.size * 8:
         _add_few(bits, flat)
         return
     flags = np.unpackbits(bits, bitorder="little")
-    flags[flat.astype(np.intp)] = 1
+    flags[flat] = 1
     bits[:] = np.packbits(flags, bitorder="little")
 
 
-def _add_few(bits: Bits, flat: Positions) -> None:
+def _add_few(bits: Bits, flat: np.ndarray[Any, np.dtype[np.intp]]) -> None:
     """Set bits byte by byte. Of writers to one byte the last wins; the others write again."""
-    index = (flat >> np.uint32(3)).astype(np.intp)
-    value = np.left_shift(np.uint8(1), (flat & np.uint32(7)).astype(np.uint8))
+    index = flat >> 3
+    value = np.left_shift(np.uint8(1), (flat & 7).astype(np.uint8))
     while index.size:
         bits[index] |= value
         lost = np.flatnonzero(bits[index] & value == 0)
@@ -128,8 +129,8 @@ def _add_few(bits: Bits, flat: Positions) -> None:
 
 def add_ids(bits: Bits, ids: Ids, m: int, k: int, masks: Masks | None = None, broker: int = 0) -> None:
     """Hash ids and add them, a chunk at a time."""
-    for start in range(0, len(ids), _CHUNK):
-        stop = start + _CHUNK
+    for start in range(0, len(ids), CHUNK):
+        stop = start + CHUNK
         add(bits, positions(ids[start:stop], m, k, None if masks is None else masks[start:stop], broker))
 
 
@@ -141,7 +142,7 @@ def contains(bits: Bits | bytes | memoryview, where: Positions) -> Flags:
     left = np.arange(len(where))
     for column in columns:
         at = column[left]
-        left = left[(table[at >> np.uint32(3)] >> (at & np.uint32(7)).astype(np.uint8) & np.uint8(1)).view(np.bool_)]
+        left = left[(table[at >> 3] >> (at & 7).astype(np.uint8) & np.uint8(1)).view(np.bool_)]
         if not left.size:
             return found
     found[left] = True

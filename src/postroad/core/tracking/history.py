@@ -116,7 +116,10 @@ class History:
         ):
             self._ledger.open_bytes += current.add(entry.ids, entry.masks, from_ms, to_ms)
             return []
-        return self._add_parts(entry, wall_ms)
+        timely = (
+            from_ms >= max(current.since_ms, wall_ms) - self._behind_ms and to_ms <= wall_ms + self._settings.skew_tolerance_ms
+        )
+        return self._add_parts(entry, wall_ms, timely=timely)
 
     def close(self, element: OpenElement, wall_ms: int) -> None:
         """End an open element; the next one begins here."""
@@ -155,8 +158,8 @@ class History:
         taker = keeper(self._settings, self._ledger.broker, masked=bool(neighbours))
         return OpenElement(self._ledger.next_number(), since_ms, wall_ms, taker, neighbours)
 
-    def _add_parts(self, entry: Entry, wall_ms: int) -> list[OpenElement]:
-        """Take ids as they fit: never more than the capacity in one element."""
+    def _add_parts(self, entry: Entry, wall_ms: int, *, timely: bool) -> list[OpenElement]:
+        """Take ids as they fit: never more than the capacity in one element. `timely`: no element would call one stray."""
         full: list[OpenElement] = []
         start = 0
         while start < len(entry.ids):
@@ -164,8 +167,10 @@ class History:
             if current is None:
                 current = self.current = self._open(self.since_ms, wall_ms, entry.neighbours)
             stop = start + self._capacity - current.count
-            stray = self._add_timely(current, entry.pick(slice(start, stop)), wall_ms)
-            if stray is not None:
+            part = entry.pick(slice(start, stop))
+            if timely:
+                self._put(current, part)
+            elif (stray := self._add_timely(current, part, wall_ms)) is not None:
                 full += self._add_late(stray, wall_ms)
             self._fitting(current, entry.neighbours, full, wall_ms)
             start = stop

@@ -97,10 +97,10 @@ class ExactKeeper(AsyncKeeper):
 
 
 class BloomKeeper:
-    """The ids as they are while that takes less room than the bits, and again what came since the last hashing.
+    """The bits, and the ids that came since the last hashing: many at once cost much less each.
 
-    An element that ends with so few ids is written as `exact` unless the settings forbid it: it is smaller than the bloom and
-    has no error. With routing sets it is always a bloom, since only there the masks are a part of the key.
+    An element that ends with so few ids that they are shorter than the bits is written as `exact` unless the settings forbid it:
+    it has no error. With routing sets it is always a bloom, since only there the masks are a part of the key.
     """
 
     __slots__ = ("_bits", "_broker", "_few", "_ids", "_ids_max", "_k", "_m", "_masks")
@@ -108,38 +108,37 @@ class BloomKeeper:
     def __init__(self, settings: TrackingSettings, broker: int, *, masked: bool) -> None:
         self._broker = broker
         self._m, self._k = settings.m, settings.k
-        self._few = settings.few_as_ids and not masked
+        shorter = settings.m // (8 * MESSAGE_ID_BYTES)
+        self._few = max(shorter, _ROOM) if settings.few_as_ids and not masked else 0
         self._masks: list[Masks] | None = [] if masked else None
         self._ids = _Buffer()
-        self._ids_max = max(settings.m // (8 * MESSAGE_ID_BYTES), _ROOM)
+        self._ids_max = min(settings.n, max(shorter, blooms.CHUNK))
         self._bits: blooms.Bits | None = None
 
     def add(self, ids: Ids, masks: Masks | None) -> int:
         grown = self._ids.add(ids)
         if self._masks is not None:
             self._masks.append(np.zeros(len(ids), np.uint64) if masks is None else masks.astype(np.uint64))
-        if self._ids.used > self._ids_max:
-            if self._bits is None:
-                grown += self._m // 8
-            self._hash()
+        if self._bits is None and self._ids.used > self._few:
+            self._bits = blooms.empty(self._m)
+            grown += self._bits.nbytes
+        if self._bits is not None and self._ids.used >= self._ids_max:
+            self._hash(self._bits)
         return grown
 
     def content(self, *, view: bool) -> Content:
-        if self._bits is None and self._few:
+        if self._bits is None:
             ids = self._ids.ids
             return Content(Strategy.ASYNC, None, ids) if view else Content(Strategy.EXACT, None, sort_ids(ids))
-        bits = self._hash()
-        return Content(Strategy.BLOOM, bits if view else bits.copy(), None)
+        self._hash(self._bits)
+        return Content(Strategy.BLOOM, self._bits if view else self._bits.copy(), None)
 
-    def _hash(self) -> blooms.Bits:
-        if self._bits is None:
-            self._bits = blooms.empty(self._m)
+    def _hash(self, bits: blooms.Bits) -> None:
         masks = np.concatenate(self._masks) if self._masks else None
-        blooms.add_ids(self._bits, self._ids.ids, self._m, self._k, masks, self._broker)
+        blooms.add_ids(bits, self._ids.ids, self._m, self._k, masks, self._broker)
         self._ids.clear()
         if self._masks is not None:
             self._masks.clear()
-        return self._bits
 
 
 def keeper(settings: TrackingSettings, broker: int, *, masked: bool = False) -> Keeper:

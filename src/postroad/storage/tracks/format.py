@@ -23,7 +23,7 @@ from xxhash import xxh3_64_intdigest
 from postroad.storage.tracks.schema import INDEX_COLUMNS, SCHEMA, WRITE_OPTIONS, Stamp, one_batch
 from postroad.storage.tracks.summary import Summary, summarise
 
-VERSION: Final = 1
+VERSION: Final = 2  # blooms of version 1 were hashed in another way
 END_BYTES: Final = 8 << 10  # more than the footer and the head of nearly every file
 _MAGIC: Final = b"PRtracks"
 _PARQUET_MAGIC: Final = b"PAR1"
