@@ -26,6 +26,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 
+from postroad import compiled
 from postroad.core.batch import Ids
 from postroad.core.tracking.elements import Masks
 
@@ -38,8 +39,9 @@ _Width = TypeVar("_Width", np.uint16, np.uint32)
 M_MAX: Final = 1 << 32
 K_MAX: Final = 64
 
-CHUNK: Final = 4_096  # ids whose positions stay in the processor's cache
+WORTH: Final = 1_024 if compiled.bloom_add is None else 128  # ids that are worth a call of `add_ids`
 
+_CHUNK: Final = 4_096  # ids whose positions stay in the processor's cache
 _FEW: Final = 48  # with fewer than one position in so many bits, unpacking the whole bloom costs more than it saves
 _HALF: Final = np.uint64(32)
 _GAMMA: Final = np.uint64(0x9E37_79B9_7F4A_7C15)
@@ -69,12 +71,16 @@ def _finish(x: Words) -> Words:
     return x
 
 
+def _salt(broker: int) -> int:
+    return broker * 0xD1B5_4A32_D192_ED03 & 0xFFFF_FFFF_FFFF_FFFF
+
+
 def mix(ids: Ids, masks: Masks | None = None, broker: int = 0) -> Words:
     """Return 64 well mixed bits per id, or per id and mask."""
     words = np.ascontiguousarray(ids).view("<u8")
     mixed = words[::2] * _GAMMA
     mixed += words[1::2]
-    mixed += np.uint64((broker * 0xD1B5_4A32_D192_ED03) & 0xFFFF_FFFF_FFFF_FFFF)
+    mixed += np.uint64(_salt(broker))
     _finish(mixed)
     if masks is not None:
         mixed ^= masks + _GAMMA
@@ -128,9 +134,23 @@ def _add_few(bits: Bits, flat: np.ndarray[Any, np.dtype[np.intp]]) -> None:
 
 
 def add_ids(bits: Bits, ids: Ids, m: int, k: int, masks: Masks | None = None, broker: int = 0) -> None:
-    """Hash ids and add them, a chunk at a time."""
-    for start in range(0, len(ids), CHUNK):
-        stop = start + CHUNK
+    """Hash ids and add them: by compiled code where there is some, which lets other threads run."""
+    if compiled.bloom_add is None:
+        add_ids_by_numpy(bits, ids, m, k, masks, broker)
+        return
+    assert bits.nbytes == m + 7 >> 3
+    assert bits.flags.carray
+    keys = np.ascontiguousarray(ids)
+    extra = None if masks is None else np.ascontiguousarray(masks, np.uint64)
+    assert extra is None or len(extra) == len(keys)
+    found = None if extra is None else extra.ctypes.data
+    compiled.bloom_add(bits.ctypes.data, keys.ctypes.data, found, len(keys), m, k, _salt(broker))
+
+
+def add_ids_by_numpy(bits: Bits, ids: Ids, m: int, k: int, masks: Masks | None = None, broker: int = 0) -> None:
+    """Do the same a chunk at a time."""
+    for start in range(0, len(ids), _CHUNK):
+        stop = start + _CHUNK
         add(bits, positions(ids[start:stop], m, k, None if masks is None else masks[start:stop], broker))
 
 

@@ -97,34 +97,39 @@ class ExactKeeper(AsyncKeeper):
 
 
 class BloomKeeper:
-    """The bits, and the ids that came since the last hashing: many at once cost much less each.
+    """The bits, and the ids that came since the last hashing: many at once cost less each.
 
     An element that ends with so few ids that they are shorter than the bits is written as `exact` unless the settings forbid it:
     it has no error. With routing sets it is always a bloom, since only there the masks are a part of the key.
     """
 
-    __slots__ = ("_bits", "_broker", "_few", "_ids", "_ids_max", "_k", "_m", "_masks")
+    __slots__ = ("_bits", "_broker", "_few", "_ids", "_k", "_m", "_masks", "_worth")
 
     def __init__(self, settings: TrackingSettings, broker: int, *, masked: bool) -> None:
         self._broker = broker
         self._m, self._k = settings.m, settings.k
         shorter = settings.m // (8 * MESSAGE_ID_BYTES)
         self._few = max(shorter, _ROOM) if settings.few_as_ids and not masked else 0
+        self._worth = min(settings.n, blooms.WORTH)
         self._masks: list[Masks] | None = [] if masked else None
         self._ids = _Buffer()
-        self._ids_max = min(settings.n, max(shorter, blooms.CHUNK))
         self._bits: blooms.Bits | None = None
 
     def add(self, ids: Ids, masks: Masks | None) -> int:
-        grown = self._ids.add(ids)
-        if self._masks is not None:
-            self._masks.append(np.zeros(len(ids), np.uint64) if masks is None else masks.astype(np.uint64))
-        if self._bits is None and self._ids.used > self._few:
+        if self._masks is not None and masks is None:
+            masks = np.zeros(len(ids), np.uint64)
+        waiting = self._ids.used + len(ids)
+        grown = 0
+        if self._bits is None and waiting > self._few:
             self._bits = blooms.empty(self._m)
-            grown += self._bits.nbytes
-        if self._bits is not None and self._ids.used >= self._ids_max:
+            grown = self._bits.nbytes
+        if self._bits is not None and waiting >= self._worth:
             self._hash(self._bits)
-        return grown
+            blooms.add_ids(self._bits, ids, self._m, self._k, masks, self._broker)
+            return grown
+        if self._masks is not None and masks is not None:
+            self._masks.append(masks.astype(np.uint64))
+        return grown + self._ids.add(ids)
 
     def content(self, *, view: bool) -> Content:
         if self._bits is None:
@@ -134,6 +139,7 @@ class BloomKeeper:
         return Content(Strategy.BLOOM, self._bits if view else self._bits.copy(), None)
 
     def _hash(self, bits: blooms.Bits) -> None:
+        """Add to the bits what waits for it."""
         masks = np.concatenate(self._masks) if self._masks else None
         blooms.add_ids(bits, self._ids.ids, self._m, self._k, masks, self._broker)
         self._ids.clear()
