@@ -3,7 +3,7 @@
     python -m benchmarks.overlay                 # every shape
     python -m benchmarks.overlay a b             # some
     python -m benchmarks.overlay e --minutes 10  # memory over time
-    python -m benchmarks.overlay t --rounds 5    # what tracking costs
+    python -m benchmarks.overlay t --rounds 9    # what tracking costs
 
 Shapes, as in docs/benchmarks.md: (a) one publisher, ten subscribers that match 10% each, in columns and message by message, and
 ten that want everything; (b) 200 publishers, 500 subscribers, 500 topics, 5,000 messages per second: latency; (c) one and two
@@ -25,7 +25,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -47,6 +47,7 @@ PAYLOAD: Final = b"x" * 100
 RESULTS: Final = Path(__file__).parent / "results"
 DEFAULT: Final = Tracking()
 STRATEGIES: Final = {"null": Tracking(strategy="null"), "bloom": Tracking(strategy="bloom"), "exact": Tracking(strategy="exact")}
+LOADS: Final = ("columns", "messages", "5000", "2000", "500")
 PERCENTILES: Final = {"50": 50.0, "99": 99.0, "999": 99.9}
 SYMBOLS: Final = [f"S{number}" for number in range(10)]
 
@@ -279,32 +280,43 @@ def _rounded(count: float) -> int:
 # --- (b) and (e): the tracking paper's shape ----------------------------------------------------------------------------------
 
 
-async def publish_paced(start: Start, url: str, publishers: int, topics: int, rate: float, seconds: float) -> int:
-    """Publish at a steady rate over many connections; the payload starts with the time of publishing."""
+PUBLISHERS: Final = 200
+SUBSCRIBERS: Final = 500
+TOPICS: Final = 500
+
+
+async def publish_paced(start: Start, turns: list[str], rate: float, seconds: float) -> tuple[int, int]:
+    """Publish at a steady rate over many connections to each broker, which have turns of so many seconds.
+
+    The payload starts with the time of publishing. Return how many were sent, and when that began.
+    """
     rng = random.Random(1)
-    async with _clients(url, publishers) as clients:
-        each = [client.publisher() for client in clients]
+    async with AsyncExitStack() as stack:
+        clients = {url: await stack.enter_async_context(_clients(url, PUBLISHERS)) for url in sorted(set(turns))}
+        publishers = {url: [client.publisher() for client in those] for url, those in clients.items()}
         await start()
         loop = asyncio.get_running_loop()
-        began, sent = loop.time(), 0
-        while (elapsed := loop.time() - began) < seconds:
-            due = int(elapsed * rate)
+        began, began_ns, sent = loop.time(), time.monotonic_ns(), 0
+        while (elapsed := loop.time() - began) < seconds * len(turns):
+            due, each = int(elapsed * rate), publishers[turns[int(elapsed / seconds)]]
             while sent < due:
                 stamp = time.monotonic_ns().to_bytes(8, "big")
-                await each[sent % publishers].publish({"topic": f"T{rng.randrange(topics)}", "n": sent}, stamp + PAYLOAD[8:])
+                await each[sent % PUBLISHERS].publish({"topic": f"T{rng.randrange(TOPICS)}", "n": sent}, stamp + PAYLOAD[8:])
                 sent += 1
             await asyncio.sleep(0.001)
-        for publisher in each:
-            await publisher.flush()
-        return sent
+        for each in publishers.values():
+            for publisher in each:
+                await publisher.flush()
+        return sent, began_ns
 
 
-async def receive_paced(start: Start, url: str, subscribers: int, topics: int, seconds: float) -> tuple[list[int], list[int]]:
+async def receive_paced(start: Start, urls: list[str], seconds: float) -> tuple[list[int], list[int]]:
     """Return when messages came and how long after their publishing, in nanoseconds of the clock that all processes share."""
     moments: list[int] = []
     latencies: list[int] = []
-    async with _clients(url, subscribers) as clients:
-        subscriptions = [await client.subscribe(f"topic = 'T{number % topics}'") for number, client in enumerate(clients)]
+    async with AsyncExitStack() as stack:
+        clients = [client for url in urls for client in await stack.enter_async_context(_clients(url, SUBSCRIBERS))]
+        subscriptions = [await client.subscribe(f"topic = 'T{number % TOPICS}'") for number, client in enumerate(clients)]
         await start()
 
         async def take(subscription: postroad.Subscription) -> None:
@@ -333,14 +345,13 @@ def paced(
     tracking: Tracking = DEFAULT,
     rate: float = 5000.0,
 ) -> dict[str, Any]:
-    publishers, subscribers, topics = 200, 500, 500
     with (
         tempfile.TemporaryDirectory(prefix="postroad-bench-") as directory,
         broker(Path(directory), tracking=tracking) as process,
     ):
-        receiver = Worker.start(receive_paced, process.url, subscribers, topics, seconds)
+        receiver = Worker.start(receive_paced, [process.url], seconds)
         receiver.ready()
-        sender = Worker.start(publish_paced, process.url, publishers, topics, rate, seconds)
+        sender = Worker.start(publish_paced, [process.url], rate, seconds)
         sender.ready()
         before, began = cpu_s(process), time.monotonic()
         receiver.go()
@@ -349,13 +360,13 @@ def paced(
             if watch is not None:
                 watch(process, time.monotonic() - began)
             time.sleep(min(5.0, seconds / 4))
-        sent, _ = sender.result()
+        (sent, _), _ = sender.result()
         cpu = cpu_s(process) - before
         (moments, taken), _ = receiver.result()
         skip = len(taken) // 10  # the beginning, while connections warm up
         at, latencies = np.array(moments[skip:]), np.array(taken[skip:]) / 1e6
         return {
-            "shape": f"b: {publishers} publishers, {subscribers} subscribers, {topics} topics, {rate:,.0f} msg/s",
+            "shape": f"b: {PUBLISHERS} publishers, {SUBSCRIBERS} subscribers, {TOPICS} topics, {rate:,.0f} msg/s",
             "sent": sent,
             "received": len(taken),
             "mean_ms": round(float(latencies.mean()), 2),
@@ -364,6 +375,42 @@ def paced(
             "broker_cpu": round(cpu / seconds, 2),
             "memory_mb": round(memory_mb(process), 1),
         }
+
+
+TURN_S: Final = 4.0
+SETTLING_S: Final = 1.5  # of a turn: what the broker before still has to do
+
+
+def in_turns(rate: float, trackings: dict[str, Tracking], rounds: int) -> dict[str, list[dict[str, Any]]]:
+    """Let brokers that differ in their tracking live side by side and give each the whole load for some seconds, again and again.
+
+    A machine that is slow for a while is slow for all of them, which it is not when they run one after the other.
+    """
+    random = np.random.default_rng(1)
+    names = [name for _ in range(rounds) for name in random.permutation(list(trackings)).tolist()]
+    with tempfile.TemporaryDirectory(prefix="postroad-bench-") as directory, ExitStack() as stack:
+        brokers = {
+            name: stack.enter_context(broker(Path(directory), number, tracking=tracking))
+            for number, (name, tracking) in enumerate(trackings.items(), 1)
+        }
+        receiver = Worker.start(receive_paced, [each.url for each in brokers.values()], TURN_S * len(names))
+        receiver.ready()
+        sender = Worker.start(publish_paced, [brokers[name].url for name in names], rate, TURN_S)
+        sender.ready()
+        before = {name: cpu_s(process) for name, process in brokers.items()}
+        receiver.go()
+        sender.go()
+        (_, began_ns), _ = sender.result()
+        (moments, taken), _ = receiver.result()
+        cpu = {name: (cpu_s(process) - before[name]) / (TURN_S * rounds) for name, process in brokers.items()}
+    published_s, latencies = (np.array(moments) - np.array(taken) - began_ns) / 1e9, np.array(taken) / 1e6
+    turns, within_s = np.divmod(published_s, TURN_S)
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in trackings}
+    for number, name in enumerate(names):
+        those = latencies[(turns == number) & (within_s >= SETTLING_S)]
+        percentiles = {f"p{name}_ms": float(np.percentile(those, percent)) for name, percent in PERCENTILES.items()}
+        found[name].append({**percentiles, "broker_cpu": cpu[name]})
+    return found
 
 
 def shape_b(scale: float) -> Iterator[dict[str, Any]]:
@@ -427,38 +474,52 @@ def _random_batch(rng: random.Random, count: int) -> Batch:
 # --- (t): tracking ------------------------------------------------------------------------------------------------------------
 
 
-def shape_t(scale: float, rounds: int, strategies: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Run everything with each strategy in turn, several times; the medians, and their ratios to those without tracking.
+def shape_t(scale: float, rounds: int, strategies: Sequence[str], loads: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Run loads with each strategy in turn, several times; the medians, and their ratios to those without tracking.
 
-    `null again` is a second series without tracking, run in the same turns: how far its ratio is from 1 tells what the noise of
-    the machine is worth, and no ratio of a strategy says more than that.
+    Throughput: each round begins and ends without tracking. Latency: brokers take turns of some seconds.
     """
     tenth = [f"symbol = '{symbol}'" for symbol in SYMBOLS]
-    many, some, seconds = _rounded(2_000_000 * scale), _rounded(800_000 * scale), max(5.0, 12 * scale)
-    runs: dict[str, Callable[[Tracking], dict[str, Any]]] = {
+    many, some = _rounded(2_000_000 * scale), _rounded(800_000 * scale)
+    flows: dict[str, Callable[[Tracking], dict[str, Any]]] = {
         "columns": lambda s: throughput("", publish_columns, (many, 1000), receive_columns, tenth, 0.1, tracking=s),
         "messages": lambda s: throughput("", publish_messages, (some,), receive_messages, tenth, 0.1, tracking=s),
-        "5,000 msg/s": lambda s: paced(seconds, tracking=s),
-        "2,000 msg/s": lambda s: paced(seconds, tracking=s, rate=2000.0),
-        "500 msg/s": lambda s: paced(seconds, tracking=s, rate=500.0),
     }
-    figures = {"columns": ("messages_per_s", "broker_cpu_us"), "messages": ("messages_per_s", "broker_cpu_us")}
-    series = {"null": "null", "null again": "null"} | {each: each for each in strategies}
-    for name, one in runs.items():
-        found: dict[str, list[dict[str, Any]]] = {each: [] for each in series}
-        for number in range(rounds):
-            order = list(series) if number % 2 == 0 else list(reversed(series))
-            for each in order:
-                found[each].append(one(STRATEGIES[series[each]]))
-        for figure in figures.get(name, ("p50_ms", "p99_ms", "p99_second_ms", "broker_cpu")):
-            medians = {each: statistics.median(run[figure] for run in those) for each, those in found.items()}
-            yield {
-                "shape": f"t: {name}",
-                "figure": figure,
-                **{each: round(value, 2) for each, value in medians.items()},
-                **{f"{each} / null": round(value / medians["null"], 3) for each, value in medians.items() if each != "null"},
-                "samples": {each: [run[figure] for run in those] for each, those in found.items()},
-            }
+    series = {name: STRATEGIES[name] for name in ("null", *(each for each in strategies if each != "null"))}
+    series["null again"] = STRATEGIES["null"]
+    for load in loads:
+        if load in flows:
+            found: dict[str, list[dict[str, Any]]] = {each: [] for each in series}
+            for number in range(rounds):
+                for each in series if number % 2 == 0 else reversed(series):
+                    found[each].append(flows[load](series[each]))
+            yield from compared(load, found, ("messages_per_s", "broker_cpu_us"))
+        else:
+            yield from compared(load, in_turns(float(load), series, round(rounds * scale)), ("p50_ms", "p99_ms", "broker_cpu"))
+
+
+def compared(load: str, found: dict[str, list[dict[str, Any]]], figures: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Compare medians with those of both series without tracking; of which the second against the first shows the noise."""
+    for figure in figures:
+        samples = {name: [run[figure] for run in runs] for name, runs in found.items()}
+        plain = np.array([samples["null"], samples["null again"]])
+        others = [name for name in samples if not name.startswith("null")]
+        yield {
+            "shape": f"t: {load}",
+            "figure": figure,
+            "null": round(float(np.median(plain)), 2),
+            **{name: round(statistics.median(samples[name]), 2) for name in others},
+            **{f"{name} / null": ratios(np.array(samples[name]) / plain.mean(axis=0)) for name in others},
+            "null again": ratios(plain[1] / plain[0]),
+            "samples": samples,
+        }
+
+
+def ratios(found: np.ndarray[Any, np.dtype[np.float64]]) -> str:
+    """Return the median of the rounds' ratios, and where 90% of such medians lie when the rounds are drawn again by chance."""
+    drawn = np.median(np.random.default_rng(1).choice(found, (4_000, len(found))), axis=1)
+    low, high = np.quantile(drawn, (0.05, 0.95))
+    return f"{np.median(found):.2f} ({low:.2f} to {high:.2f})"
 
 
 # --- the whole -----------------------------------------------------------------------------------------------------------------
@@ -470,6 +531,9 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies the number of messages and the time of (b)")
     parser.add_argument("--minutes", type=float, default=10.0, help="how long (e) runs")
     parser.add_argument("--rounds", type=int, default=3, help="how often (t) runs each strategy")
+    parser.add_argument(
+        "--loads", nargs="+", default=LOADS, choices=LOADS, help="which (t) runs: in columns, one by one, per second"
+    )
     parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES), choices=list(STRATEGIES), help="which (t) compares")
     parser.add_argument("--json", type=Path, default=RESULTS / "overlay.json", help="where the results are written")
     options = parser.parse_args()
@@ -479,7 +543,7 @@ def main() -> None:
         "c": lambda: shape_c(options.scale),
         "d": lambda: shape_d(options.scale),
         "e": lambda: shape_e(options.minutes),
-        "t": lambda: shape_t(options.scale, options.rounds, options.strategies),
+        "t": lambda: shape_t(options.scale, options.rounds, options.strategies, options.loads),
     }
     results = []
     for shape in options.shapes:
