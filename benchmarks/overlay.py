@@ -408,7 +408,7 @@ def in_turns(rate: float, trackings: dict[str, Tracking], rounds: int) -> dict[s
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in trackings}
     for number, name in enumerate(names):
         those = latencies[(turns == number) & (within_s >= SETTLING_S)]
-        percentiles = {f"p{name}_ms": float(np.percentile(those, percent)) for name, percent in PERCENTILES.items()}
+        percentiles = {f"p{digits}_ms": float(np.percentile(those, percent)) for digits, percent in PERCENTILES.items()}
         found[name].append({**percentiles, "broker_cpu": cpu[name]})
     return found
 
@@ -495,7 +495,9 @@ def shape_t(scale: float, rounds: int, strategies: Sequence[str], loads: Sequenc
                     found[each].append(flows[load](series[each]))
             yield from compared(load, found, ("messages_per_s", "broker_cpu_us"))
         else:
-            yield from compared(load, in_turns(float(load), series, round(rounds * scale)), ("p50_ms", "p99_ms", "broker_cpu"))
+            yield from compared(
+                load, in_turns(float(load), series, max(1, round(rounds * scale))), ("p50_ms", "p99_ms", "broker_cpu")
+            )
 
 
 def compared(load: str, found: dict[str, list[dict[str, Any]]], figures: Sequence[str]) -> Iterator[dict[str, Any]]:

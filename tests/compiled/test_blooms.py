@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 
@@ -100,7 +99,7 @@ def test_without_a_compiler_the_installation_says_so(tmp_path: Path, monkeypatch
     assert not library.exists()
     failing = tmp_path / "cc"
     failing.write_text("#!/bin/sh\necho no space >&2\nexit 1\n")
-    os.chmod(failing, 0o755)  # noqa: PTH101
+    failing.chmod(0o755)
     monkeypatch.setattr(hatch_build, "compiler", lambda: [str(failing)])
     assert hatch_build.build(library).endswith("cc failed: no space")
     assert list(tmp_path.iterdir()) == [failing]

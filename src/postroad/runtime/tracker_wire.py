@@ -1,8 +1,8 @@
 """What a broker and its tracking process say to each other, over a pair of sockets that nobody else has.
 
 Frames of the wire with one method; the payload says what it is. Arrays travel as their bytes, and one that a message holds twice
-as the number of its first appearance. Both ends are the same program, so
-what cannot be decoded is an error of ours, and ends the process.
+as the number of its first appearance. Both ends are the same program, so what cannot be decoded is an error of ours, and ends the
+process.
 """
 
 from __future__ import annotations

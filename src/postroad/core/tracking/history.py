@@ -108,18 +108,11 @@ class History:
         current = self.current
         if current is None:
             current = self.current = self._open(self.since_ms, wall_ms, entry.neighbours)
-        if (
-            from_ms >= current.since_ms - self._behind_ms
-            and to_ms <= wall_ms + self._settings.skew_tolerance_ms
-            and current.count + len(entry.ids) < self._capacity
-            and current.neighbours == entry.neighbours
-        ):
+        timely = from_ms >= current.since_ms - self._behind_ms and to_ms <= wall_ms + self._settings.skew_tolerance_ms
+        if timely and current.count + len(entry.ids) < self._capacity and current.neighbours == entry.neighbours:
             self._ledger.open_bytes += current.add(entry.ids, entry.masks, from_ms, to_ms)
             return []
-        timely = (
-            from_ms >= max(current.since_ms, wall_ms) - self._behind_ms and to_ms <= wall_ms + self._settings.skew_tolerance_ms
-        )
-        return self._add_parts(entry, wall_ms, timely=timely)
+        return self._add_parts(entry, wall_ms, timely=timely and from_ms >= wall_ms - self._behind_ms)
 
     def close(self, element: OpenElement, wall_ms: int) -> None:
         """End an open element; the next one begins here."""

@@ -140,6 +140,8 @@ class BloomKeeper:
 
     def _hash(self, bits: blooms.Bits) -> None:
         """Add to the bits what waits for it."""
+        if not self._ids.used:
+            return
         masks = np.concatenate(self._masks) if self._masks else None
         blooms.add_ids(bits, self._ids.ids, self._m, self._k, masks, self._broker)
         self._ids.clear()
