@@ -21,6 +21,7 @@ from postroad.core.tracking.elements import HistoryKey, Kind, Span
 from postroad.core.tracking.questions import TracksQuestion
 from postroad.errors import PublishRefusedError, SkewError
 from postroad.runtime import node as node_module
+from postroad.runtime import tracking as tracking_module
 from postroad.runtime.config import Neighbour, NodeConfig, Overlay, Tracking
 from postroad.runtime.node import Node
 from postroad.storage.tracks.format import unpack
@@ -145,6 +146,26 @@ def test_without_tracking_there_is_neither_thread_nor_file(tmp_path: Path) -> No
         assert not any(name.startswith("tracking") for name in node.stats())
         await node.stop()
         assert not (tmp_path / "1" / "tracks").exists()
+
+    run(scenario)
+
+
+def test_a_question_does_not_wait_for_orders_to_gather(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was ordered before it is taken at once, and known to the answer."""
+    monkeypatch.setattr(tracking_module, "GATHER_S", 3600.0)
+
+    async def scenario() -> None:
+        node = Node(config(tmp_path, tracking=Tracking(persistence_ms=60_000)))
+        await node.start()
+        async with postroad.connect(node.url) as client:
+            publisher = client.publisher()
+            for _ in range(3):
+                ids = [await publisher.publish({}) for _ in range(10)]
+                await publisher.flush()
+                await asyncio.sleep(0.1)  # the thread gathers
+                keys = await keys_of(node, ids)
+                assert [len(each) for each in keys] == [1] * 10
+        await node.stop()
 
     run(scenario)
 

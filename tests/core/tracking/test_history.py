@@ -110,6 +110,17 @@ def test_no_element_takes_more_than_its_capacity() -> None:
     assert [element.number for element in elements] == [1, 2, 3, 4]
 
 
+def test_what_was_timely_for_one_element_may_be_late_for_the_next() -> None:
+    """Ids that fill an element which began long ago go on in one that begins now, and there they are singletons."""
+    bench = Bench()
+    bench.add([WALL_MS - 50])
+    bench.add([WALL_MS - 40] * 12, wall_ms=WALL_MS + 1_000)
+    (full,) = bench.closed
+    assert (full.count, full.from_ms, full.to_ms, len(full.singletons)) == (10, WALL_MS - 50, WALL_MS - 40, 0)
+    assert (bench.current.count, bench.current.from_ms, bench.current.to_ms) == (3, *NO_RANGE)
+    assert bench.current.singletons.tolist() == [WALL_MS - 40]
+
+
 def test_an_element_is_closed_as_soon_as_it_is_full() -> None:
     """Filled to the last id, it does not wait for another."""
     bench = Bench()
