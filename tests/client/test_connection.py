@@ -16,6 +16,7 @@ from postroad.client.addresses import parse_addresses
 from postroad.client.connection import ClientConfig
 from postroad.client.positions import load_positions, save_positions
 from postroad.core.batch import Batch
+from postroad.core.packets import Deliver, DeliverRows
 from postroad.core.session.machine import SessionConfig
 from postroad.core.session.publishing import PublishingConfig
 from postroad.errors import (
@@ -29,6 +30,8 @@ from postroad.errors import (
 from postroad.runtime.config import Links, NodeConfig, Overlay, Storage
 from postroad.runtime.node import Node
 from postroad.testing import broker, free_ports, overlay
+from postroad.wire.codec import Decoded, decode
+from postroad.wire.framing import Frame
 
 
 class Brokers:
@@ -85,8 +88,21 @@ async def nothing_comes(subscription: postroad.Subscription) -> None:
             await anext(subscription)
 
 
-def test_messages_arrive_in_order_with_what_they_were_published_with(tmp_path: Path) -> None:
-    """Attributes of every kind, payload and id come out as they went in."""
+@pytest.mark.parametrize(("feature", "carrier"), [("rows", DeliverRows), ("another", Deliver)])
+def test_messages_arrive_in_order_with_what_they_were_published_with(
+    tmp_path: Path, feature: str, carrier: type[Deliver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attributes of every kind, payload and id come out as they went in, whether the client takes few rows as values or not."""
+    carriers: set[type] = set()
+
+    def decode_and_look(frame: Frame) -> Decoded:
+        decoded = decode(frame)
+        if isinstance(decoded[0], Deliver):
+            carriers.add(type(decoded[0]))
+        return decoded
+
+    monkeypatch.setattr("postroad.client.link.ROWS", feature)
+    monkeypatch.setattr("postroad.client.link.decode", decode_and_look)
 
     async def scenario(brokers: Brokers) -> None:
         url = await brokers.start()
@@ -102,6 +118,7 @@ def test_messages_arrive_in_order_with_what_they_were_published_with(tmp_path: P
             assert client.broker == 1
 
     run(tmp_path, scenario)
+    assert carriers == {carrier}
 
 
 def test_a_broker_that_comes_back_gets_what_it_missed_and_gives_what_it_has(tmp_path: Path) -> None:

@@ -490,8 +490,34 @@ def test_messages_read_only_the_columns_they_are_asked_for() -> None:
     batch = one(numbered(3, a=1, b=2))
     first, second, _ = batch
     assert first["a"] == second["a"] == 1
-    assert set(batch._row_columns()._attributes) == {"a"}
+    assert set(batch.rows()._attributes) == {"a"}
     assert first._columns is second._columns
+
+
+def test_values_that_are_remembered_are_those_of_the_columns() -> None:
+    """Until they are forgotten; then the columns are asked."""
+    rows = [Row(bytes([n] * 16), {"a": n} if n else {"b": "x"}, bytes(n)) for n in range(3)]
+    [batch] = build_batches(rows, np.array([5, 6, 7], np.uint64), remember=True)
+    [plain] = build_batches(rows, np.array([5, 6, 7], np.uint64))
+    assert (batch._rows is None, plain._rows is None) == (False, True)
+    assert batch.values() == plain.values()
+    assert batch.last_tick == plain.last_tick == 7
+    [view] = batch.views([(1, 3)])
+    batch.forget()
+    assert batch._rows is None
+    assert view.values() == plain.slice(1, 3).values() == batch.slice(1, 3).values()
+    assert list(view) == list(plain)[1:]
+
+
+def test_a_batch_of_values_has_columns_when_asked_and_never_forgets_its_values_before() -> None:
+    """What was not asked for in columns exists as values alone."""
+    batch = Batch.of_values([Tick(5), Tick(6)], [bytes(16)] * 2, [b"", b"x"], {"b": [None, "y"], "a": [1, 2]}, size=77)
+    batch.forget()
+    assert (len(batch), batch.size, batch.last_tick) == (2, 77, 6)
+    assert [dict(message.attributes) for message in batch] == [{"a": 1}, {"a": 2, "b": "y"}]
+    assert batch._columns is None
+    assert batch.layout.names == ("a", "b")
+    assert batch.equals(Batch.from_columns([bytes(16)] * 2, [b"", b"x"], {"a": [1, 2], "b": [None, "y"]}, [5, 6]))
 
 
 def test_a_message_answers_like_a_mapping() -> None:

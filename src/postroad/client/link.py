@@ -17,10 +17,9 @@ from postroad.transport.channel import Channel
 from postroad.transport.outbox import OutboxLimits
 from postroad.transport.writes import Writes
 from postroad.version import VERSION
-from postroad.wire.batches import BatchDecoder
 from postroad.wire.codec import decode
+from postroad.wire.deliveries import ROWS, RowsDecoder
 from postroad.wire.framing import FRAME_BYTES_MAX, Frame
-from postroad.wire.packets.overlay import ASCENDING
 from postroad.wire.packets.session import PROTOCOL_VERSION, PROTOCOL_VERSION_OLDEST, Goodbye, Hello, Role, Welcome
 from postroad.wire.packets.telesto import Error, Ping, Pong
 
@@ -55,10 +54,11 @@ class Link:
         self.broker = 0
         self._owner: Final = owner
         self._name: Final = name
-        self._batches: Final = BatchDecoder()
+        self._rows: Final = RowsDecoder()
 
     def opened(self) -> None:
-        hello = Hello(PROTOCOL_VERSION_OLDEST, PROTOCOL_VERSION, Role.CLIENT, 0, self._name, f"postroad-python {VERSION}")
+        software = f"postroad-python {VERSION}"
+        hello = Hello(PROTOCOL_VERSION_OLDEST, PROTOCOL_VERSION, Role.CLIENT, 0, self._name, software, features=(ROWS,))
         self.channel.send(hello, 1, control=False)
 
     def received(self, frames: Sequence[Frame]) -> None:
@@ -72,7 +72,7 @@ class Link:
     def _take(self, frame: Frame) -> None:
         packet, packet_id, body = decode(frame)
         if isinstance(packet, Packet):
-            batch = None if not body else self._batches.decode(body, ascending=type(packet) in ASCENDING)
+            batch = self._rows.rows_of(packet, body, len(frame[2]))
             self._owner.link_packet(self, packet, batch, packet_id)
         else:
             self._session_packet(packet, packet_id)

@@ -100,7 +100,7 @@ class Subscription:
             self._release_current()
             arrived = await self._next()
             self._current_arrived = arrived
-            rows = RowColumns(arrived.batch.columns)
+            rows = arrived.batch.rows()
             pubend = arrived.pubend
             self._current = iter([ReceivedMessage(rows, row, pubend) for row in range(len(arrived.batch))])
             message = next(self._current, None)
@@ -121,7 +121,7 @@ class Subscription:
             except StopAsyncIteration:
                 return
             self._current_arrived = arrived
-            self._last = ReceivedMessage(RowColumns(arrived.batch.columns), len(arrived.batch) - 1, arrived.pubend)
+            self._last = ReceivedMessage(arrived.batch.rows(), len(arrived.batch) - 1, arrived.pubend)
             yield arrived.pubend, arrived.batch
 
     async def _next(self) -> _Arrived:
@@ -150,7 +150,7 @@ class Subscription:
         if arrived is None:
             return
         self._current_arrived = self._last = None
-        self._given[arrived.pubend] = int(arrived.batch.ticks()[-1])
+        self._given[arrived.pubend] = arrived.batch.last_tick
         self._buffered -= arrived.size
         if not self._open and self._buffered <= self._receive_bytes // 2:
             self._open = True

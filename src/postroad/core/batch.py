@@ -7,17 +7,32 @@ different batches.
 
 Invariants of every `Batch`: the schema is that of its layout; the system columns hold no nulls; names are sorted and unique.
 `Batch(columns)` trusts its caller in this; bytes from a peer become batches only through `postroad.wire.batches`.
+
+A few rows that go to one client are looked at as values and never as columns, which would cost more to make than the rest of
+their way. So the columns of a `view`, and of a batch made `of_values`, are made when somebody asks for them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
-from postroad.core.columns import attribute_column, check_attribute_sizes, check_sizes, id_column, payload_column, tick_column
+from postroad.core.columns import (
+    attribute_column,
+    check_attribute_sizes,
+    check_sizes,
+    id_array_of,
+    id_bytes,
+    id_column,
+    kind_column,
+    only_kind,
+    payload_array,
+    payload_column,
+    tick_column,
+)
 from postroad.core.layout import (
     ATTRIBUTE_PREFIX,
     DEFAULT_LIMITS,
@@ -36,6 +51,7 @@ from postroad.core.layout import (
 )
 from postroad.core.messages import Message, RowColumns, id_array
 from postroad.errors import BatchError, BatchLimitError
+from postroad.types import AttributeValue, Tick
 
 Ticks: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint64]]
 Ids: TypeAlias = np.ndarray[tuple[int], np.dtype[np.void]]
@@ -46,16 +62,44 @@ _concat: Final[Callable[[list[pa.RecordBatch]], pa.RecordBatch]] = pa.concat_bat
 _take: Final[Callable[[pa.RecordBatch, pa.Array[Any]], pa.RecordBatch]] = pa.RecordBatch.take
 
 
+class Values(NamedTuple):
+    """Rows as lists of values; None where a row lacks an attribute."""
+
+    ticks: list[Tick]
+    ids: list[bytes]
+    payloads: list[bytes]
+    attributes: dict[str, list[AttributeValue | None]]
+
+
 class Batch:
     """Immutable. Slices share the columns of the batch they come from and keep them alive; `compact` ends that."""
 
-    __slots__ = ("_ids", "_layout", "_rows", "_size", "_ticks", "columns", "encoded")
+    __slots__ = (
+        "_columns",
+        "_count",
+        "_ids",
+        "_layout",
+        "_rows",
+        "_shared",
+        "_size",
+        "_start",
+        "_ticks",
+        "encoded",
+        "encoded_values",
+    )
 
     def __init__(self, columns: pa.RecordBatch, layout: Layout | None = None) -> None:
-        self.columns: Final = columns
+        self._columns: pa.RecordBatch | None = columns
+        self._count: int = columns.num_rows
+        self._begin(layout)
+
+    def _begin(self, layout: Layout | None) -> None:
         # The bytes this batch was decoded from (then the columns are views of them) or has been encoded to.
         self.encoded: tuple[bytes | memoryview, ...] | None = None
+        self.encoded_values: bytes | None = None  # of a view: the same by `postroad.wire.deliveries`
         self._layout = layout
+        self._shared: RowColumns | None = None  # of a view: what it is a view of, from the row `_start` on
+        self._start = 0
         # Asked for by the log, the cache, the tracks and others; each time would be several objects.
         self._rows: RowColumns | None = None
         self._ids: Ids | None = None
@@ -91,14 +135,56 @@ class Batch:
         layout = layout_of(tuple(names), tuple(kinds))
         return assemble(columns, layout, limits)
 
-    def __len__(self) -> int:
-        return self.columns.num_rows
+    @classmethod
+    def of_values(
+        cls,
+        ticks: list[Tick],
+        ids: list[bytes],
+        payloads: list[bytes],
+        attributes: Mapping[str, list[AttributeValue | None]],
+        size: int,
+    ) -> Batch:
+        """Make a batch of values that were checked, at least one row, which takes `size` bytes. None is a missing attribute."""
+        self = cls.__new__(cls)
+        self._columns = None
+        self._count = len(ticks)
+        self._begin(None)
+        self._rows = RowColumns.of_values(ticks, ids, payloads, attributes)
+        self._size = size
+        return self
+
+    @property
+    def columns(self) -> pa.RecordBatch:
+        if self._columns is None:
+            self._columns = self._make_columns()
+        return self._columns
+
+    def _make_columns(self) -> pa.RecordBatch:
+        if self._shared is not None:
+            return self._shared.columns.slice(self._start, self._count)
+        rows = self.rows()
+        attributes = rows.all_attributes()
+        kinds: dict[str, Kind] = {}
+        for name, values in attributes.items():
+            kind = only_kind(values)
+            assert kind is not None, "values are checked before they make a batch"
+            kinds[name] = kind
+        ticks = np.array(rows.ticks(), np.uint64)
+        columns = [tick_column(ticks, self._count), id_array_of(id_bytes(rows.ids())), payload_array(rows.payloads())]
+        columns += [kind_column(values, kinds[name], name, complete=None not in values) for name, values in attributes.items()]
+        self._layout = layout_of(tuple(kinds), tuple(kinds.values()))
+        return pa.RecordBatch.from_arrays(columns, schema=self._layout.schema)
 
     @property
     def layout(self) -> Layout:
         if self._layout is None:
-            self._layout = layout_of_schema(self.columns.schema)
+            schema = self.columns.schema
+            if self._layout is None:  # columns that were just made may have brought it
+                self._layout = layout_of_schema(schema)
         return self._layout
+
+    def __len__(self) -> int:
+        return self._count
 
     @property
     def size(self) -> int:
@@ -117,6 +203,13 @@ class Batch:
             self._ticks = self.columns.column(TICK).to_numpy()
         return self._ticks
 
+    @property
+    def last_tick(self) -> int:
+        """The tick of the last row."""
+        if self._columns is None and self._rows is not None:
+            return self._rows.ticks()[-1]
+        return int(self.ticks()[-1])
+
     def ids(self) -> Ids:
         """Return the ids as 16-byte items without a copy; `.view(">u8").reshape(-1, 2)` gives them as numbers."""
         if self._ids is None:
@@ -129,24 +222,61 @@ class Batch:
     def message(self, row: int) -> Message:
         if not 0 <= row < len(self):
             raise IndexError(row)
-        return Message(self._row_columns(), row)
+        return Message(self.rows(), row)
 
     def __iter__(self) -> Iterator[Message]:
-        rows = self._row_columns()
+        rows = self.rows()
         return (Message(rows, row) for row in range(len(self)))
 
-    def _row_columns(self) -> RowColumns:
+    def values(self) -> Values:
+        """Return the rows as lists of values. Views that were made together share the conversion; nobody else remembers it."""
+        rows = self._shared or self._rows or RowColumns(self.columns)
+        start, stop = self._start, self._start + self._count
+        attributes = {name: values[start:stop] for name, values in rows.all_attributes().items()}
+        return Values(rows.ticks()[start:stop], rows.ids()[start:stop], rows.payloads()[start:stop], attributes)
+
+    def rows(self) -> RowColumns:
+        """Return the columns as lists that messages share, each made when first asked for, and remember them."""
         if self._rows is None:
             self._rows = RowColumns(self.columns)
         return self._rows
 
+    def remember(self, ids: list[bytes], payloads: list[bytes], attributes: Mapping[str, list[AttributeValue | None]]) -> None:
+        """Keep the values that the columns were made of, for those who want values soon, until `forget`."""
+        self._rows = RowColumns.of_values(None, ids, payloads, attributes, self.columns)
+
+    def forget(self) -> None:
+        """Keep the columns alone, if there are any: the values of a batch take several times the memory."""
+        if self._columns is not None:
+            self._rows = None
+
     def slice(self, start: int, stop: int) -> Batch:
         """Return the rows [start, stop) without copying them."""
-        columns = self.columns
-        if start <= 0 and stop >= columns.num_rows:
+        if start <= 0 and stop >= self._count:
             return self
         start = max(start, 0)
-        return Batch(columns.slice(start, max(stop - start, 0)), self._layout)
+        return Batch(self.columns.slice(start, max(stop - start, 0)), self._layout)
+
+    def views(self, parts: Iterable[tuple[int, int]]) -> list[Batch]:
+        """Return the rows of each part [start, stop), which must be there: slices whose columns are made when asked for.
+
+        They keep everything that was made of the batch for any of them, so they are not for keeping.
+        """
+        shared = self._rows or RowColumns(self.columns)
+        return [self._view(shared, start, stop, self._layout) for start, stop in parts]
+
+    @classmethod
+    def _view(cls, shared: RowColumns, start: int, stop: int, layout: Layout | None) -> Batch:
+        self = cls.__new__(cls)
+        self._columns = None
+        self._count = stop - start
+        self._begin(layout)
+        self._shared, self._start = shared, start
+        return self
+
+    @property
+    def is_view(self) -> bool:
+        return self._shared is not None
 
     def within(self, lo: int, hi: int) -> Batch:
         """Return the rows of the tick range (lo, hi]; ticks must ascend."""

@@ -135,6 +135,8 @@ class Broker:
                     if self._parts.notes is not None and segment.rows is not None:
                         self._parts.notes.published(pubend, segment.rows)
                     self._learned(pubend, segment, now)
+                    if segment.rows is not None:
+                        segment.rows.forget()
             case AppendFailed(pubend, token, error):
                 self._publishing.append_failed(pubend, token, error)
             case Stored(token):

@@ -36,13 +36,20 @@ class RowColumns:
         self._attributes: dict[str, list[AttributeValue | None]] = {}
 
     @classmethod
-    def of_one(cls, message_id: bytes, attributes: Mapping[str, AttributeValue], payload: bytes, tick: Tick) -> RowColumns:
-        """Make the columns of a single message that never stood in a batch."""
+    def of_values(
+        cls,
+        ticks: list[Tick] | None,
+        ids: list[bytes],
+        payloads: list[bytes],
+        attributes: Mapping[str, list[AttributeValue | None]],
+        columns: pa.RecordBatch | None = None,
+    ) -> RowColumns:
+        """Make them of values that are known. Without `columns` they stand in no batch."""
         self = cls.__new__(cls)
-        self._columns = None
+        self._columns = columns
         self.names = tuple(sorted(attributes))
-        self._ids, self._payloads, self._ticks = [message_id], [payload], [tick]
-        self._attributes = {name: [attributes[name]] for name in self.names}
+        self._ids, self._payloads, self._ticks = ids, payloads, ticks
+        self._attributes = {name: attributes[name] for name in self.names}
         return self
 
     def ids(self) -> list[bytes]:
@@ -74,9 +81,13 @@ class RowColumns:
             self._attributes = {name: self.attribute(name) or [] for name in self.names}
         return self._attributes
 
-    def _column(self, index: int) -> pa.Array[Any]:
+    @property
+    def columns(self) -> pa.RecordBatch:
         assert self._columns is not None
-        return self._columns.column(index)
+        return self._columns
+
+    def _column(self, index: int) -> pa.Array[Any]:
+        return self.columns.column(index)
 
 
 class Message:
@@ -94,7 +105,8 @@ class Message:
         cls, message_id: MessageId, attributes: Mapping[str, AttributeValue], payload: bytes = b"", tick: Tick = UNDECIDED
     ) -> Message:
         """Make a message from its values (they are not checked against limits; publishing does that)."""
-        return cls(RowColumns.of_one(bytes(message_id), attributes, payload, tick), 0)
+        values: dict[str, list[AttributeValue | None]] = {name: [value] for name, value in attributes.items()}
+        return cls(RowColumns.of_values([tick], [bytes(message_id)], [payload], values), 0)
 
     @property
     def id(self) -> MessageId:

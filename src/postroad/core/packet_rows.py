@@ -1,9 +1,12 @@
-"""Messages as rows: how single publishes travel before a pubend makes a batch of them.
+"""Messages as values: how single publishes travel before a pubend makes a batch of them, and how few rows leave again.
 
 A packet that carries rows has two fields, `rows: Rows` and `binary: Binary = field(default_factory=dict)`. A row is `[id,
 attributes, payload]`; the attributes whose values are bytes stand apart, by the row's number, because msgspec cannot tell text
 from bytes in one union and decoding to anything at all would let 16 MiB of empty lists become a gigabyte of objects. Binary
 attributes are rare, so rows usually go from the frame to `build_batches` as they are.
+
+On the way to a subscriber the values stand in lists (`FewRows`), as messages look them up: one list for each attribute, with nil
+where a row lacks it, and again the binary ones apart.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Final, TypeAlias, cast
 
+import msgspec
 from msgspec import Meta
 
 from postroad.core.layout import DEFAULT_LIMITS, INT_MAX, INT_MIN
@@ -41,6 +45,27 @@ Binary: TypeAlias = Annotated[
     dict[_RowNumber, Annotated[dict[_AttributeName, _Bytes], Meta(max_length=DEFAULT_LIMITS.attributes)]],
     Meta(max_length=ROWS_MAX),
 ]
+
+FEW_ROWS_MAX: Final = 64
+"""Rows of one packet that has them in lists."""
+
+_FEW: Final = Meta(min_length=1, max_length=FEW_ROWS_MAX)
+_Tick: TypeAlias = Annotated[int, Meta(ge=0)]  # MessagePack itself ends at 64 bits
+
+
+class FewRows(msgspec.Struct, frozen=True, array_like=True):
+    """Rows in lists of equal length. An attribute's values are of one type, and not all nil; no name is in both."""
+
+    ticks: Annotated[list[_Tick], _FEW]
+    ids: Annotated[list[IdBytes], _FEW]
+    payloads: Annotated[list[_Payload], _FEW]
+    attributes: Annotated[
+        dict[_AttributeName, Annotated[list[bool | _Integer | float | _String | None], _FEW]],
+        Meta(max_length=DEFAULT_LIMITS.attributes),
+    ]
+    binary: Annotated[dict[_AttributeName, Annotated[list[_Bytes | None], _FEW]], Meta(max_length=DEFAULT_LIMITS.attributes)] = (
+        msgspec.field(default_factory=dict)
+    )
 
 
 def split_rows(

@@ -15,7 +15,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from postroad.core.packet_rows import Binary, Rows
+from postroad.core.packet_rows import Binary, FewRows, Rows
 from postroad.core.tracking.questions import Answer, Question, Reason, Status
 
 U32 = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
@@ -145,6 +145,12 @@ class Deliver(Packet, frozen=True, array_like=True):
     pubend: U64
     lo: U64
     hi: U64
+
+
+class DeliverRows(Deliver, frozen=True, array_like=True):
+    """As `Deliver`, of few rows, which stand here as values; to clients whose `Hello` has the feature `rows`."""
+
+    rows: FewRows
 
 
 class Advance(Packet, frozen=True, array_like=True):

@@ -44,7 +44,7 @@ class _Columns(NamedTuple):
 
     names: tuple[str, ...]
     kinds: tuple[Kind, ...]
-    values: Sequence[Sequence[AttributeValue | None]]
+    values: list[list[AttributeValue | None]]
     complete: bool
 
 
@@ -60,10 +60,13 @@ def build_batches(
     rows: Sequence[tuple[bytes, Mapping[str, AttributeValue], bytes]],
     ticks: np.ndarray[Any, Any] | None = None,
     limits: BatchLimits = DEFAULT_LIMITS,
+    *,
+    remember: bool = False,
 ) -> list[Batch]:
     """Build batches that hold the rows in order; one batch unless types clash or limits force a cut.
 
-    Without `ticks` the tick column is 0 and `Batch.with_ticks` sets it later. Values are checked as publishers' values are:
+    Without `ticks` the tick column is 0 and `Batch.with_ticks` sets it later. With `remember` a batch keeps its values, as far as
+    that costs nothing, until `Batch.forget`. Values are checked as publishers' values are:
     the first fault raises `InvalidValueError` or `BatchLimitError` and nothing is built.
     """
     if not rows:
@@ -73,9 +76,12 @@ def build_batches(
     if len(rows) <= limits.rows:
         columns = _same_names(attributes, limits) or _same_kinds(attributes, limits)
         if columns is not None:
-            return _assemble(ids, payloads, tick_values, columns, limits)
+            batches = _assemble(ids, payloads, tick_values, columns, limits)
+            if remember and len(batches) == 1:
+                batches[0].remember(list(ids), list(payloads), dict(zip(columns.names, columns.values, strict=True)))
+            return batches
     plain = [check_message(each, payload, limits) for each, payload in zip(attributes, payloads, strict=True)]
-    batches: list[Batch] = []
+    batches = []
     for start, stop, union in _cut(plain, limits):
         names = tuple(sorted(union))
         kinds = tuple(union[name] for name in names)

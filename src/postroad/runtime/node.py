@@ -53,6 +53,7 @@ from postroad.storage.tracks.catalog import TrackOptions
 from postroad.transport.outbox import OutboxLimits
 from postroad.transport.writes import Writes
 from postroad.version import VERSION
+from postroad.wire.deliveries import ROWS
 from postroad.wire.packets.session import (
     PROTOCOL_VERSION,
     PROTOCOL_VERSION_OLDEST,
@@ -411,12 +412,14 @@ class Node:
         if hello.role is Role.BROKER:
             peer.cost = hello.cost or 1
         self._identified(peer, hello.role, hello.peer_id, hello.incarnation, hello.name, hello.frame_bytes_max)
+        peer.channel.takes_values = ROWS in hello.features
         return Welcome(
             version,
             self.config.id,
             peer.broker,
             self.config.title,
             SOFTWARE,
+            features=(ROWS,),
             frame_bytes_max=self.config.limits.frame_bytes_max,
             incarnation=self._disk.state.incarnation,
         )

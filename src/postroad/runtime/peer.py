@@ -31,10 +31,9 @@ from postroad.runtime.services import Exchanges, Service
 from postroad.transport.channel import Channel
 from postroad.transport.outbox import OutboxLimits
 from postroad.transport.writes import Writes
-from postroad.wire.batches import BatchDecoder
 from postroad.wire.codec import decode
+from postroad.wire.deliveries import RowsDecoder
 from postroad.wire.framing import Frame
-from postroad.wire.packets.overlay import ASCENDING
 from postroad.wire.packets.session import Goodbye, Hello, Role, Welcome
 from postroad.wire.packets.telesto import Error, Ping, Pong
 from postroad.wire.registry import REGISTRY, Direction
@@ -106,7 +105,7 @@ class Peer:
         self.publishes = False
         self._host: Final = host
         self._hello: Final = hello
-        self._batches = BatchDecoder()
+        self._rows = RowsDecoder()
         self._allowed = _methods(None)
         self._handshake: asyncio.TimerHandle | None = None
         self._loop: Final = loop
@@ -135,7 +134,7 @@ class Peer:
         """Let the peer do what its role allows."""
         self.role, self.broker, self.incarnation, self.name = role, broker, incarnation, name
         self._allowed = _methods(role)
-        self._batches = BatchDecoder(BatchLimits(bytes=frame_bytes_max - (64 << 10)))
+        self._rows = RowsDecoder(BatchLimits(bytes=frame_bytes_max - (64 << 10)))
         self.channel.outbox.ordered = role is Role.CLIENT
         self.channel.outbox.limits = limits
         self.channel.identified(frame_bytes_max)
@@ -193,7 +192,7 @@ class Peer:
             self._not_allowed(frame[0])
         packet, packet_id, body = decode(frame)
         if isinstance(packet, Packet):
-            batch = None if not body else self._batches.decode(body, ascending=type(packet) in ASCENDING)
+            batch = self._rows.rows_of(packet, body, len(frame[2]))
             self.publishes = self.publishes or isinstance(packet, Publish | PublishColumns)
             self._host.packet(self, packet, batch, packet_id, len(frame[2]))
         else:

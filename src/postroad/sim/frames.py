@@ -8,11 +8,9 @@ from typing import NamedTuple
 import msgspec
 
 from postroad.core.batch import Batch
-from postroad.wire.batches import BatchDecoder, encode_batch
-from postroad.wire.codec import decode, encode
+from postroad.wire.codec import decode
+from postroad.wire.deliveries import RowsDecoder, encode_with_rows
 from postroad.wire.framing import FrameDecoder
-from postroad.wire.packets.overlay import ASCENDING
-from postroad.wire.registry import REGISTRY
 
 
 class Received(NamedTuple):
@@ -25,23 +23,19 @@ class Received(NamedTuple):
 
 def to_bytes(packet: msgspec.Struct, packet_id: int = 0, batch: Batch | None = None) -> bytes:
     """Return the frame of a packet."""
-    body = None
-    if REGISTRY.by_type[type(packet)].carries_body:
-        body = () if batch is None else encode_batch(batch)
-    return b"".join(encode(packet, packet_id, body))
+    return b"".join(encode_with_rows(packet, packet_id, batch, few=True))
 
 
 class Reader:
     """Cuts what one connection receives into packets."""
 
-    __slots__ = ("_batches", "_frames")
+    __slots__ = ("_frames", "_rows")
 
     def __init__(self) -> None:
         self._frames = FrameDecoder()
-        self._batches = BatchDecoder()
+        self._rows = RowsDecoder()
 
     def feed(self, data: bytes) -> Iterator[Received]:
         for frame in self._frames.feed(data):
             packet, packet_id, body = decode(frame)
-            batch = self._batches.decode(body, ascending=type(packet) in ASCENDING) if body is not None and len(body) else None
-            yield Received(packet, packet_id, batch)
+            yield Received(packet, packet_id, self._rows.rows_of(packet, body, len(frame[2])))

@@ -16,10 +16,8 @@ from postroad.core.batch import Batch
 from postroad.errors import MalformedFrameError, PostroadError, WireError
 from postroad.transport.outbox import Buffer, Outbox, OutboxLimits
 from postroad.transport.writes import Writes
-from postroad.wire.batches import encode_batch
-from postroad.wire.codec import encode
+from postroad.wire.deliveries import encode_with_rows
 from postroad.wire.framing import FRAME_BYTES_MAX, FRAME_BYTES_MAX_UNIDENTIFIED, Frame, FrameDecoder
-from postroad.wire.packets.overlay import CARRIES_ROWS
 from postroad.wire.packets.session import Goodbye
 from postroad.wire.packets.telesto import Error, Ping, Pong
 
@@ -59,6 +57,7 @@ class Channel(asyncio.Protocol):
     ) -> None:
         self.outbox: Final = Outbox(limits, ordered=ordered)
         self.frame_bytes_max = FRAME_BYTES_MAX  # of what we send
+        self.takes_values = False  # the peer has the feature `rows`
         self.received_at = loop.time()
         self.received_bytes = 0
         self.sent_bytes = 0
@@ -77,8 +76,8 @@ class Channel(asyncio.Protocol):
 
     def send(self, packet: msgspec.Struct, packet_id: int = 0, batch: Batch | None = None, *, control: bool = True) -> bool:
         """Send a packet; False when it was dropped."""
-        body: Sequence[Buffer] | None = None if type(packet) not in CARRIES_ROWS else () if batch is None else encode_batch(batch)
-        return self.send_frame(encode(packet, packet_id, body, max_bytes=self.frame_bytes_max), control=control)
+        frame = encode_with_rows(packet, packet_id, batch, few=self.takes_values, max_bytes=self.frame_bytes_max)
+        return self.send_frame(frame, control=control)
 
     def send_frame(self, frame: list[Buffer], *, control: bool) -> bool:
         if self.closed or self._closing:

@@ -95,7 +95,7 @@ class SubscriptionState:
             return None
         fresh = batch if lo == state.position else batch.within(state.position, hi)
         if len(fresh):
-            state.last_row = int(fresh.ticks()[-1])
+            state.last_row = fresh.last_tick
             self.holes = 0
         self.advance(pubend, hi)
         return fresh

@@ -243,7 +243,8 @@ def _build(taken: list[_Waiting], first_tick: int) -> tuple[Batch, ...]:
     """Join rows that stand next to each other into columns, and give every row its tick."""
     if all(entry.columns is None for entry in taken):  # then the ticks are known before the columns are built
         rows = [row for entry in taken for row in entry.rows]
-        return tuple(build_batches(rows, np.arange(first_tick, first_tick + len(rows), dtype=np.uint64)))
+        ticks = np.arange(first_tick, first_tick + len(rows), dtype=np.uint64)
+        return tuple(build_batches(rows, ticks, remember=True))  # for the subscribers, who come next
     pieces: list[Batch] = []
     rows = []
     for entry in taken:
