@@ -20,7 +20,7 @@ from postroad.core.orders import BrokerState, PubendState, Track, Tracked
 from postroad.core.packets import pubend_id
 from postroad.core.tracking.answers import Covered, Hole, HoleKind, Searched
 from postroad.core.tracking.elements import HistoryKey, Horizon, Kind, Links, Lost, Span
-from postroad.core.tracking.events import Delivered, DeliveredRows, Deliveries, Forwarded, Published, Routed, TrackEvent
+from postroad.core.tracking.events import Delivered, Deliveries, Forwarded, Published, Routed, TrackEvent
 from postroad.core.tracking.questions import CoverageQuestion, TracksQuestion
 from postroad.core.tracking.search import Hits
 from postroad.core.tracking.settings import TrackingSettings
@@ -136,7 +136,6 @@ def test_everything_that_is_said_arrives_as_it_was() -> None:
         Routed(PUBEND, 7, some),
         Forwarded(PUBEND, 9, some),
         Delivered("näme", PUBEND, some),
-        DeliveredRows.of(["a", "b", "c"], PUBEND, some, [np.array([0]), *[np.array([1, 2])] * 2]),
         Deliveries(("a", "b"), PUBEND, some, np.array([0, 2], np.uint32), np.array([1, 0], np.uint32)),
         Span("s", 1, PUBEND, "n > 1", 0, FOREVER, 5, 6),
         Lost("s", PUBEND, 1, 2, 3),

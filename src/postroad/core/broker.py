@@ -53,7 +53,8 @@ from postroad.core.tracking.settings import Strategy, TrackingSettings
 from postroad.core.writing import WRITER_KEY, Writing
 from postroad.errors import PostroadError, WrongRoleError
 
-FAST_S: Final = 0.05  # how often gaps and catch-ups are looked at while there are any
+FAST_S: Final = 0.05  # how often gaps and catch-ups are looked at while there are any, and notes are ordered to be tracked
+NOTES_BYTES_MAX: Final = 256 << 10  # that are gathered meanwhile
 MEMBERSHIP_S: Final = 1.0  # after which a new attachment is on disk
 READS_MAX: Final = 1024
 ReadDone = Callable[[LogRead, float], None]
@@ -70,6 +71,7 @@ class Broker:
         self._fast_at = now
         self._track_at = now + config.tracking.persistence_ms / 1000
         self._links_changed = True  # since the tracker was told
+        self._notes_due = False
         self._flush_tracks = False
         self._farewell = False
         metadata = dict(state.metadata)
@@ -179,6 +181,7 @@ class Broker:
     def wake(self, *, now: float) -> None:
         if now >= self._fast_at:
             self._fast_at = now + FAST_S
+            self.order_notes()
             for pubend in self._parts.streams:
                 self._parts.edge.curious(pubend, now)
                 self._subscribing.catch_up(pubend, now)
@@ -200,6 +203,10 @@ class Broker:
 
     def deadline(self) -> float | None:
         return min(self._slow_at, self._fast_at)  # the fast one is never later than the tracker's
+
+    def order_notes(self) -> None:
+        """Let the next outputs order all that was noted to be tracked; by itself that happens within `FAST_S`."""
+        self._notes_due = True
 
     def farewell(self) -> None:
         """Let the next outputs end the tracks of this incarnation; nothing may happen after them."""
@@ -428,7 +435,7 @@ class Broker:
     # --- tracking ---
 
     def _track(self, notes: Notes) -> None:
-        """Order what was noted to be tracked; at a flush, after it, how far everything is."""
+        """Order what was noted to be tracked, now and then and before a search; at a flush, after it, how far everything is."""
         if self._links_changed:
             self._links_changed = False
             notes.links(self._parts.brokers.values())
@@ -439,6 +446,9 @@ class Broker:
         if flush:
             horizons = {pubend_id: pubend.horizon for pubend_id, pubend in self._parts.pubends.items()}
             notes.farewell(horizons) if farewell else notes.flush(horizons)
+        if not (flush or self._notes_due or notes.size > NOTES_BYTES_MAX or self._tracing.searching):
+            return
+        self._notes_due = False
         events, entries, size = notes.take()
         if events or flush:
             self._orders.append(Track(self._parts.wall_ms, events, entries, size, flush, farewell))

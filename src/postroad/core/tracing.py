@@ -148,6 +148,11 @@ class Tracing:
 
     # --- answers ---
 
+    @property
+    def searching(self) -> bool:
+        """Whether there is something to be searched."""
+        return bool(self._wanted)
+
     def take_orders(self) -> list[SearchTracks]:
         """Return what is to be searched: after all that was noted has been ordered to be tracked."""
         wanted, self._wanted = self._wanted, []

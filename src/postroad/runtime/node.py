@@ -66,6 +66,7 @@ from postroad.wire.packets.session import (
 log = logging.getLogger("postroad.node")
 
 STOP_S_MAX: Final = 5.0
+TIMER_S: Final = 0.0005  # uvloop rounds to milliseconds: without it, timers came early, again and again until it was time
 TRACKS_NAME: Final = "tracks"  # a directory in the broker's own
 SOFTWARE: Final = f"postroad {VERSION}"
 
@@ -302,7 +303,7 @@ class Node:
             self._timer.cancel()
             self._timer = None
         if deadline is not None:
-            self._timer, self._timer_at = self._loop.call_at(deadline, self._wake), deadline
+            self._timer, self._timer_at = self._loop.call_at(deadline + TIMER_S, self._wake), deadline
 
     def _wake(self) -> None:
         self._timer = None

@@ -1,8 +1,7 @@
 """Tracking in a process of its own: the event loop says what happened, and shares no interpreter with those who write it down.
 
-Orders gather for a tenth of a second and leave as one, in columns: what a single one costs to encode, to carry and to take apart
-is paid ten times a second then, and not for every turn of the loop. What waits, here or there, is bounded: the other side says
-how much it has taken. A process that ends before its time ends the tracking, not the broker.
+What waits, here or there, is bounded: the other side says how much it has taken. A process that ends before its time ends the
+tracking, not the broker.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import asyncio
 import logging
 import socket
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from itertools import count
 from pathlib import Path
@@ -22,11 +21,10 @@ import msgspec
 from postroad.core.orders import BrokerState, PubendState, Track, Tracked
 from postroad.core.tracking.answers import Findings
 from postroad.core.tracking.elements import Horizon
-from postroad.core.tracking.events import joined
 from postroad.core.tracking.questions import CoverageQuestion, TracksQuestion
 from postroad.core.tracking.settings import TrackingSettings
 from postroad.errors import OverlayError, PostroadError, TooManyError
-from postroad.runtime.backlog import BACKLOG_BYTES_MAX, ORDER_BYTES, Backlog, order_bytes
+from postroad.runtime.backlog import BACKLOG_BYTES_MAX, Backlog
 from postroad.runtime.process import own_command, own_environment
 from postroad.runtime.tracker_wire import (
     Answer,
@@ -46,9 +44,6 @@ from postroad.runtime.tracks import FOREVER, Figures, IdLog
 from postroad.storage.tracks.catalog import TrackOptions
 
 log = logging.getLogger("postroad.tracking")
-
-GATHER_S: Final = 0.1
-GATHER_BYTES: Final = 1 << 20
 
 
 class TrackingProcess(asyncio.Protocol):
@@ -72,9 +67,6 @@ class TrackingProcess(asyncio.Protocol):
         self._finishing = False
         self._gone: Final[asyncio.Future[None]] = self._loop.create_future()
         self._decoder: Final = Decoder(FromTracker)
-        self._gathered: list[Track] = []
-        self._gathered_bytes = 0
-        self._timer: asyncio.TimerHandle | None = None
         self._numbers: Final = count(1)
         self._asked: dict[int, Future[Findings]] = {}
         self._reads: set[asyncio.Task[None]] = set()
@@ -125,12 +117,7 @@ class TrackingProcess(asyncio.Protocol):
         missed = self._backlog.pop_missed()
         if missed is not None:
             self._say(encode(missed))
-        self._gathered.append(order)
-        self._gathered_bytes += order.size
-        if order.flush or self._gathered_bytes > GATHER_BYTES:
-            self._send()
-        elif self._timer is None:
-            self._timer = self._loop.call_later(GATHER_S, self._send)
+        self._say(encode(order))
 
     def search(self, question: TracksQuestion | CoverageQuestion) -> Future[Findings]:
         future: Future[Findings] = Future()
@@ -156,7 +143,6 @@ class TrackingProcess(asyncio.Protocol):
         """Say that nothing more comes, and wait for the end of the process for a few seconds."""
         self._finishing = True
         if not self._gone.done():
-            self._send()
             self._transport.write_eof()
         ended, _ = await asyncio.wait([self._gone, *self._reads], timeout=END_S_MAX)
         if self._gone not in ended:
@@ -172,19 +158,8 @@ class TrackingProcess(asyncio.Protocol):
         self._transport.abort()
 
     def _say(self, frame: bytes) -> None:
-        """Say something after what was gathered."""
-        self._send()
         if not self._failed:
             self._transport.write(frame)
-
-    def _send(self) -> None:
-        """Say what was gathered, as one order."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        orders, self._gathered, self._gathered_bytes = self._gathered, [], 0
-        if orders and not self._failed:
-            self._transport.write(encode(_joined(orders)))
 
     # --- what the process says
 
@@ -248,11 +223,3 @@ class TrackingProcess(asyncio.Protocol):
         while self._asked:
             _, future = self._asked.popitem()
             future.set_exception(OverlayError("tracking has failed; see the broker's log"))
-
-
-def _joined(orders: Sequence[Track]) -> Track:
-    """Return one order for many, of which only the last may ask for a flush. It counts as many bytes as they did."""
-    last = orders[-1]
-    size = sum(map(order_bytes, orders)) - ORDER_BYTES
-    events = joined(event for order in orders for event in order.events)
-    return Track(last.wall_ms, events, sum(order.entries for order in orders), size, last.flush, last.farewell)

@@ -301,7 +301,10 @@ class BrokerNode:
             self.history.add(Sent(self.world.now, self.broker, self.disk.incarnation, subscriber, ids_of(batch)))
 
     def record_tracks(self) -> None:
-        """Write into the history what the tracks hold."""
+        """Write into the history what the tracks hold, with what the machine has noted."""
+        if self.machine is not None:
+            self.machine.order_notes()
+            self._act()
         tracks = self.tracks
         spans = tuple((incarnation, span) for (incarnation, _, _), span in tracks.files.spans.items())
         held = tuple(tracks.files.elements.values())

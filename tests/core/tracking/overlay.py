@@ -27,7 +27,7 @@ from postroad.core.orders import (
 )
 from postroad.core.packets import OpenPublisher, Packet, Publish, PublisherOpened, Subscribe, Subscribed, Unsubscribe, pubend_id
 from postroad.core.parts import BrokerConfig
-from postroad.core.tracking.events import DeliveredRows, TrackEvent, in_columns
+from postroad.core.tracking.events import Deliveries, TrackEvent
 from postroad.core.tracking.settings import TrackingSettings
 from postroad.types import MessageId
 
@@ -145,6 +145,9 @@ class FakeOverlay:
         return [order.message for order in sends if isinstance(order.message, kind)]
 
     def tracks(self, broker: int) -> list[Track]:
+        """Return what was ordered to be tracked, with all that was noted so far."""
+        self.machines[broker].order_notes()
+        self.settle()
         return [order for order in self.orders[broker] if isinstance(order, Track)]
 
     def events(self, broker: int, kind: type) -> list:  # type: ignore[type-arg]  # of that kind
@@ -152,10 +155,10 @@ class FakeOverlay:
 
 
 def each_of(order: Track) -> Iterator[TrackEvent]:
-    """Yield the events of an order, the deliveries of a batch one by one."""
+    """Yield the events of an order, deliveries by subscriber."""
     for event in order.events:
-        if isinstance(event, DeliveredRows):
-            yield from (delivered for sent in in_columns([event]) for delivered in sent.apart())
+        if isinstance(event, Deliveries):
+            yield from event.apart()
         else:
             yield event
 

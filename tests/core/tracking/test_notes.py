@@ -10,13 +10,14 @@ import pytest
 from tests.core.tracking.overlay import T_P_S, TRACKING, FakeOverlay, each_of, id_list, ids_of
 
 from postroad.core.batch import Batch
-from postroad.core.broker import MEMBERSHIP_S
-from postroad.core.orders import Append, Appended, LinkLost, Send, Track, Tracked
-from postroad.core.packets import Deliver, Flow, Gap, Publish, pubend_id
+from postroad.core.broker import FAST_S, MEMBERSHIP_S, NOTES_BYTES_MAX
+from postroad.core.orders import Append, Appended, LinkLost, SearchTracks, Send, Track, Tracked
+from postroad.core.packets import AskTracks, Deliver, Flow, Gap, Publish, pubend_id
 from postroad.core.parts import BrokerConfig
 from postroad.core.tracking.elements import Horizon, Links, Lost, Span
-from postroad.core.tracking.events import Delivered, DeliveredRows, Forwarded, Published, Routed
+from postroad.core.tracking.events import Delivered, Deliveries, Forwarded, Published, Routed
 from postroad.core.tracking.notes import EVENT_BYTES, QUIET_MS, SPANS_MAX, Notes, subscriber_name
+from postroad.core.tracking.questions import TracksQuestion
 from postroad.core.tracking.settings import OFF
 
 P1, P2 = pubend_id(1), pubend_id(2)
@@ -37,17 +38,44 @@ def test_a_message_is_published_when_it_is_durable() -> None:
     """The event follows the fact that reports the append, not the order."""
     overlay = FakeOverlay(1)
     overlay.publish(1)  # which opens the publisher
+    overlay.tracks(1)
     machine = overlay.machines[1]
+    machine.order_notes()
     message_id = overlay._publishers[1].to_bytes(4) + (1).to_bytes(4) + (overlay.wall_ms << 16 | 999).to_bytes(8)
     machine.receive(Publish(overlay._publishers[1], [(message_id, {}, b"")]), link=101, now=overlay.now)
     orders = machine.outputs()
     (append,) = [order for order in orders if isinstance(order, Append)]
     assert not any(isinstance(order, Track) for order in orders)
     machine.fact(Appended(append.pubend, append.token), now=overlay.now)
+    assert not any(isinstance(order, Track) for order in machine.outputs()), "it is gathered for a moment"
+    machine.wake(now=overlay.now + FAST_S)
     (track,) = [order for order in machine.outputs() if isinstance(order, Track)]
     (event,) = track.events
     assert isinstance(event, Published)
     assert (event.pubend, id_list(event.ids), track.entries) == (P1, [message_id], 1)
+
+
+def test_notes_are_ordered_at_once_when_they_are_many() -> None:
+    """What waits in a machine is bounded."""
+    overlay = FakeOverlay(1)
+    overlay.publish(1)
+    before = len(overlay.tracks(1))
+    for _ in range(NOTES_BYTES_MAX // (1000 * 16) + 1):
+        overlay.publish(1, 1000)
+    ordered = [order for order in overlay.orders[1] if isinstance(order, Track)][before:]
+    assert len(ordered) == 1
+    assert NOTES_BYTES_MAX < ordered[0].size < 1.1 * NOTES_BYTES_MAX
+
+
+def test_what_was_noted_is_ordered_before_a_search() -> None:
+    """An answer knows all that happened before the question."""
+    overlay = FakeOverlay(1)
+    (message_id,) = overlay.publish(1)
+    overlay.send(1, AskTracks(1, TracksQuestion(message_id)))
+    *_, track, search = [order for order in overlay.orders[1] if isinstance(order, Track | SearchTracks)]
+    assert isinstance(search, SearchTracks)
+    assert isinstance(track, Track)
+    assert ids_of([event for event in track.events if isinstance(event, Published)]) == [message_id]
 
 
 def test_what_comes_from_a_neighbour_is_routed_once_with_its_name() -> None:
@@ -77,7 +105,7 @@ def test_a_piece_of_the_past_is_routed_by_everyone_on_its_way() -> None:
 
 
 def test_a_delivery_is_noted_with_the_rows_that_were_sent() -> None:
-    """Each subscription has its own, and one object tells of all of a batch."""
+    """Each subscription has its own, and one event tells of all of them."""
     overlay = FakeOverlay(1)
     for handle, text in ((1, "symbol = 'A'"), (2, ""), (3, ""), (4, "symbol = 'none'")):
         overlay.subscribe(1, handle, text, name=None if handle != 2 else "audit")
@@ -86,8 +114,8 @@ def test_a_delivery_is_noted_with_the_rows_that_were_sent() -> None:
     for event in overlay.events(1, Delivered):
         found.setdefault(event.subscriber, []).extend(id_list(event.ids))
     assert found == {"~1.1.1@app1": a, "audit": a + b, "~1.1.3@app1": a + b}
-    notes = [event for order in overlay.tracks(1) for event in order.events if isinstance(event, DeliveredRows)]
-    assert [len(event.subscribers) for event in notes] == [3, 2]
+    (event,) = [event for order in overlay.tracks(1) for event in order.events if isinstance(event, Deliveries)]
+    assert (len(event.subscribers), len(event.rows)) == (3, 10)
     assert sum(order.entries for order in overlay.tracks(1)) == 4 + 6 + 4
 
 
@@ -96,7 +124,7 @@ def test_the_ids_of_a_note_are_copies() -> None:
     overlay = FakeOverlay(1, 2)
     overlay.subscribe(2, 1)
     overlay.publish(1, 2)
-    for broker, kind in ((1, Published), (2, Routed), (2, DeliveredRows)):
+    for broker, kind in ((1, Published), (2, Routed), (2, Deliveries)):
         (event,) = [event for order in overlay.tracks(broker) for event in order.events if isinstance(event, kind)]
         assert event.ids.base is None
 
@@ -274,9 +302,9 @@ def test_what_waits_is_weighed_with_all_that_it_costs() -> None:
     events, entries, size = notes.take()
     assert (len(events), entries) == (1, 500)
     (event,) = events
-    assert isinstance(event, DeliveredRows)
-    assert size > 100 * 16 + 500 * 4 + sys.getsizeof(event.subscribers) + sys.getsizeof(event.counts)
-    assert event.rows.base is None  # no selection is kept alive
+    assert isinstance(event, Deliveries)
+    assert size > event.ids.nbytes + event.rows.nbytes + event.whose.nbytes + sys.getsizeof(event.subscribers)
+    assert event.rows.base is event.whose.base is None  # no selection is kept alive
     notes.attached("s", P1, "", 0, lambda: 0)
     assert notes.take()[1:] == (0, EVENT_BYTES)
 
@@ -286,7 +314,7 @@ def test_more_neighbours_than_bits_leave_the_sets_out() -> None:
     notes = Notes(routing_sets=True)
     notes.links(range(2, 70))
     notes.routed(P1, 2, Batch.from_columns([bytes(16)], [b""], {}), {})
-    (_, routed), _, _ = notes.take()
+    (routed, _), _, _ = notes.take()
     assert isinstance(routed, Routed)
     assert (routed.masks, routed.neighbours) == (None, ())
 

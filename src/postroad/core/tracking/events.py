@@ -1,9 +1,11 @@
-"""What a broker machine tells its tracker. Cheap to make: 16 bytes per id are copied, nothing is hashed.
+"""What a broker machine tells its tracker: 16 bytes per id are copied, nothing is hashed.
 
 A driver carries a `Track` order's events to the tracker in order: to another process or thread, or by a call in the simulator.
+A machine gathers what it notes for a moment and orders it as few events, in columns (`joined`): what an event costs to make, to
+carry and to take apart is paid some times a second then, and not for every batch.
 
-The arrays of ids are copies, so that an event that waits keeps no frame in memory. Several events of a turn may share one: nobody
-writes to them. Made for every delivery, hence structs without cyclic garbage collection; tagged, so that they can be encoded.
+The arrays of ids are copies, so that an event that waits keeps no frame in memory. Several events may share one: nobody writes to
+them. Structs without cyclic garbage collection; tagged, so that they can be encoded.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, count
-from typing import Final, Self, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -21,7 +23,6 @@ from postroad.core.streams.selection import Rows
 from postroad.core.tracking.elements import Horizon, Links, Lost, Masks, Span
 
 RowNumbers: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint32]]
-_NO_ROWS: Final[RowNumbers] = np.empty(0, np.uint32)
 
 
 class _Event(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
@@ -61,41 +62,8 @@ class Delivered(_Event, frozen=True, gc=False):
     ids: Ids
 
 
-class DeliveredRows(_Event, frozen=True, gc=False):
-    """Messages of one batch were sent to local subscribers, to each those of its selection.
-
-    What `Delivered` says for each of them, at the price of one object: the machine notes it for every batch it delivers. All
-    subscribers of a selection share it.
-    """
-
-    subscribers: tuple[str, ...]
-    pubend: int
-    ids: Ids  # of the whole batch
-    rows: RowNumbers  # of the selections, one after the other
-    counts: tuple[int, ...]  # rows of each selection
-    chosen: tuple[int, ...] = ()  # the selection of each subscriber; empty: they stand in the order of the subscribers
-
-    @classmethod
-    def of(cls, subscribers: Sequence[str], pubend: int, ids: Ids, selections: Sequence[Rows]) -> Self:
-        """Join selections; those that are the same object are kept once."""
-        distinct = {id(rows): rows for rows in selections}
-        chosen: tuple[int, ...] = ()
-        if len(distinct) < len(selections):
-            numbers = dict(zip(distinct, count(), strict=False))
-            chosen = tuple(numbers[id(rows)] for rows in selections)
-        joined = np.concatenate(list(distinct.values()) or [_NO_ROWS]).astype(np.uint32)  # quicker than to join with this type
-        return cls(tuple(subscribers), pubend, ids, joined, tuple(map(len, distinct.values())), chosen)
-
-    def by_subscriber(self) -> tuple[RowNumbers, tuple[int, ...]]:
-        """Return the rows of all subscribers, one after the other, and how many each has."""
-        if not self.chosen:
-            return self.rows, self.counts
-        parts = np.split(self.rows, np.cumsum(self.counts[:-1]))
-        return np.concatenate([parts[number] for number in self.chosen]), tuple(self.counts[number] for number in self.chosen)
-
-
 class Deliveries(_Event, frozen=True, gc=False):
-    """Messages of a pubend were sent to local subscribers, in this order: many `DeliveredRows` in columns."""
+    """Messages of a pubend were sent to local subscribers, in this order."""
 
     subscribers: tuple[str, ...]  # each once
     pubend: int
@@ -114,6 +82,18 @@ class Deliveries(_Event, frozen=True, gc=False):
             start = stop
 
 
+class DeliveredRows(NamedTuple):
+    """Messages of one batch were sent to local subscribers, to each those of its selection. For the notes of a machine only.
+
+    It keeps what the machine has in hand, as it is, since one is made for every batch: `joined` makes `Deliveries` of many.
+    """
+
+    subscribers: Sequence[str]
+    pubend: int
+    ids: Ids  # of the whole batch
+    selections: Sequence[Rows]
+
+
 def in_columns(batches: Iterable[DeliveredRows], join: Callable[[list[Ids]], Ids] = np.concatenate) -> Iterator[Deliveries]:
     """Join what was delivered, by pubend.
 
@@ -125,16 +105,17 @@ def in_columns(batches: Iterable[DeliveredRows], join: Callable[[list[Ids]], Ids
             by_pubend.setdefault(batch.pubend, []).append(batch)
     for pubend, those in by_pubend.items():
         numbers: defaultdict[str, int] = defaultdict(count().__next__)  # of subscribers, as they come
-        sent = [batch.by_subscriber() for batch in those]
-        sizes = np.fromiter(chain.from_iterable(counts for _, counts in sent), np.intp)
-        names = chain.from_iterable(batch.subscribers for batch in those)
-        whose = np.repeat(np.fromiter(map(numbers.__getitem__, names), np.uint32, len(sizes)), sizes)
+        names = list(chain.from_iterable(batch.subscribers for batch in those))
+        selections = list(chain.from_iterable(batch.selections for batch in those))
+        sizes = np.fromiter(map(len, selections), np.intp, len(names))
+        whose = np.repeat(np.fromiter(map(numbers.__getitem__, names), np.uint32, len(names)), sizes)
         starts = np.cumsum([0, *(len(batch.ids) for batch in those[:-1])])
-        rows = np.concatenate([rows for rows, _ in sent]) + np.repeat(starts, [len(rows) for rows, _ in sent]).astype(np.uint32)
+        shifts = np.repeat(np.repeat(starts, [len(batch.subscribers) for batch in those]), sizes)
+        rows = (np.concatenate(selections) + shifts).astype(np.uint32)
         yield Deliveries(tuple(numbers), pubend, join([batch.ids for batch in those]), rows, whose)
 
 
-def joined(events: Iterable[TrackEvent]) -> tuple[TrackEvent, ...]:
+def joined(events: Iterable[TrackEvent | DeliveredRows]) -> tuple[TrackEvent, ...]:
     """Return few events that say the same as many. What explains messages, spans above all, comes after the messages.
 
     Events that shared their ids, since they tell of the same batches, still do.
@@ -166,4 +147,4 @@ def joined(events: Iterable[TrackEvent]) -> tuple[TrackEvent, ...]:
     return (*those, *in_columns(batches, join), *others)
 
 
-TrackEvent: TypeAlias = Published | Routed | Forwarded | Delivered | DeliveredRows | Deliveries | Span | Lost | Links | Horizon
+TrackEvent: TypeAlias = Published | Routed | Forwarded | Delivered | Deliveries | Span | Lost | Links | Horizon

@@ -1,9 +1,9 @@
 """What a broker machine notes for its tracker: events, and the attachments that spans are made of.
 
-A note costs one small object and a copy of the ids. An *attachment* is one subscription in one pubend's stream, from the moment
-its client was told where it starts. At its end, and from time to time while it lasts, its span says how far everything that
-matches was sent. Spans are noted after the deliveries they speak of, and reach the tracker after them, so they never claim more
-than the histories hold.
+A note costs one small object and a copy of the ids; many of them become few events when they are taken. An *attachment* is one
+subscription in one pubend's stream, from the moment its client was told where it starts. At its end, and from time to time while
+it lasts, its span says how far everything that matches was sent. Spans are noted after the deliveries they speak of, and reach
+the tracker after them, so they never claim more than the histories hold.
 
 Bounded: a flush notes at most `SPANS_MAX` spans of those that last, in rotation; the others' last spans stay true, only older.
 Where nothing is published, spans and horizons are noted only every `QUIET_MS`, so that a broker at rest hardly writes.
@@ -22,11 +22,12 @@ from postroad.core.batch import Batch, Ids
 from postroad.core.orders import LinkId
 from postroad.core.streams.selection import Rows
 from postroad.core.tracking.elements import Horizon, Links, Lost, Masks, Span
-from postroad.core.tracking.events import Delivered, DeliveredRows, Forwarded, Published, Routed, TrackEvent
+from postroad.core.tracking.events import DeliveredRows, Forwarded, Published, Routed, TrackEvent, joined
 
 SPANS_MAX: Final = 4096
 QUIET_MS: Final = 60_000
 EVENT_BYTES: Final = 256  # what an event costs beside its ids
+ENTRY_BYTES: Final = 8  # a row of a delivery, and whose it is
 SELECTION_BYTES: Final = 16  # and a selection of rows beside its numbers
 NEIGHBOURS_MAX: Final = 64  # of a routing set
 
@@ -57,15 +58,15 @@ class Attachment:
 
 
 class Notes:
-    """The notes of one turn, and who is attached."""
+    """What was noted since it was taken last, and who is attached."""
 
     def __init__(self, *, per_neighbour: bool = False, routing_sets: bool = False) -> None:
         self.wall_ms = 0
         self.per_neighbour: Final = per_neighbour
         self.routing_sets: Final = routing_sets
-        self._events: list[TrackEvent] = []
+        self._events: list[TrackEvent | DeliveredRows] = []
         self._entries = 0  # ids that they add to histories
-        self._size = 0
+        self.size = 0  # of the ids and the rows, in bytes
         self._last: tuple[Batch | None, Ids] = (None, np.empty(0, np.dtype((np.void, 16))))
         self._busy: dict[int, None] = {}  # pubends of messages since the last flush
         self._horizons_ms = 0  # when horizons were noted last
@@ -76,9 +77,10 @@ class Notes:
 
     def take(self) -> tuple[tuple[TrackEvent, ...], int, int]:
         """Return what was noted, how many entries that is, and the bytes it takes."""
-        taken, entries, size = tuple(self._events), self._entries, self._size + EVENT_BYTES * len(self._events)
+        taken = joined(self._events)
+        entries, size = self._entries, self.size + EVENT_BYTES * len(taken)
         self._events.clear()
-        self._entries = self._size = 0
+        self._entries = self.size = 0
         if self._last[0] is not None:
             self._last = (None, self._last[1])
         return taken, entries, size
@@ -108,17 +110,15 @@ class Notes:
 
     def delivered(self, subscriber: str, pubend: int, batch: Batch) -> None:
         """Note that a batch was sent to a subscriber."""
-        self._events.append(Delivered(subscriber, pubend, self._ids_of(batch)))
-        self._busy[pubend] = None
-        self._entries += len(batch)
+        self.delivered_rows((subscriber,), pubend, batch, (np.arange(len(batch)),))
 
     def delivered_rows(self, subscribers: Sequence[str], pubend: int, batch: Batch, selections: Sequence[Rows]) -> None:
         """Note that each of these subscribers was sent its selection of a batch."""
-        event = DeliveredRows.of(subscribers, pubend, self._ids_of(batch), selections)
-        self._events.append(event)
+        self._events.append(DeliveredRows(subscribers, pubend, self._ids_of(batch), selections))
         self._busy[pubend] = None
-        self._entries += sum(map(len, selections))
-        self._size += event.rows.nbytes + SELECTION_BYTES * len(selections)
+        entries = sum(map(len, selections))
+        self._entries += entries
+        self.size += ENTRY_BYTES * entries + SELECTION_BYTES * len(selections)
 
     # --- subscriptions ---
 
@@ -179,7 +179,7 @@ class Notes:
         """Return a copy of a batch's ids: the same for all notes of one batch, which follow each other."""
         if self._last[0] is not batch:
             self._last = (batch, batch.ids().copy())
-            self._size += 16 * len(batch)
+            self.size += 16 * len(batch)
         return self._last[1]
 
     def _is_quiet_since(self, noted_ms: int) -> bool:

@@ -42,13 +42,11 @@ from postroad.core.tracking.elements import (
 )
 from postroad.core.tracking.events import (
     Delivered,
-    DeliveredRows,
     Deliveries,
     Forwarded,
     Published,
     Routed,
     TrackEvent,
-    in_columns,
 )
 from postroad.core.tracking.history import ELEMENT_BYTES, Entry, History, Ledger, OpenElement
 from postroad.core.tracking.settings import Strategy, TrackingSettings
@@ -56,7 +54,6 @@ from postroad.types import COUNTER_BITS
 
 HISTORIES_MAX: Final = 65_536
 RECORDS_MAX: Final = 65_536
-BATCHES_MAX: Final = 128  # of deliveries that are taken apart together
 NEIGHBOURS_MAX: Final = 10  # of a routing set: a search asks for each of the 2**10 sets
 
 _Tracked: TypeAlias = Published | Routed | Forwarded | Delivered
@@ -102,19 +99,14 @@ class Tracker:
     # --- taking ---
 
     def take(self, events: Sequence[TrackEvent | Crash], wall_ms: int) -> None:
-        """Take the events of a turn, or of many."""
+        """Take the events of one order, or of many."""
         groups: dict[_Name, list[_Tracked]] = {}
-        batches = [event for event in events if type(event) is DeliveredRows]
-        for start in range(0, len(batches), BATCHES_MAX):
-            for delivered in in_columns(batches[start : start + BATCHES_MAX]):
-                _group(delivered, groups)
-            self._pause()
         for event in events:
             match event:
-                case DeliveredRows():
-                    pass
                 case Deliveries():
-                    _group(event, groups)
+                    for delivered in event.apart():
+                        groups.setdefault((delivered.pubend >> PUBEND_BITS, delivered.subscriber), []).append(delivered)
+                    self._pause()
                 case Delivered():
                     groups.setdefault((event.pubend >> PUBEND_BITS, event.subscriber), []).append(event)
                 case Published():
@@ -285,11 +277,6 @@ class Tracker:
     def open_records(self) -> Iterator[Record]:
         """Return the records that are not written yet."""
         yield from self._records.values()
-
-
-def _group(sent: Deliveries, groups: dict[_Name, list[_Tracked]]) -> None:
-    for delivered in sent.apart():
-        groups.setdefault((delivered.pubend >> PUBEND_BITS, delivered.subscriber), []).append(delivered)
 
 
 def _extents(
