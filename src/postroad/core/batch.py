@@ -245,6 +245,10 @@ class Batch:
         """Keep the values that the columns were made of, for those who want values soon, until `forget`."""
         self._rows = RowColumns.of_values(None, ids, payloads, attributes, self.columns)
 
+    def remembered(self, name: str) -> list[AttributeValue | None] | None:
+        """Return an attribute's values if the batch has them, as values."""
+        return None if self._rows is None else self._rows.attribute(name)
+
     def forget(self) -> None:
         """Keep the columns alone, if there are any: the values of a batch take several times the memory."""
         if self._columns is not None:

@@ -29,19 +29,13 @@ class Worker:
         """Do `work` in the thread, then call `done` with its result, or `failed`, on the event loop."""
         self.pending += 1
 
-        def finish(report: Callable[[], object]) -> None:
-            self.pending -= 1
-            report()
-
         def job() -> None:
             try:
                 result = work()
             except Exception as error:  # noqa: BLE001  # whatever it is, the owner decides
-                report = _bind(failed, error)
+                self._report(failed, error)
             else:
-                report = _bind(done, result)
-            with suppress(RuntimeError):  # the loop is closed: nobody is left to hear it
-                self._loop.call_soon_threadsafe(finish, report)
+                self._report(done, result)
 
         self._jobs.put(job)
 
@@ -54,6 +48,10 @@ class Worker:
         while (job := self._jobs.get()) is not None:
             job()
 
+    def _report(self, listener: Callable[[ResultT], object], value: ResultT) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody is left to hear it
+            self._loop.call_soon_threadsafe(self._finish, listener, value)
 
-def _bind(function: Callable[[ResultT], object], value: ResultT) -> Callable[[], object]:
-    return lambda: function(value)
+    def _finish(self, listener: Callable[[ResultT], object], value: ResultT) -> None:
+        self.pending -= 1
+        listener(value)

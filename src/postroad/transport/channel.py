@@ -109,10 +109,10 @@ class Channel(asyncio.Protocol):
     def _flush(self) -> None:
         self._flush_planned = False
         while self._writable and not self.closed and self._transport is not None:
-            buffers = self.outbox.take(WRITE_BYTES_MAX)
+            buffers, size = self.outbox.take(WRITE_BYTES_MAX)
             if not buffers:
                 break
-            self.sent_bytes += sum(map(len, buffers))
+            self.sent_bytes += size
             self._transport.writelines(buffers)
         if self._congested:
             self._check_marks()

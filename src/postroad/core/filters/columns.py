@@ -78,9 +78,16 @@ class Columns:
         try:
             return self._listed[name]
         except KeyError:
-            column = self._batch.attribute(name)
-            listed = self._listed[name] = None if column is None else vectors.listed(column, name)
+            listed = self._listed[name] = self._list(name)
             return listed
+
+    def _list(self, name: str) -> tuple[Kind, list[Scalar]] | None:
+        values = self._batch.remembered(name)
+        if values is None:
+            column = self._batch.attribute(name)
+            return None if column is None else vectors.listed(column, name)
+        first = next((value for value in values if value is not None), None)
+        return None if first is None else (KINDS[type(first)], values)
 
 
 Select: TypeAlias = Callable[[Columns], Rows]
