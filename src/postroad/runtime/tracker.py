@@ -3,9 +3,6 @@
 It ends when the broker does. Signals that a terminal or a service manager sends to all processes of a broker are left to the
 broker, whose farewell comes by the socket. A broker that died said none: what it had said is written, and the next start of it
 waits for that (`writer_lock`) and reports what may be missing.
-
-Nobody waits for it, so where the system knows such a thing it is scheduled as a batch job: when it wakes up it does not take the
-processor from a program that answers somebody, and still gets its share.
 """
 
 from __future__ import annotations
@@ -192,8 +189,6 @@ def _receive(end: socket.socket) -> bytes:
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    if hasattr(os, "SCHED_BATCH"):  # Linux
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     with socket.socket(fileno=os.dup(0)) as end:
         serve(end)
 
