@@ -215,8 +215,12 @@ class Broker:
     def outputs(self) -> list[Order]:
         """Take the orders; what was published since the last time goes into one append."""
         self._publishing.commit()
-        if self._parts.notes is not None:
-            self._track(self._parts.notes)
+        notes = self._parts.notes
+        if notes is not None:
+            if notes.per_neighbour:
+                self._note_forwarded(notes)
+            if self._flush_tracks or self._notes_due or notes.size > NOTES_BYTES_MAX or self._tracing.searching:
+                self._track(notes)
         self._orders.extend(self._tracing.take_orders())
         taken = list(self._orders)
         self._orders.clear()
@@ -439,15 +443,11 @@ class Broker:
         if self._links_changed:
             self._links_changed = False
             notes.links(self._parts.brokers.values())
-        if notes.per_neighbour:
-            self._note_forwarded(notes)
         flush, farewell = self._flush_tracks, self._farewell
         self._flush_tracks = self._farewell = False
         if flush:
             horizons = {pubend_id: pubend.horizon for pubend_id, pubend in self._parts.pubends.items()}
             notes.farewell(horizons) if farewell else notes.flush(horizons)
-        if not (flush or self._notes_due or notes.size > NOTES_BYTES_MAX or self._tracing.searching):
-            return
         self._notes_due = False
         events, entries, size = notes.take()
         if events or flush:

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from tests.core.tracking.overlay import T_P_S, TRACKING, FakeOverlay, each_of, id_list, ids_of
 
+from postroad.core import broker as broker_module
 from postroad.core.batch import Batch
-from postroad.core.broker import FAST_S, MEMBERSHIP_S, NOTES_BYTES_MAX
+from postroad.core.broker import FAST_S, MEMBERSHIP_S
 from postroad.core.orders import Append, Appended, LinkLost, SearchTracks, Send, Track, Tracked
 from postroad.core.packets import AskTracks, Deliver, Flow, Gap, Publish, pubend_id
 from postroad.core.parts import BrokerConfig
@@ -55,16 +56,16 @@ def test_a_message_is_published_when_it_is_durable() -> None:
     assert (event.pubend, id_list(event.ids), track.entries) == (P1, [message_id], 1)
 
 
-def test_notes_are_ordered_at_once_when_they_are_many() -> None:
+def test_notes_are_ordered_at_once_when_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits in a machine is bounded."""
+    monkeypatch.setattr(broker_module, "NOTES_BYTES_MAX", 100 * 160)
     overlay = FakeOverlay(1)
     overlay.publish(1)
     before = len(overlay.tracks(1))
-    for _ in range(NOTES_BYTES_MAX // (1000 * 16) + 1):
-        overlay.publish(1, 1000)
-    ordered = [order for order in overlay.orders[1] if isinstance(order, Track)][before:]
-    assert len(ordered) == 1
-    assert NOTES_BYTES_MAX < ordered[0].size < 1.1 * NOTES_BYTES_MAX
+    for _ in range(101):
+        overlay.publish(1, 10)
+    (order,) = [order for order in overlay.orders[1] if isinstance(order, Track)][before:]
+    assert order.entries == 101 * 10
 
 
 def test_what_was_noted_is_ordered_before_a_search() -> None:
@@ -269,6 +270,7 @@ def test_a_routing_set_names_the_neighbours_a_message_went_on_to() -> None:
     overlay.publish(1, 1, "A")
     overlay.publish(1, 1, "B")
     at_two = overlay.events(2, Routed)
+    assert all(event.ids.base is None for event in at_two), "they are copies, so that no frame is kept"
     assert [event.neighbours for event in at_two] == [(1, 3), (1, 3)]
     assert [event.masks.tolist() for event in at_two] == [[0b10], [0b00]]
     (at_three,) = overlay.events(3, Routed)

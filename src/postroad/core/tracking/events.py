@@ -4,7 +4,7 @@ A driver carries a `Track` order's events to the tracker in order: to another pr
 A machine gathers what it notes for a moment and orders it as few events, in columns (`joined`): what an event costs to make, to
 carry and to take apart is paid some times a second then, and not for every batch.
 
-The arrays of ids are copies, so that an event that waits keeps no frame in memory. Several events may share one: nobody writes to
+The arrays of ids are copies, so that an order that waits keeps no frame in memory. Several events may share one: nobody writes to
 them. Structs without cyclic garbage collection; tagged, so that they can be encoded.
 """
 

@@ -1,6 +1,6 @@
 """What a broker machine notes for its tracker: events, and the attachments that spans are made of.
 
-A note costs one small object and a copy of the ids; many of them become few events when they are taken. An *attachment* is one
+A note is one small object; many of them become few events, with copies of the ids, when they are taken. An *attachment* is one
 subscription in one pubend's stream, from the moment its client was told where it starts. At its end, and from time to time while
 it lasts, its span says how far everything that matches was sent. Spans are noted after the deliveries they speak of, and reach
 the tracker after them, so they never claim more than the histories hold.
@@ -67,7 +67,7 @@ class Notes:
         self._events: list[TrackEvent | DeliveredRows] = []
         self._entries = 0  # ids that they add to histories
         self.size = 0  # of the ids and the rows, in bytes
-        self._last: tuple[Batch | None, Ids] = (None, np.empty(0, np.dtype((np.void, 16))))
+        self._last: Ids | None = None
         self._busy: dict[int, None] = {}  # pubends of messages since the last flush
         self._horizons_ms = 0  # when horizons were noted last
         self._attachments: dict[int, Attachment] = {}  # the next to be noted stands first
@@ -81,8 +81,7 @@ class Notes:
         entries, size = self._entries, self.size + EVENT_BYTES * len(taken)
         self._events.clear()
         self._entries = self.size = 0
-        if self._last[0] is not None:
-            self._last = (None, self._last[1])
+        self._last = None
         return taken, entries, size
 
     # --- messages ---
@@ -102,7 +101,7 @@ class Notes:
             return
         masks = self._masks(len(ids), sent)
         neighbours = () if masks is None else tuple(self._neighbours)
-        self._events.append(Routed(pubend, upstream, ids, masks, neighbours))
+        self._events.append(Routed(pubend, upstream, ids.copy(), masks, neighbours))  # it is not joined with others
 
     def forwarded(self, pubend: int, neighbour: int, batch: Batch) -> None:
         self._events.append(Forwarded(pubend, neighbour, self._ids_of(batch)))
@@ -176,11 +175,12 @@ class Notes:
     # --- inside ---
 
     def _ids_of(self, batch: Batch) -> Ids:
-        """Return a copy of a batch's ids: the same for all notes of one batch, which follow each other."""
-        if self._last[0] is not batch:
-            self._last = (batch, batch.ids().copy())
-            self.size += 16 * len(batch)
-        return self._last[1]
+        """Return a batch's ids, which are counted once for all notes of one batch: they follow each other."""
+        ids = batch.ids()
+        if self._last is not ids:
+            self._last = ids
+            self.size += 16 * len(ids)
+        return ids
 
     def _is_quiet_since(self, noted_ms: int) -> bool:
         return not 0 <= self.wall_ms - noted_ms < QUIET_MS
