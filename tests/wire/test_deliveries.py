@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from postroad.core.batch import Batch
 from postroad.core.layout import DEFAULT_LIMITS
-from postroad.core.packet_rows import FEW_ROWS_MAX
+from postroad.core.packet_rows import FEW_ROWS, FEW_ROWS_MAX
 from postroad.core.packets import Advance, Deliver, DeliverRows
 from postroad.core.rows import Row, build_batches
-from postroad.core.streams.selection import FEW_ROWS, select
+from postroad.core.streams.selection import select
 from postroad.errors import BatchError, PostroadError, WireError
 from postroad.wire.codec import decode, encode
 from postroad.wire.deliveries import RowsDecoder, encode_with_rows

@@ -24,14 +24,11 @@ from postroad.core.columns import (
     attribute_column,
     check_attribute_sizes,
     check_sizes,
-    id_array_of,
-    id_bytes,
     id_column,
-    kind_column,
     only_kind,
-    payload_array,
     payload_column,
     tick_column,
+    value_columns,
 )
 from postroad.core.layout import (
     ATTRIBUTE_PREFIX,
@@ -164,15 +161,13 @@ class Batch:
             return self._shared.columns.slice(self._start, self._count)
         rows = self.rows()
         attributes = rows.all_attributes()
-        kinds: dict[str, Kind] = {}
-        for name, values in attributes.items():
-            kind = only_kind(values)
-            assert kind is not None, "values are checked before they make a batch"
-            kinds[name] = kind
-        ticks = np.array(rows.ticks(), np.uint64)
-        columns = [tick_column(ticks, self._count), id_array_of(id_bytes(rows.ids())), payload_array(rows.payloads())]
-        columns += [kind_column(values, kinds[name], name, complete=None not in values) for name, values in attributes.items()]
-        self._layout = layout_of(tuple(kinds), tuple(kinds.values()))
+        kinds = tuple(kind for kind in map(only_kind, attributes.values()) if kind is not None)
+        assert len(kinds) == len(attributes), "values are checked before they make a batch"
+        ticks = tick_column(np.array(rows.ticks(), np.uint64), self._count)
+        known = zip(attributes, kinds, attributes.values(), strict=True)
+        complete = all(None not in values for values in attributes.values())
+        self._layout = layout_of(tuple(attributes), kinds)
+        columns = value_columns(ticks, rows.ids(), rows.payloads(), known, complete=complete)
         return pa.RecordBatch.from_arrays(columns, schema=self._layout.schema)
 
     @property

@@ -6,7 +6,7 @@ went in, so the kind of a column is decided here, by the exact types of its valu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -175,6 +175,20 @@ def _mixed_kind(values: Sequence[Any], name: str) -> Kind | None:
         kinds = ", ".join(sorted(KIND_OF[each] for each in types))
         raise BatchError(f"attribute {name[:80]!r} has values of several kinds in one batch: {kinds}")
     return KIND_OF[types.pop()] if types else None
+
+
+def value_columns(
+    ticks: pa.Array[Any],
+    ids: Sequence[bytes],
+    payloads: Sequence[bytes],
+    attributes: Iterable[tuple[str, Kind, Sequence[Any]]],
+    *,
+    complete: bool,
+) -> list[pa.Array[Any]]:
+    """Make all columns of a batch of values, of known kinds and in the order of the layout; `complete` as in `kind_column`."""
+    columns = [ticks, id_array_of(id_bytes(ids)), payload_array(payloads)]
+    columns += [kind_column(values, kind, name, complete=complete) for name, kind, values in attributes]
+    return columns
 
 
 def kind_column(values: Sequence[Any], kind: Kind, name: str, *, complete: bool) -> pa.Array[Any]:

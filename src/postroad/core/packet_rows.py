@@ -46,8 +46,11 @@ Binary: TypeAlias = Annotated[
     Meta(max_length=ROWS_MAX),
 ]
 
+FEW_ROWS: Final = 16
+"""So few rows leave as values: columns of them take longer to make, to read and to carry."""
+
 FEW_ROWS_MAX: Final = 64
-"""Rows of one packet that has them in lists."""
+"""Rows that a packet may have in lists: a sender may see that differently."""
 
 _FEW: Final = Meta(min_length=1, max_length=FEW_ROWS_MAX)
 _Tick: TypeAlias = Annotated[int, Meta(ge=0)]  # MessagePack itself ends at 64 bits

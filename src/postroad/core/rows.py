@@ -19,12 +19,9 @@ from postroad.core.batch import Batch, check_values
 from postroad.core.columns import (
     all_of_type,
     exact_kind,
-    id_array_of,
-    id_bytes,
-    kind_column,
     only_kind,
-    payload_array,
     tick_column,
+    value_columns,
 )
 from postroad.core.layout import DEFAULT_LIMITS, KIND_OF, BatchLimits, Kind, check_message, layout_of
 from postroad.errors import BatchLimitError
@@ -149,9 +146,7 @@ def _assemble(
     names, kinds, values, complete = attributes
     layout = layout_of(names, kinds)
     layout.check(limits)
-    columns = [ticks, id_array_of(id_bytes(ids)), payload_array(payloads)]
-    for name, kind, column in zip(names, kinds, values, strict=True):
-        columns.append(kind_column(column, kind, name, complete=complete))
+    columns = value_columns(ticks, ids, payloads, zip(names, kinds, values, strict=True), complete=complete)
     batch = Batch(pa.RecordBatch.from_arrays(columns, schema=layout.schema), layout)
     if batch.size <= limits.value_bytes:  # then no single value is larger either
         return [batch]

@@ -45,7 +45,7 @@ class Outbox:
 
     def put(self, frame: list[Buffer], *, control: bool) -> bool:
         """Take a frame; False when it was dropped."""
-        size = len(frame[0]) if len(frame) == 1 else sum(map(len, frame))
+        size = sum(map(len, frame))
         if control:
             self._control.append((size, frame))
             self.control_bytes += size
@@ -65,11 +65,7 @@ class Outbox:
         return self.control_bytes > limits.control_bytes_max or (self.ordered and self.data_bytes > limits.data_bytes_max)
 
     def take(self, bytes_max: int) -> tuple[list[Buffer], int]:
-        """Return the buffers to write next, at most about this many bytes but at least one frame, and how many they are."""
-        if len(self._data) == 1 and not self._control:  # as nearly always
-            size, frame = self._data.popleft()
-            self.data_bytes = 0
-            return frame, size
+        """Return the buffers to write next, at most about this many bytes but at least one frame, and their bytes."""
         buffers: list[Buffer] = []
         room = bytes_max
         while self._control and room > 0:

@@ -16,9 +16,8 @@ import msgspec
 
 from postroad.core.batch import Batch
 from postroad.core.layout import DEFAULT_LIMITS, BatchLimits, check_message, check_name
-from postroad.core.packet_rows import FewRows
+from postroad.core.packet_rows import FEW_ROWS, FewRows
 from postroad.core.packets import Deliver, DeliverRows
-from postroad.core.streams.selection import FEW_ROWS
 from postroad.errors import BatchError, BatchLimitError, InvalidValueError
 from postroad.types import AttributeValue, Tick
 from postroad.wire.batches import BatchDecoder, encode_batch
@@ -97,7 +96,7 @@ class RowsDecoder:
                 raise BatchError("an attribute has one type")
             attributes = {**attributes, **cast("_Lists", rows.binary)}
         for name, values in attributes.items():
-            _check_values(name, values, count)
+            self._check_values(name, values, count)
         if size > self.limits.value_bytes or len(attributes) > self.limits.attributes:
             self._check_messages(attributes, payloads)
         return Batch.of_values(cast("list[Tick]", ticks), ids, payloads, attributes, size)
@@ -111,14 +110,14 @@ class RowsDecoder:
             except InvalidValueError as error:
                 raise BatchError(str(error)) from error
 
-
-def _check_values(name: str, values: list[AttributeValue | None], count: int) -> None:
-    try:
-        if check_name(name) > DEFAULT_LIMITS.name_bytes:
-            raise BatchLimitError(f"an attribute name of {check_name(name):,} bytes", "name_bytes", DEFAULT_LIMITS.name_bytes)
-    except InvalidValueError as error:
-        raise BatchError(str(error)) from error
-    kinds = set(map(type, values))
-    kinds.discard(type(None))
-    if len(values) != count or len(kinds) != 1:
-        raise BatchError(f"attribute {name[:80]!r} has {len(values)} values of {len(kinds)} types in {count} rows")
+    def _check_values(self, name: str, values: list[AttributeValue | None], count: int) -> None:
+        try:
+            name_bytes = check_name(name)
+        except InvalidValueError as error:
+            raise BatchError(str(error)) from error
+        if name_bytes > self.limits.name_bytes:
+            raise BatchLimitError(f"an attribute name of {name_bytes:,} bytes", "name_bytes", self.limits.name_bytes)
+        kinds = set(map(type, values))
+        kinds.discard(type(None))
+        if len(values) != count or len(kinds) != 1:
+            raise BatchError(f"attribute {name[:80]!r} has {len(values)} values of {len(kinds)} types in {count} rows")

@@ -14,11 +14,10 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from postroad.core.batch import Batch
+from postroad.core.packet_rows import FEW_ROWS
 
 Rows: TypeAlias = np.ndarray[Any, np.dtype[Any]]  # row numbers of a batch, ascending
 TOGETHER_MAX: Final = 1 << 18
-FEW_ROWS: Final = 16
-"""So few rows leave as values: columns of them take longer to make, to read and to carry."""
 _SHARING: Final = 64  # rows of a batch whose conversion to values costs as much as one selection's own
 
 
