@@ -19,6 +19,7 @@ from postroad.runtime.node import Node
 from postroad.runtime.peer import Peer
 from postroad.runtime.worker import Worker
 from postroad.testing import free_ports
+from postroad.transport import loops
 from postroad.transport.loops import new_event_loop
 from postroad.wire.packets.session import Role
 
@@ -286,3 +287,28 @@ def test_a_deadline_that_has_passed_is_no_trouble_on_any_loop(tmp_path: Path) ->
     for factory in (new_event_loop, asyncio.new_event_loop):
         with asyncio.Runner(loop_factory=factory) as runner:
             runner.run(scenario())
+
+
+def test_a_broker_at_rest_wakes_up_when_it_is_time_and_not_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop that rounds its timers to milliseconds must not make it look at the clock again and again until it is time."""
+    turns = 0
+    woken: list[int] = []
+    turn = Node._turn
+
+    def counted(node: Node) -> None:
+        nonlocal turns
+        turns += 1
+        turn(node)
+
+    monkeypatch.setattr(Node, "_turn", counted)
+
+    async def scenario() -> None:
+        node = Node(NodeConfig(id=1, data_dir=str(tmp_path), listen="127.0.0.1:0"))
+        await node.start()
+        before = turns
+        await asyncio.sleep(1.0)
+        woken.append(turns - before)
+        await node.stop()
+
+    loops.run(scenario())
+    assert 10 <= woken[0] <= 100  # twenty times a second there is something to look at

@@ -23,6 +23,8 @@ from postroad.core.filters.columns import Columns
 from postroad.core.filters.index import LOOSE_MAX, Entry, FilterIndex
 from postroad.core.filters.lookup import ALONE_MAX, CANDIDATES_MAX, FEW_ROWS
 from postroad.core.filters.segment import LOOSE_MATCHES_MAX, Found, Segment
+from postroad.core.filters.values import Kind
+from postroad.core.rows import Row, build_batches
 from postroad.errors import BatchError
 from postroad.types import AttributeValue
 
@@ -273,3 +275,14 @@ def test_few_rows_are_looked_up_in_a_fraction_of_the_time_of_a_join() -> None:
         return min(times)
 
     assert best(segment.looked_up) < best(segment.joined) / 4
+
+
+def test_values_that_a_batch_remembers_are_read_as_its_columns_are() -> None:
+    """Whatever the kinds, and also where the first rows lack the attribute, or all do."""
+    values: dict[str, AttributeValue] = {"flag": False, "n": 1, "price": 1.5, "symbol": "x", "blob": b"y"}
+    rows = [Row(bytes(16), {}, b""), Row(bytes(16), values, b""), Row(bytes(16), {"n": 2}, b"")]
+    [remembered] = build_batches(rows, remember=True)
+    [plain] = build_batches(rows)
+    for name in (*values, "none"):
+        assert Columns(remembered).listed(name) == Columns(plain).listed(name)
+    assert Columns(remembered).listed("price") == (Kind.NUMBER, [None, 1.5, None])
