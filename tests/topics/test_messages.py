@@ -154,10 +154,13 @@ subscriber_lines = st.builds(
 )
 
 
+message_ids = names.filter(lambda name: name != m.NO_MESSAGE_ID)
+
+
 @given(
     st.lists(subscriber_lines, max_size=4),
     st.lists(st.builds(t.PublisherLine, names, numbers, numbers, numbers), max_size=4),
-    st.lists(st.builds(t.TransferredMessage, names, st.none() | numbers, st.binary(max_size=60)), max_size=4),
+    st.lists(st.builds(t.TransferredMessage, message_ids, st.none() | numbers, st.binary(max_size=60)), max_size=4),
     st.lists(names, max_size=3),
     names,
 )
