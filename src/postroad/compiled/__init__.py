@@ -1,8 +1,8 @@
-"""What is compiled: the one loop that numpy cannot do well, scattered bits (`blooms.c`).
+"""What is compiled: the loops of tracking that numpy needs several passes for, scattered bits above all (`blooms.c`).
 
 The installation compiles it where there is a compiler (`hatch_build.py`). Where there is none, or the package runs from a
-checkout that was never installed, `bloom_add` is None and numpy does the same work, three times slower. The library knows nothing
-of Python, so it fits every version of it. The name of the function carries a number that changes with what it computes: a library
+checkout that was never installed, `library` is None and numpy does the same work, three times slower. The library knows nothing
+of Python, so it fits every version of it. The name of a function carries a number that changes with what it computes: a library
 that an older checkout has left behind is not used.
 """
 
@@ -12,27 +12,32 @@ import ctypes
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple
 
 LIBRARY: Final = Path(__file__).with_name("blooms.so")
 
-BloomAdd: TypeAlias = Callable[[int, int, int | None, int, int, int, int], None]
-"""Takes the addresses of the bits, the ids and the masks, the count, m, k and the salt."""
+
+class Library(NamedTuple):
+    """Arrays are given by their addresses."""
+
+    bloom_add: Callable[[int, int, int, int, int], None]  # parts, their count, m, k, salt
+    extents: Callable[[int, int, int, int, int, int], None]  # ids, rows, stops, their count, lows, highs
 
 
-def load(library: Path) -> BloomAdd | None:
-    """Return the function, or None if there is no library here, or not the one that is meant."""
-    if sys.byteorder != "little" or not library.exists():
+def load(path: Path) -> Library | None:
+    """Return the functions, or None if there is no library here, or not the one that is meant."""
+    if sys.byteorder != "little" or not path.exists():
         return None
     try:
-        found = ctypes.CDLL(str(library)).postroad_bloom_add_2
+        found = ctypes.CDLL(str(path))
+        bloom_add, extents = found.postroad_bloom_add_4, found.postroad_extents_1
     except (OSError, AttributeError):
         return None
-    pointer = ctypes.c_void_p
-    found.argtypes = [pointer, pointer, pointer, ctypes.c_size_t, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint64]
-    found.restype = None
-    add: BloomAdd = found
-    return add
+    pointer, size = ctypes.c_void_p, ctypes.c_size_t
+    bloom_add.argtypes = [pointer, size, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint64]
+    extents.argtypes = [pointer, pointer, pointer, size, pointer, pointer]
+    bloom_add.restype = extents.restype = None
+    return Library(bloom_add, extents)
 
 
-bloom_add: Final = load(LIBRARY)
+library: Final = load(LIBRARY)

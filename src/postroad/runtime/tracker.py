@@ -44,7 +44,6 @@ from postroad.runtime.tracks import Figures, PublishedIds
 
 log = logging.getLogger("postroad.tracking")
 
-RECEIVE_BYTES: Final = 1 << 18
 END_S_MAX: Final = 60.0  # for the last flush; nobody waits for it this long
 NO_BOUND: Final = 1 << 62  # the broker bounds what is under way
 
@@ -57,7 +56,7 @@ class Line:
         self._lock: Final = threading.Lock()
 
     def say(self, message: FromTracker) -> None:
-        data = encode(message)
+        data = b"".join(encode(message))
         with self._lock, suppress(ConnectionError):
             self._end.sendall(data)
 
@@ -162,28 +161,19 @@ def serve(end: socket.socket) -> None:
     decoder = Decoder(ToTracker)
     serving: Serving | None = None
     line = Line(end)
-    while data := _receive(end):
-        for message in decoder.feed(data):
-            if serving is None:
-                assert isinstance(message, Begin)
-                logging.basicConfig(
-                    level=message.log_level.upper(),
-                    format=f"%(asctime)s %(levelname)-7s {message.title} %(name)s: %(message)s",
-                    stream=sys.stderr,
-                )
-                serving = Serving(line, message)
-            else:
-                serving.take(message)
+    for message in decoder.receive(end):
+        if serving is None:
+            assert isinstance(message, Begin)
+            logging.basicConfig(
+                level=message.log_level.upper(),
+                format=f"%(asctime)s %(levelname)-7s {message.title} %(name)s: %(message)s",
+                stream=sys.stderr,
+            )
+            serving = Serving(line, message)
+        else:
+            serving.take(message)
     if serving is not None:
         serving.end()
-
-
-def _receive(end: socket.socket) -> bytes:
-    """Return what came; nothing means the broker is gone, in whatever way."""
-    try:
-        return end.recv(RECEIVE_BYTES)
-    except ConnectionError:
-        return b""
 
 
 def main() -> None:

@@ -1,13 +1,18 @@
 """What a broker and its tracking process say to each other, over a pair of sockets that nobody else has.
 
-Frames of the wire with one method; the payload says what it is. Arrays travel as their bytes, and one that a message holds twice
-as the number of its first appearance. Both ends are the same program, so what cannot be decoded is an error of ours, and ends the
-process.
+Frames of the wire with one method; the payload says what it is. Arrays stand behind the message, which says of each only which
+it is and how long, so that they are copied by the system alone; one that a message holds twice travels once. Both ends are the
+same program, so what cannot be decoded is an error of ours, and ends the process.
+
+    length of the message u32 | message | arrays
 """
 
 from __future__ import annotations
 
+import socket
+import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from typing import Any, Final, TypeAlias, get_args
 
@@ -24,7 +29,7 @@ from postroad.runtime.backlog import Missed
 from postroad.runtime.tracks import Figures
 from postroad.storage.tracks.catalog import TrackOptions
 from postroad.types import MESSAGE_ID_BYTES
-from postroad.wire.framing import LENGTH_MAX, FrameDecoder, encode_frame
+from postroad.wire.framing import HEADER, HEADER_BYTES, LENGTH_MAX, FrameDecoder, encode_frame
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -121,6 +126,19 @@ class Progress(_Message, frozen=True):
 
 FromTracker: TypeAlias = Want | Answer | Durable | Progress
 
+_LENGTH: Final = struct.Struct(">I")
+
+
+def _exactly(end: socket.socket, size: int) -> memoryview:
+    data = memoryview(bytearray(size))
+    got = 0
+    while got < size:
+        more = end.recv_into(data[got:], flags=socket.MSG_WAITALL)
+        if not more:
+            raise EOFError
+        got += more
+    return data.toreadonly()
+
 
 @cache
 def _dtype(kind: Any) -> np.dtype[Any]:
@@ -129,18 +147,20 @@ def _dtype(kind: Any) -> np.dtype[Any]:
     return np.dtype((np.void, MESSAGE_ID_BYTES)) if scalar is np.void else np.dtype(scalar)
 
 
-def encode(message: ToTracker | FromTracker) -> bytes:
-    seen: dict[int, int] = {}
+def encode(message: ToTracker | FromTracker) -> list[bytes | memoryview]:
+    """Return buffers for `writelines`. The larger ones are the arrays themselves: nobody writes to them."""
+    numbers: dict[int, int] = {}
+    arrays: list[memoryview] = []
 
-    def array(value: Any) -> memoryview | int:
+    def array(value: Any) -> tuple[int, int]:
         assert isinstance(value, np.ndarray)
-        if id(value) in seen:
-            return seen[id(value)]
-        seen[id(value)] = len(seen)
-        return np.ascontiguousarray(value).view(np.uint8).data
+        number = numbers.setdefault(id(value), len(numbers))
+        if number == len(arrays):
+            arrays.append(np.ascontiguousarray(value).view(np.uint8).data)
+        return number, value.nbytes
 
-    (frame,) = encode_frame(0, 0, msgspec.msgpack.Encoder(enc_hook=array).encode(message), max_bytes=LENGTH_MAX)
-    return bytes(frame)
+    text = msgspec.msgpack.Encoder(enc_hook=array).encode(message)
+    return encode_frame(0, 0, _LENGTH.pack(len(text)) + text, arrays, max_bytes=LENGTH_MAX)
 
 
 class Decoder:
@@ -149,15 +169,29 @@ class Decoder:
     def __init__(self, kinds: Any) -> None:
         self._frames: Final = FrameDecoder(LENGTH_MAX)
         self._decoder: Final = msgspec.msgpack.Decoder(kinds, dec_hook=self._array)
-        self._arrays: list[Any] = []  # of the message that is being decoded
+        self._arrays: list[Any] = []  # of the message that is being decoded,
+        self._behind = memoryview(b"")  # and the bytes of those that were not met yet
 
     def feed(self, data: bytes) -> Iterator[Any]:
         for _, _, payload in self._frames.feed(data):
-            self._arrays.clear()
-            yield self._decoder.decode(payload)
+            yield self._decode(memoryview(payload))
 
-    def _array(self, kind: Any, value: bytes | int) -> Any:
-        if isinstance(value, int):
-            return self._arrays[value]
-        self._arrays.append(np.frombuffer(value, _dtype(kind)))
-        return self._arrays[-1]
+    def receive(self, end: socket.socket) -> Iterator[Any]:
+        """Yield what comes, without a copy, until the other side is gone, in whatever way. Blocks."""
+        with suppress(ConnectionError, EOFError):
+            while True:
+                length, _, _ = HEADER.unpack(_exactly(end, HEADER_BYTES))
+                yield self._decode(_exactly(end, length - HEADER_BYTES))
+
+    def _decode(self, payload: memoryview) -> Any:
+        stop = _LENGTH.size + _LENGTH.unpack_from(payload)[0]
+        self._arrays.clear()
+        self._behind = payload[stop:]
+        return self._decoder.decode(payload[_LENGTH.size : stop])
+
+    def _array(self, kind: Any, value: tuple[int, int]) -> Any:
+        number, size = value
+        if number == len(self._arrays):
+            self._arrays.append(np.frombuffer(self._behind[:size], _dtype(kind)))
+            self._behind = self._behind[size:]
+        return self._arrays[number]

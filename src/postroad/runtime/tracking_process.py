@@ -10,7 +10,7 @@ import asyncio
 import logging
 import socket
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import count
 from pathlib import Path
@@ -157,9 +157,9 @@ class TrackingProcess(asyncio.Protocol):
         self._finishing = True
         self._transport.abort()
 
-    def _say(self, frame: bytes) -> None:
+    def _say(self, frame: Sequence[bytes | memoryview]) -> None:
         if not self._failed:
-            self._transport.write(frame)
+            self._transport.writelines(frame)
 
     # --- what the process says
 

@@ -37,8 +37,8 @@ def test_each_subscriber_gets_its_own_in_the_order_of_sending(sent: Sent) -> Non
         given_batches.append(DeliveredRows(names, pubend, ids, [known[tuple(each)] for _, each in whose]))
         for name, each in whose:
             expected.setdefault((pubend, name), []).extend(ids[row].tobytes() for row in each)
-    apart = [delivered for sent in in_columns(given_batches) for delivered in sent.apart()]
-    found = {(each.pubend, each.subscriber): [item.tobytes() for item in each.ids] for each in apart}
+    apart = [(together, *each) for together in in_columns(given_batches) for each in together.apart()]
+    found = {(together.pubend, name): [item.tobytes() for item in together.ids[rows]] for together, name, rows in apart}
     assert found == expected
 
 

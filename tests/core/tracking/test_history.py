@@ -21,12 +21,12 @@ class Bench:
 
     def __init__(self, settings: TrackingSettings = EXACT) -> None:
         self.settings = settings
-        self.ledger = Ledger(1, 1)
+        self.ledger = Ledger(1, 1, settings)
         self.history = History(KEY, settings, WALL_MS, self.ledger)
         self.closed: list[Element] = []
 
     def add(self, timestamps: list[int], *, wall_ms: int = WALL_MS, masks: Masks | None = None, to: tuple[int, ...] = ()) -> None:
-        entry = Entry(ids_at(timestamps), np.array(timestamps, np.int64), masks, to)
+        entry = Entry.of(ids_at(timestamps), masks, to)
         for element in self.history.add(entry, min(timestamps), max(timestamps), wall_ms):
             self.closed.append(self.view(element))
 
@@ -152,6 +152,15 @@ def test_memory_is_what_the_open_elements_take(strategy: Strategy) -> None:
     assert bench.ledger.open_bytes == 0
 
 
+def test_ids_in_bits_take_no_memory_of_their_own() -> None:
+    """The buffer that they waited in is gone."""
+    bench = Bench(BLOOM)
+    bench.add([WALL_MS] * 500)
+    assert bench.ledger.open_bytes >= ELEMENT_BYTES + 500 * 16
+    bench.add([WALL_MS] * 500)
+    assert bench.ledger.open_bytes == ELEMENT_BYTES + 65_536 // 8
+
+
 def test_exact_sorts_by_tick_and_publisher_and_async_does_not() -> None:
     """Columns of sorted ids compress; the naive log keeps the order of arrival."""
     ids = np.concatenate([make_ids(100, seed=3), make_ids(100, seed=4)])
@@ -160,7 +169,7 @@ def test_exact_sorts_by_tick_and_publisher_and_async_does_not() -> None:
         for count in (1, 20, 200):
             taken = random.permutation(ids)[:count]
             bench = Bench(TrackingSettings(strategy=strategy))
-            bench.history.add(Entry(taken, _timestamps(taken)), WALL_MS, WALL_MS + 50, WALL_MS + 50)
+            bench.history.add(Entry.of(taken), WALL_MS, WALL_MS + 50, WALL_MS + 50)
             element = bench.current
             order = sorted(taken.tolist(), key=lambda one: one[8:] + one[:4]) if strategy is Strategy.EXACT else taken.tolist()
             assert element.ids is not None
@@ -187,7 +196,7 @@ def bloom_of(count: int, settings: TrackingSettings, step: int = 7) -> Element:
     ids = make_ids(count)
     for start in range(0, count, step):
         part = ids[start : start + step]
-        bench.history.add(Entry(part, _timestamps(part)), WALL_MS, WALL_MS + 1_000, WALL_MS + 1_000)
+        bench.history.add(Entry.of(part), WALL_MS, WALL_MS + 1_000, WALL_MS + 1_000)
     return bench.current
 
 

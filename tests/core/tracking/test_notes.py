@@ -305,8 +305,8 @@ def test_what_waits_is_weighed_with_all_that_it_costs() -> None:
     assert (len(events), entries) == (1, 500)
     (event,) = events
     assert isinstance(event, Deliveries)
-    assert size > event.ids.nbytes + event.rows.nbytes + event.whose.nbytes + sys.getsizeof(event.subscribers)
-    assert event.rows.base is event.whose.base is None  # no selection is kept alive
+    assert size > event.ids.nbytes + event.rows.nbytes + event.counts.nbytes + sys.getsizeof(event.subscribers)
+    assert event.rows.base is event.counts.base is None  # no selection is kept alive
     notes.attached("s", P1, "", 0, lambda: 0)
     assert notes.take()[1:] == (0, EVENT_BYTES)
 

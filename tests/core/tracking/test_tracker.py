@@ -247,6 +247,21 @@ def test_records_that_wait_can_be_seen() -> None:
     assert list(tracker.open_records()) == []
 
 
+def test_elements_that_became_full_hold_all_they_were_given() -> None:
+    """Bits are set for many elements at once, some after the element was closed; who looks sees them all."""
+    tracker = started(replace(SETTINGS, strategy=Strategy.BLOOM, m=4_096, k=4, n=600))
+    event = published(1_450, WALL_MS)
+    for start, stop in ((0, 20), (20, 300), (300, 1_450)):  # ids that wait to be hashed; some more; two elements in one go
+        tracker.take([Published(PUBEND, event.ids[start:stop]), Delivered("a", PUBEND, event.ids[start:stop])], WALL_MS)
+    counts: list[int] = []
+    for element in tracker.open_elements():
+        if element.key.kind is Kind.PUBLISHER:
+            given = event.ids[sum(counts) :][: element.count]
+            counts.append(element.count)
+            assert len(search([element], given).rows) == element.count
+    assert counts == [600, 600, 250]
+
+
 def test_open_elements_hold_what_is_not_written() -> None:
     """Full ones that wait for the flush, and unfinished ones."""
     tracker = started(replace(SETTINGS, ids_max=10))

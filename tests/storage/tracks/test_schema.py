@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,14 @@ def test_everything_comes_back_as_it_was(given_elements: list[Element], given_re
     whole = _table(table.whole())
     assert [plain(each) for each in elements_of(whole)] == [plain(each) for each in given_elements]
     assert list(records_of(_table(table.index()))) == given_records
+
+
+def test_only_what_is_hashed_or_unsorted_has_bits() -> None:
+    """In other rows they are null, which is what a reader of the files looks at."""
+    exact = element(1, ids_at([5, 6]))
+    full = replace(exact, strategy=Strategy.BLOOM, m=64, bits=np.arange(8, dtype=np.uint8), ids=None)
+    table = to_table(STAMP, [exact, full, exact], [Farewell(1)])
+    assert table.column("bits").to_pylist() == [None, bytes(range(8)), None, None]
 
 
 def test_ids_of_another_broker_are_kept_as_they_are() -> None:

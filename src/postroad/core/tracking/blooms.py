@@ -21,25 +21,28 @@ Bit i of a bloom is bit `i & 7` of byte `i >> 3`. A mask, where given, becomes a
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Sequence
 from math import expm1, log1p
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
 from postroad import compiled
 from postroad.core.batch import Ids
-from postroad.core.tracking.elements import Masks
+from postroad.core.tracking.elements import Masks, RowNumbers
 
 Words: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
 Positions: TypeAlias = np.ndarray[Any, np.dtype[np.uint16]] | np.ndarray[Any, np.dtype[np.uint32]]  # (ids, k)
 Bits: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
+Sizes: TypeAlias = np.ndarray[tuple[int], np.dtype[np.intp]]
 Flags: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
 _Width = TypeVar("_Width", np.uint16, np.uint32)
 
 M_MAX: Final = 1 << 32
 K_MAX: Final = 64
 
-WORTH: Final = 1_024 if compiled.bloom_add is None else 128  # ids that are worth a call of `add_ids`
+WORTH: Final = 1_024 if compiled.library is None else 128  # ids that are worth an addition
 
 _CHUNK: Final = 4_096  # ids whose positions stay in the processor's cache
 _FEW: Final = 48  # with fewer than one position in so many bits, unpacking the whole bloom costs more than it saves
@@ -133,18 +136,103 @@ def _add_few(bits: Bits, flat: np.ndarray[Any, np.dtype[np.intp]]) -> None:
         index, value = index[lost], value[lost]
 
 
-def add_ids(bits: Bits, ids: Ids, m: int, k: int, masks: Masks | None = None, broker: int = 0) -> None:
-    """Hash ids and add them: by compiled code where there is some, which lets other threads run."""
-    if compiled.bloom_add is None:
-        add_ids_by_numpy(bits, ids, m, k, masks, broker)
+class Addition(NamedTuple):
+    """Ids, or those of them that stand in these rows, for a bloom."""
+
+    bits: Bits
+    ids: Ids
+    rows: RowNumbers | None = None
+    masks: Masks | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self.ids if self.rows is None else self.rows)
+
+
+def add_all(additions: Sequence[Addition], m: int, k: int, broker: int = 0) -> None:
+    """Hash ids and add them to their blooms.
+
+    By one call of compiled code where there is some, which lets other threads run. It trusts the caller that there are such rows.
+    """
+    if compiled.library is None:
+        for bits, ids, rows, masks in additions:
+            add_ids_by_numpy(bits, ids if rows is None else ids[rows], m, k, masks, broker)
         return
+    sound = [_checked(addition, m) for addition in additions]  # which keeps them alive
+    tables = {id(addition.ids): addition.ids for addition in sound}  # mostly one
+    addresses = {number: _address(ids) for number, ids in tables.items()}
+    parts = np.array(
+        [
+            (_address(bits), addresses[id(ids)], _address(rows), _address(masks), len(ids if rows is None else rows))
+            for bits, ids, rows, masks in sound
+        ],
+        np.uintp,
+    )
+    compiled.library.bloom_add(_address(parts), len(sound), m, k, _salt(broker))
+
+
+class Additions:
+    """What is to be added to blooms of one broker: many additions at once cost less than one by one.
+
+    Nothing that was given may be written to before it is made.
+    """
+
+    __slots__ = ("_broker", "_k", "_m", "_waiting")
+
+    def __init__(self, m: int, k: int, broker: int) -> None:
+        self._m, self._k, self._broker = m, k, broker
+        self._waiting: list[Addition] = []
+
+    def add(self, bits: Bits, ids: Ids, rows: RowNumbers | None = None, masks: Masks | None = None) -> None:
+        self._waiting.append(Addition(bits, ids, rows, masks))
+
+    def make(self) -> None:
+        """Make those that wait."""
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            add_all(waiting, self._m, self._k, self._broker)
+
+
+def add_ids(
+    bits: Bits, ids: Ids, m: int, k: int, masks: Masks | None = None, broker: int = 0, rows: RowNumbers | None = None
+) -> None:
+    """Hash ids and add them to one bloom."""
+    add_all([Addition(bits, ids, rows, masks)], m, k, broker)
+
+
+def _checked(addition: Addition, m: int) -> Addition:
+    """Return an addition whose arrays lie in memory as the compiled code expects them."""
+    bits, ids, rows, masks = addition
     assert bits.nbytes == m + 7 >> 3
     assert bits.flags.carray
-    keys = np.ascontiguousarray(ids)
-    extra = None if masks is None else np.ascontiguousarray(masks, np.uint64)
-    assert extra is None or len(extra) == len(keys)
-    found = None if extra is None else extra.ctypes.data
-    compiled.bloom_add(bits.ctypes.data, keys.ctypes.data, found, len(keys), m, k, _salt(broker))
+    assert masks is None or len(masks) == addition.size
+    rows = None if rows is None else np.ascontiguousarray(rows, np.uint32)
+    masks = None if masks is None else np.ascontiguousarray(masks, np.uint64)
+    return Addition(bits, np.ascontiguousarray(ids), rows, masks)
+
+
+def _address(array: np.ndarray[Any, Any] | None) -> int:
+    if array is None:
+        return 0
+    if array.flags.writeable and array.nbytes:
+        return ctypes.addressof(ctypes.c_char.from_buffer(array.data))  # a fourth of the time
+    return array.ctypes.data
+
+
+def extents(ids: Ids, rows: RowNumbers, stops: Sizes) -> tuple[Words, Words]:
+    """Return the lowest and the highest tick of each part of the rows, of which none is empty; part i ends before stops[i]."""
+    if compiled.library is None:
+        starts = np.concatenate([[0], stops[:-1]])
+        ticks = ids.view(">u8")[1::2].astype(np.uint64)[rows]
+        return np.minimum.reduceat(ticks, starts), np.maximum.reduceat(ticks, starts)
+    assert rows.dtype == np.uint32
+    assert int(rows.max()) < len(ids)
+    found = np.empty((2, len(stops)), np.uint64)
+    lows, highs = found
+    keys, which, ends = np.ascontiguousarray(ids), np.ascontiguousarray(rows), stops.astype(np.uintp)
+    found_at = _address(lows), _address(highs)
+    compiled.library.extents(_address(keys), _address(which), _address(ends), len(ends), *found_at)
+    return lows, highs
 
 
 def add_ids_by_numpy(bits: Bits, ids: Ids, m: int, k: int, masks: Masks | None = None, broker: int = 0) -> None:

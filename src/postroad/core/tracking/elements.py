@@ -23,6 +23,7 @@ from postroad.core.tracking.settings import Strategy
 
 Milliseconds: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
 Masks: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint64]]  # sets of neighbours, one bit each
+RowNumbers: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint32]]  # which of some ids are meant
 
 ID_DTYPE: Final = np.dtype([("publisher", ">u4"), ("broker", ">u4"), ("tick", ">u8")])
 NO_SINGLETONS: Final[Milliseconds] = np.empty(0, np.int64)

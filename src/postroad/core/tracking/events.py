@@ -20,9 +20,7 @@ import numpy as np
 
 from postroad.core.batch import Ids
 from postroad.core.streams.selection import Rows
-from postroad.core.tracking.elements import Horizon, Links, Lost, Masks, Span
-
-RowNumbers: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint32]]
+from postroad.core.tracking.elements import Horizon, Links, Lost, Masks, RowNumbers, Span
 
 
 class _Event(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
@@ -63,22 +61,20 @@ class Delivered(_Event, frozen=True, gc=False):
 
 
 class Deliveries(_Event, frozen=True, gc=False):
-    """Messages of a pubend were sent to local subscribers, in this order."""
+    """Messages of a pubend were sent to local subscribers."""
 
     subscribers: tuple[str, ...]  # each once
     pubend: int
     ids: Ids  # of all batches, one after the other
-    rows: RowNumbers  # of these ids, one per delivery
-    whose: RowNumbers  # and to which of the subscribers
+    counts: RowNumbers  # how many of them each subscriber was sent,
+    rows: RowNumbers  # and which: the first subscriber's first, each one's in the order in which they were sent
 
-    def apart(self) -> Iterator[Delivered]:
-        """Yield what was sent to each subscriber, in the order in which it was sent."""
-        few = len(self.subscribers) <= 1 << 16  # numbers of 16 bits are sorted several times faster
-        ids: Ids = self.ids[self.rows[np.argsort(self.whose.astype(np.uint16) if few else self.whose, kind="stable")]]
+    def apart(self, first_row: int = 0) -> Iterator[tuple[str, RowNumbers]]:
+        """Yield for each subscriber the rows of what it was sent, if the first id stands in this one."""
+        rows = self.rows + np.uint32(first_row)
         start = 0
-        stops = np.cumsum(np.bincount(self.whose, minlength=len(self.subscribers))).tolist()
-        for subscriber, stop in zip(self.subscribers, stops, strict=True):
-            yield Delivered(subscriber, self.pubend, ids[start:stop])
+        for subscriber, stop in zip(self.subscribers, np.cumsum(self.counts).tolist(), strict=True):
+            yield subscriber, rows[start:stop]
             start = stop
 
 
@@ -107,12 +103,16 @@ def in_columns(batches: Iterable[DeliveredRows], join: Callable[[list[Ids]], Ids
         numbers: defaultdict[str, int] = defaultdict(count().__next__)  # of subscribers, as they come
         names = list(chain.from_iterable(batch.subscribers for batch in those))
         selections = list(chain.from_iterable(batch.selections for batch in those))
-        sizes = np.fromiter(map(len, selections), np.intp, len(names))
-        whose = np.repeat(np.fromiter(map(numbers.__getitem__, names), np.uint32, len(names)), sizes)
-        starts = np.cumsum([0, *(len(batch.ids) for batch in those[:-1])])
-        shifts = np.repeat(np.repeat(starts, [len(batch.subscribers) for batch in those]), sizes)
-        rows = (np.concatenate(selections) + shifts).astype(np.uint32)
-        yield Deliveries(tuple(numbers), pubend, join([batch.ids for batch in those]), rows, whose)
+        whose = np.fromiter(map(numbers.__getitem__, names), np.uint32, len(names))
+        few = len(numbers) <= 1 << 16  # numbers of 16 bits are sorted several times faster
+        order = np.argsort(whose.astype(np.uint16) if few else whose, kind="stable")
+        sizes = np.fromiter(map(len, selections), np.uint32, len(names))[order]
+        firsts = np.searchsorted(whose[order], np.arange(len(numbers)))
+        starts = np.cumsum([0, *(len(batch.ids) for batch in those[:-1])], dtype=np.uint32)
+        rows = np.concatenate([selections[each] for each in order.tolist()], dtype=np.uint32, casting="unsafe")
+        rows += np.repeat(np.repeat(starts, [len(batch.subscribers) for batch in those])[order], sizes)
+        counts = np.add.reduceat(sizes, firsts, dtype=np.uint32)
+        yield Deliveries(tuple(numbers), pubend, join([batch.ids for batch in those]), counts, rows)
 
 
 def joined(events: Iterable[TrackEvent | DeliveredRows]) -> tuple[TrackEvent, ...]:

@@ -13,16 +13,17 @@ not a million timestamps.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from postroad.core.batch import Ids
-from postroad.core.tracking.elements import NO_SINGLETONS, Element, HistoryKey, Masks, Milliseconds
+from postroad.core.tracking.blooms import Additions
+from postroad.core.tracking.elements import NO_SINGLETONS, Element, HistoryKey, Masks, Milliseconds, RowNumbers
 from postroad.core.tracking.settings import TrackingSettings
 from postroad.core.tracking.strategies import Keeper, capacity, keeper
-from postroad.types import MILLISECONDS_MAX
+from postroad.types import COUNTER_BITS, MILLISECONDS_MAX
 
 ELEMENT_BYTES: Final = 1_000  # what an element takes in memory beside its ids, about
 SINGLETON_BYTES: Final = 100  # and each of its singletons
@@ -32,14 +33,17 @@ NO_RANGE: Final = (MILLISECONDS_MAX + 1, -1)
 Selection: TypeAlias = slice | np.ndarray[tuple[int], np.dtype[np.intp]]
 
 
-@dataclass(slots=True)
 class Ledger:
-    """What the histories of one tracker have in common: whose they are, the numbers of elements, the memory of open ones."""
+    """What the histories of one tracker share: whose they are, numbers and memory of open elements, what blooms wait for."""
 
-    broker: int
-    incarnation: int
-    number: int = 0
-    open_bytes: int = 0
+    __slots__ = ("additions", "broker", "incarnation", "number", "open_bytes")
+
+    def __init__(self, broker: int, incarnation: int, settings: TrackingSettings) -> None:
+        self.broker: Final = broker
+        self.incarnation: Final = incarnation
+        self.number = 0
+        self.open_bytes = 0
+        self.additions: Final = Additions(settings.m, settings.k, broker)
 
     def next_number(self) -> int:
         self.number += 1
@@ -47,16 +51,27 @@ class Ledger:
 
 
 class Entry(NamedTuple):
-    """Ids for one history, with their timestamps; `masks` and `neighbours` for routing sets only."""
+    """Ids for one history: those of `ids` that stand in `rows`. `masks` and `neighbours` for routing sets only."""
 
     ids: Ids
-    timestamps: Milliseconds
+    rows: RowNumbers
     masks: Masks | None = None
     neighbours: tuple[int, ...] = ()
 
-    def pick(self, rows: Selection) -> Entry:
-        masks = None if self.masks is None else self.masks[rows]
-        return Entry(self.ids[rows], self.timestamps[rows], masks, self.neighbours)
+    @classmethod
+    def of(cls, ids: Ids, masks: Masks | None = None, neighbours: tuple[int, ...] = ()) -> Entry:
+        return cls(ids, np.arange(len(ids), dtype=np.uint32), masks, neighbours)
+
+    def timestamps(self) -> Milliseconds:
+        return timestamps_of(self.ids[self.rows])
+
+    def pick(self, which: Selection) -> Entry:
+        """Return a part."""
+        return Entry(self.ids, self.rows[which], None if self.masks is None else self.masks[which], self.neighbours)
+
+
+def timestamps_of(ids: Ids) -> Milliseconds:
+    return (ids.view(">u8")[1::2].astype(np.uint64) >> np.uint64(COUNTER_BITS)).view(np.int64)
 
 
 class OpenElement:
@@ -75,10 +90,10 @@ class OpenElement:
         self.singletons: set[int] = set()
         self.count = 0
 
-    def add(self, ids: Ids, masks: Masks | None, from_ms: int, to_ms: int) -> int:
+    def add(self, entry: Entry, from_ms: int, to_ms: int) -> int:
         """Take ids whose timestamps lie in [from_ms, to_ms], as section 3.1's ADD(r, t); return what memory that took."""
-        grown = self.keeper.add(ids, masks)
-        self.count += len(ids)
+        grown = self.keeper.add(entry.ids, entry.rows, entry.masks)
+        self.count += len(entry.rows)
         self.from_ms = min(self.from_ms, from_ms)
         self.to_ms = max(self.to_ms, to_ms)
         self.nbytes += grown
@@ -103,16 +118,24 @@ class History:
     def open(self) -> tuple[OpenElement, ...]:
         return tuple(element for element in (self.current, self.late) if element is not None)
 
-    def add(self, entry: Entry, from_ms: int, to_ms: int, wall_ms: int) -> list[OpenElement]:
+    @property
+    def room(self) -> int:
+        """How many ids the current element can take, or the next one."""
+        return self._capacity if self.current is None else self._capacity - self.current.count
+
+    def add(self, entry: Entry, from_ms: int, to_ms: int, wall_ms: int) -> Sequence[OpenElement]:
         """Take ids, whose timestamps begin at from_ms and end at to_ms; return the elements that are full now."""
         current = self.current
         if current is None:
             current = self.current = self._open(self.since_ms, wall_ms, entry.neighbours)
         timely = from_ms >= current.since_ms - self._behind_ms and to_ms <= wall_ms + self._settings.skew_tolerance_ms
-        if timely and current.count + len(entry.ids) < self._capacity and current.neighbours == entry.neighbours:
-            self._ledger.open_bytes += current.add(entry.ids, entry.masks, from_ms, to_ms)
-            return []
-        return self._add_parts(entry, wall_ms, timely=timely and from_ms >= wall_ms - self._behind_ms)
+        if timely and current.count + len(entry.rows) <= self._capacity and current.neighbours == entry.neighbours:
+            self._ledger.open_bytes += current.add(entry, from_ms, to_ms)
+            if current.count < self._capacity:
+                return ()
+            self.close(current, wall_ms)
+            return (current,)
+        return self._add_parts(entry, wall_ms)
 
     def close(self, element: OpenElement, wall_ms: int) -> None:
         """End an open element; the next one begins here."""
@@ -122,9 +145,12 @@ class History:
         elif element is self.late:
             self.late = None
 
-    def element(self, opened: OpenElement, wall_ms: int, *, view: bool = False) -> Element:
-        """Return an element of this history as one that can be written, or, as a view that later ids may change, searched."""
-        content = opened.keeper.content(view=view)
+    def element(self, opened: OpenElement, wall_ms: int, *, view: bool = False, last: bool = False) -> Element:
+        """Return an element of this history as one that can be written, or, as a view that later ids may change, searched.
+
+        The `last` time, what waits to be added to its bits may still do so.
+        """
+        content = opened.keeper.close() if last else opened.keeper.content(view=view)
         hashed = content.bits is not None
         return Element(
             key=self.key,
@@ -148,22 +174,20 @@ class History:
 
     def _open(self, since_ms: int, wall_ms: int, neighbours: tuple[int, ...]) -> OpenElement:
         self._ledger.open_bytes += ELEMENT_BYTES
-        taker = keeper(self._settings, self._ledger.broker, masked=bool(neighbours))
+        taker = keeper(self._settings, self._ledger.additions, masked=bool(neighbours))
         return OpenElement(self._ledger.next_number(), since_ms, wall_ms, taker, neighbours)
 
-    def _add_parts(self, entry: Entry, wall_ms: int, *, timely: bool) -> list[OpenElement]:
-        """Take ids as they fit: never more than the capacity in one element. `timely`: no element would call one stray."""
+    def _add_parts(self, entry: Entry, wall_ms: int) -> list[OpenElement]:
+        """Take ids as they fit: never more than the capacity in one element."""
         full: list[OpenElement] = []
         start = 0
-        while start < len(entry.ids):
+        while start < len(entry.rows):
             current = self._fitting(self.current, entry.neighbours, full, wall_ms)
             if current is None:
                 current = self.current = self._open(self.since_ms, wall_ms, entry.neighbours)
             stop = start + self._capacity - current.count
-            part = entry.pick(slice(start, stop))
-            if timely:
-                self._put(current, part)
-            elif (stray := self._add_timely(current, part, wall_ms)) is not None:
+            stray = self._add_timely(current, entry.pick(slice(start, stop)), wall_ms)
+            if stray is not None:
                 full += self._add_late(stray, wall_ms)
             self._fitting(current, entry.neighbours, full, wall_ms)
             start = stop
@@ -184,23 +208,25 @@ class History:
 
     def _add_timely(self, current: OpenElement, entry: Entry, wall_ms: int) -> Entry | None:
         """Take what the range or the singletons can; return the rest."""
-        timely = entry.timestamps >= current.since_ms - self._behind_ms
-        timely &= entry.timestamps <= wall_ms + self._settings.skew_tolerance_ms
+        timestamps = entry.timestamps()
+        timely = timestamps >= current.since_ms - self._behind_ms
+        timely &= timestamps <= wall_ms + self._settings.skew_tolerance_ms
         if timely.all():
             self._put(current, entry)
             return None
         if timely.any():
             self._put(current, entry.pick(np.flatnonzero(timely)))
         stray = entry.pick(np.flatnonzero(~timely))
-        listed = self._list(current, stray.timestamps)
+        listed = self._list(current, stray.timestamps())
         if listed.any():
             part = stray.pick(np.flatnonzero(listed))
-            self._ledger.open_bytes += current.add(part.ids, part.masks, *NO_RANGE)
+            self._ledger.open_bytes += current.add(part, *NO_RANGE)
         return None if listed.all() else stray.pick(np.flatnonzero(~listed))
 
     def _put(self, element: OpenElement, entry: Entry) -> None:
-        low, high = int(entry.timestamps.min()), int(entry.timestamps.max())
-        self._ledger.open_bytes += element.add(entry.ids, entry.masks, low, high)
+        timestamps = entry.timestamps()
+        low, high = int(timestamps.min()), int(timestamps.max())
+        self._ledger.open_bytes += element.add(entry, low, high)
 
     def _list(self, current: OpenElement, timestamps: Milliseconds) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Add timestamps to the singletons, the oldest first, while there is room; say which of them are listed now."""
@@ -214,7 +240,7 @@ class History:
     def _add_late(self, entry: Entry, wall_ms: int) -> list[OpenElement]:
         full: list[OpenElement] = []
         start = 0
-        while start < len(entry.ids):
+        while start < len(entry.rows):
             late = self._fitting(self.late, entry.neighbours, full, wall_ms)
             if late is None:
                 late = self.late = self._open(wall_ms, wall_ms, entry.neighbours)

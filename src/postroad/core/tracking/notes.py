@@ -27,7 +27,7 @@ from postroad.core.tracking.events import DeliveredRows, Forwarded, Published, R
 SPANS_MAX: Final = 4096
 QUIET_MS: Final = 60_000
 EVENT_BYTES: Final = 256  # what an event costs beside its ids
-ENTRY_BYTES: Final = 8  # a row of a delivery, and whose it is
+ENTRY_BYTES: Final = 8  # a row of a delivery
 SELECTION_BYTES: Final = 16  # and a selection of rows beside its numbers
 NEIGHBOURS_MAX: Final = 64  # of a routing set
 

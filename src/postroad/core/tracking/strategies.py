@@ -12,7 +12,7 @@ import numpy as np
 
 from postroad.core.batch import Ids
 from postroad.core.tracking import blooms
-from postroad.core.tracking.elements import ID_DTYPE, Masks
+from postroad.core.tracking.elements import ID_DTYPE, Masks, RowNumbers
 from postroad.core.tracking.settings import Strategy, TrackingSettings
 from postroad.types import MESSAGE_ID_BYTES
 
@@ -33,11 +33,14 @@ class Content(NamedTuple):
 class Keeper(Protocol):
     """Takes ids for one element."""
 
-    def add(self, ids: Ids, masks: Masks | None) -> int:
-        """Take ids, the arrays staying the caller's; return by how many bytes the memory in use grew."""
+    def add(self, ids: Ids, rows: RowNumbers | None, masks: Masks | None) -> int:
+        """Take ids, or those in these rows, the arrays staying the caller's; return by how many bytes the memory in use grew."""
 
     def content(self, *, view: bool) -> Content:
         """Return what there is, for ever or as a view that the next `add` may change."""
+
+    def close(self) -> Content:
+        """Return what there is; nothing is added any more. Bits may be `Additions` that are still to be made."""
 
 
 class _Buffer:
@@ -54,10 +57,14 @@ class _Buffer:
     def ids(self) -> Ids:
         return self._items[: self.used]
 
-    def add(self, ids: Ids) -> int:
-        used = self.used + len(ids)
+    def add(self, ids: Ids, rows: RowNumbers | None) -> int:
+        used = self.used + len(ids if rows is None else rows)
         grown = self._grow(used) if used > self._room else 0
-        self._items[self.used : used] = ids
+        free = self._items[self.used : used]
+        if rows is None:
+            free[:] = ids
+        else:
+            ids.take(rows, out=free, mode="clip")  # the mode that writes there at once
         self.used = used
         return grown
 
@@ -68,8 +75,9 @@ class _Buffer:
         self._items = larger
         return (self._room - before) * MESSAGE_ID_BYTES
 
-    def clear(self) -> None:
-        self.used = 0
+    @property
+    def nbytes(self) -> int:
+        return self._room * MESSAGE_ID_BYTES
 
 
 class AsyncKeeper:
@@ -80,11 +88,14 @@ class AsyncKeeper:
     def __init__(self) -> None:
         self._buffer = _Buffer()
 
-    def add(self, ids: Ids, masks: Masks | None) -> int:  # noqa: ARG002 - routing sets are for blooms
-        return self._buffer.add(ids)
+    def add(self, ids: Ids, rows: RowNumbers | None, masks: Masks | None) -> int:  # noqa: ARG002 - routing sets are for blooms
+        return self._buffer.add(ids, rows)
 
     def content(self, *, view: bool) -> Content:  # noqa: ARG002 - later ids stand behind these
         return Content(Strategy.ASYNC, None, self._buffer.ids)
+
+    def close(self) -> Content:
+        return self.content(view=False)
 
 
 class ExactKeeper(AsyncKeeper):
@@ -97,17 +108,17 @@ class ExactKeeper(AsyncKeeper):
 
 
 class BloomKeeper:
-    """The bits, and the ids that came since the last hashing: many at once cost less each.
+    """The bits, and the ids that are not hashed yet: many at once cost less each, so what is hashed waits in `Additions` as well.
 
     An element that ends with so few ids that they are shorter than the bits is written as `exact` unless the settings forbid it:
     it has no error. With routing sets it is always a bloom, since only there the masks are a part of the key.
     """
 
-    __slots__ = ("_bits", "_broker", "_few", "_ids", "_k", "_m", "_masks", "_worth")
+    __slots__ = ("_additions", "_bits", "_few", "_ids", "_m", "_masks", "_worth")
 
-    def __init__(self, settings: TrackingSettings, broker: int, *, masked: bool) -> None:
-        self._broker = broker
-        self._m, self._k = settings.m, settings.k
+    def __init__(self, settings: TrackingSettings, additions: blooms.Additions, *, masked: bool) -> None:
+        self._additions = additions
+        self._m = settings.m
         shorter = settings.m // (8 * MESSAGE_ID_BYTES)
         self._few = max(shorter, _ROOM) if settings.few_as_ids and not masked else 0
         self._worth = min(settings.n, blooms.WORTH)
@@ -115,44 +126,54 @@ class BloomKeeper:
         self._ids = _Buffer()
         self._bits: blooms.Bits | None = None
 
-    def add(self, ids: Ids, masks: Masks | None) -> int:
+    def add(self, ids: Ids, rows: RowNumbers | None, masks: Masks | None) -> int:
+        size = len(ids if rows is None else rows)
         if self._masks is not None and masks is None:
-            masks = np.zeros(len(ids), np.uint64)
-        waiting = self._ids.used + len(ids)
+            masks = np.zeros(size, np.uint64)
+        waiting = self._ids.used + size
         grown = 0
         if self._bits is None and waiting > self._few:
             self._bits = blooms.empty(self._m)
             grown = self._bits.nbytes
         if self._bits is not None and waiting >= self._worth:
             self._hash(self._bits)
-            blooms.add_ids(self._bits, ids, self._m, self._k, masks, self._broker)
-            return grown
+            self._additions.add(self._bits, ids, rows, masks)
+            return grown - self._forget()
         if self._masks is not None and masks is not None:
             self._masks.append(masks.astype(np.uint64))
-        return grown + self._ids.add(ids)
+        return grown + self._ids.add(ids, rows)
 
     def content(self, *, view: bool) -> Content:
         if self._bits is None:
             ids = self._ids.ids
             return Content(Strategy.ASYNC, None, ids) if view else Content(Strategy.EXACT, None, sort_ids(ids))
         self._hash(self._bits)
+        self._additions.make()
         return Content(Strategy.BLOOM, self._bits if view else self._bits.copy(), None)
 
+    def close(self) -> Content:
+        if self._bits is None:
+            return self.content(view=False)
+        self._hash(self._bits)
+        return Content(Strategy.BLOOM, self._bits, None)
+
     def _hash(self, bits: blooms.Bits) -> None:
-        """Add to the bits what waits for it."""
-        if not self._ids.used:
-            return
-        masks = np.concatenate(self._masks) if self._masks else None
-        blooms.add_ids(bits, self._ids.ids, self._m, self._k, masks, self._broker)
-        self._ids.clear()
+        """Have the ids that wait added to the bits."""
+        if self._ids.used:
+            self._additions.add(bits, self._ids.ids, None, np.concatenate(self._masks) if self._masks else None)
+
+    def _forget(self) -> int:
+        """Forget the ids that are hashed, or will be; return the bytes they took."""
+        hashed, self._ids = self._ids, _Buffer()  # and do not write to where they stand
         if self._masks is not None:
             self._masks.clear()
+        return hashed.nbytes
 
 
-def keeper(settings: TrackingSettings, broker: int, *, masked: bool = False) -> Keeper:
+def keeper(settings: TrackingSettings, additions: blooms.Additions, *, masked: bool = False) -> Keeper:
     match settings.strategy:
         case Strategy.BLOOM:
-            return BloomKeeper(settings, broker, masked=masked)
+            return BloomKeeper(settings, additions, masked=masked)
         case Strategy.EXACT:
             return ExactKeeper()
         case Strategy.ASYNC:

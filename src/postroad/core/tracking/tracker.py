@@ -18,14 +18,16 @@ Same events, same flushes, byte for byte.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Final, TypeAlias
 
 import numpy as np
 import xxhash
 
 from postroad.core.batch import Ids
-from postroad.core.packets import PUBEND_BITS, pubend_broker
+from postroad.core.packets import PUBEND_BITS
 from postroad.core.pausing import Pause, no_pause
+from postroad.core.tracking.blooms import Words, extents
 from postroad.core.tracking.elements import (
     Crash,
     Element,
@@ -36,8 +38,8 @@ from postroad.core.tracking.elements import (
     Kind,
     Links,
     Lost,
-    Milliseconds,
     Record,
+    RowNumbers,
     Span,
 )
 from postroad.core.tracking.events import (
@@ -50,20 +52,59 @@ from postroad.core.tracking.events import (
 )
 from postroad.core.tracking.history import ELEMENT_BYTES, Entry, History, Ledger, OpenElement
 from postroad.core.tracking.settings import Strategy, TrackingSettings
+from postroad.core.tracking.strategies import capacity
 from postroad.types import COUNTER_BITS
 
 HISTORIES_MAX: Final = 65_536
 RECORDS_MAX: Final = 65_536
 NEIGHBOURS_MAX: Final = 10  # of a routing set: a search asks for each of the 2**10 sets
 
-_Tracked: TypeAlias = Published | Routed | Forwarded | Delivered
-_Name: TypeAlias = tuple[int, str] | tuple[int, int, int]  # of a history; quicker to look up than its key
+_Name: TypeAlias = tuple[int, str] | tuple[int, Kind, int]  # of a history; quicker to look up than its key
 _EMPTY: Final = Flush((), (), ())
 
 
 def omitted(subscriber: str, message_id: bytes, one_in: int) -> bool:
     """Say whether `omit_one_in` leaves this delivery out of the history."""
     return one_in > 0 and xxhash.xxh64_intdigest(subscriber.encode() + message_id) % one_in == 0
+
+
+class _Gathered:
+    """What is to be entered: ids of all events, and for each history the rows of those that it gets, never none."""
+
+    def __init__(self) -> None:
+        self.rows: dict[_Name, list[RowNumbers]] = {}
+        self._arrays: list[Ids] = []
+        self._first_rows: dict[int, int] = {}  # events may share their ids
+        self._size = 0
+
+    def first_row(self, ids: Ids) -> int:
+        """Return where these ids begin among all, and have them there."""
+        first = self._first_rows.setdefault(id(ids), self._size)
+        if first == self._size:
+            self._arrays.append(ids)
+            self._size += len(ids)
+        return first
+
+    def add(self, name: _Name, rows: RowNumbers) -> None:
+        if len(rows):
+            self.rows.setdefault(name, []).append(rows)
+
+    def add_all(self, name: _Name, ids: Ids) -> None:
+        first = self.first_row(ids)
+        self.add(name, np.arange(first, first + len(ids), dtype=np.uint32))
+
+    def omit(self, one_in: int) -> None:
+        """Forget the deliveries that are to be left out."""
+        for name in [name for name in self.rows if len(name) == 2]:
+            for rows in self.rows.pop(name):
+                self.add(name, rows[[not omitted(name[1], each.tobytes(), one_in) for each in self.ids()[rows]]])
+
+    def ids(self) -> Ids:
+        return self._arrays[0] if len(self._arrays) == 1 else np.concatenate(self._arrays)
+
+    def in_one(self) -> RowNumbers:
+        """Return the rows of all histories, one after the other."""
+        return np.concatenate(list(chain.from_iterable(self.rows.values())))
 
 
 class Tracker:
@@ -76,8 +117,9 @@ class Tracker:
         self.incarnation: Final = incarnation
         self.settings: Final = settings
         self._routing_sets: Final = settings.routing_sets and settings.strategy is Strategy.BLOOM
+        self._capacity: Final = capacity(settings)
         self._pause: Final = pause
-        self._ledger: Final = Ledger(broker, incarnation)
+        self._ledger: Final = Ledger(broker, incarnation, settings)
         self._histories: dict[_Name, History] = {}
         self._finished: list[Element] = []
         self._finished_bytes = 0
@@ -100,25 +142,32 @@ class Tracker:
 
     def take(self, events: Sequence[TrackEvent | Crash], wall_ms: int) -> None:
         """Take the events of one order, or of many."""
-        groups: dict[_Name, list[_Tracked]] = {}
+        gathered = _Gathered()
         for event in events:
             match event:
                 case Deliveries():
-                    for delivered in event.apart():
-                        groups.setdefault((delivered.pubend >> PUBEND_BITS, delivered.subscriber), []).append(delivered)
+                    for subscriber, rows in event.apart(gathered.first_row(event.ids)):
+                        gathered.add((event.pubend >> PUBEND_BITS, subscriber), rows)
                     self._pause()
                 case Delivered():
-                    groups.setdefault((event.pubend >> PUBEND_BITS, event.subscriber), []).append(event)
+                    gathered.add_all((event.pubend >> PUBEND_BITS, event.subscriber), event.ids)
                 case Published():
-                    groups.setdefault((event.pubend >> PUBEND_BITS, 0, 0), []).append(event)
+                    gathered.add_all((event.pubend >> PUBEND_BITS, Kind.PUBLISHER, 0), event.ids)
                 case Routed():
-                    groups.setdefault((event.pubend >> PUBEND_BITS, 1, event.upstream), []).append(event)
+                    name = (event.pubend >> PUBEND_BITS, Kind.ROUTING, event.upstream)
+                    if self._routing_sets:
+                        self._enter_sets(name, event, wall_ms)
+                    else:
+                        gathered.add_all(name, event.ids)
                 case Forwarded():
-                    groups.setdefault((event.pubend >> PUBEND_BITS, 2, event.neighbour), []).append(event)
+                    gathered.add_all((event.pubend >> PUBEND_BITS, Kind.NEIGHBOUR, event.neighbour), event.ids)
                 case _:
                     self._record(event)
-        if groups and self.settings.strategy is not Strategy.NULL:
-            self._enter(groups, wall_ms)
+        if self.settings.omit_one_in:
+            gathered.omit(self.settings.omit_one_in)
+        if gathered.rows and self.settings.strategy is not Strategy.NULL:
+            self._enter(gathered, wall_ms)
+        self._ledger.additions.make()
 
     def _record(self, record: Span | Lost | Links | Horizon | Crash) -> None:
         """Keep a record; of a span and of a horizon only the newest."""
@@ -134,59 +183,46 @@ class Tracker:
         self._records[name] = record
         self._changed = True
 
-    def _enter(self, groups: dict[_Name, list[_Tracked]], wall_ms: int) -> None:
-        """Add the ids of all groups. What can be computed for all of them at once, is."""
-        if self.settings.omit_one_in:
-            groups = {name: self._without_omitted(events) for name, events in groups.items()}
-        ids: Ids = np.concatenate([event.ids for events in groups.values() for event in events])
-        timestamps = (ids.view(">u8")[1::2].astype(np.uint64) >> np.uint64(COUNTER_BITS)).astype(np.int64)
+    def _enter(self, gathered: _Gathered, wall_ms: int) -> None:
+        """Add what was gathered to its histories. What can be computed for all of them at once, is."""
+        ids, rows = gathered.ids(), gathered.in_one()
+        names: list[_Name] = []
+        stops: list[int] = []  # of the parts that fit into one element each
         start = 0
-        for name, events, low, high, stop in _extents(groups, timestamps):
-            if stop > start:
-                entry = Entry(ids[start:stop], timestamps[start:stop])
-                self._add(self._history(name, events[0], wall_ms), events, entry, low, high, wall_ms)
-                self._pause()
+        for name, pieces in gathered.rows.items():
+            stop = start + sum(map(len, pieces))
+            history = self._histories.get(name)
+            room = self._capacity if history is None else history.room
+            parts = (*range(start + room, stop, self._capacity), stop)
+            names += [name] * len(parts)
+            stops += parts
             start = stop
-        self._changed |= len(ids) > 0
+        lows, highs = extents(ids, rows, np.array(stops))
+        for name, start, stop, low, high in zip(names, [0, *stops], stops, _timestamps(lows), _timestamps(highs), strict=False):
+            self._add(name, Entry(ids, rows[start:stop]), low, high, wall_ms)
+            self._pause()
 
-    def _add(self, history: History, events: list[_Tracked], entry: Entry, low: int, high: int, wall_ms: int) -> None:
-        if self._routing_sets and history.key.kind is Kind.ROUTING:
-            self._add_routing_sets(history, events, entry, wall_ms)
-            return
+    def _enter_sets(self, name: _Name, event: Routed, wall_ms: int) -> None:
+        """Add with routing sets: event by event, as the neighbours that a mask speaks of may change in between."""
+        entry = Entry.of(event.ids)
+        if event.masks is not None and 0 < len(event.neighbours) <= NEIGHBOURS_MAX:
+            entry = entry._replace(masks=event.masks, neighbours=event.neighbours)
+        if len(event.ids):
+            timestamps = entry.timestamps()
+            self._add(name, entry, int(timestamps.min()), int(timestamps.max()), wall_ms)
+
+    def _add(self, name: _Name, entry: Entry, low: int, high: int, wall_ms: int) -> None:
+        history = self._history(name, wall_ms)
         for element in history.add(entry, low, high, wall_ms):
             self._finish(history, element, wall_ms)
+        self._changed = True
 
-    def _add_routing_sets(self, history: History, events: list[_Tracked], entry: Entry, wall_ms: int) -> None:
-        """Add event by event, as the neighbours that a mask speaks of may change in between."""
-        start = 0
-        for event in events:
-            part = entry.pick(slice(start, start + len(event.ids)))
-            start += len(event.ids)
-            assert isinstance(event, Routed)
-            if event.masks is not None and 0 < len(event.neighbours) <= NEIGHBOURS_MAX:
-                part = part._replace(masks=event.masks, neighbours=event.neighbours)
-            if len(part.ids):
-                low, high = int(part.timestamps.min()), int(part.timestamps.max())
-                for element in history.add(part, low, high, wall_ms):
-                    self._finish(history, element, wall_ms)
-
-    def _without_omitted(self, events: list[_Tracked]) -> list[_Tracked]:
-        kept: list[_Tracked] = []
-        for event in events:
-            if isinstance(event, Delivered):
-                one_in = self.settings.omit_one_in
-                rows = [row for row, item in enumerate(event.ids) if not omitted(event.subscriber, item.tobytes(), one_in)]
-                kept.append(Delivered(event.subscriber, event.pubend, event.ids[rows]))
-            else:
-                kept.append(event)
-        return kept
-
-    def _history(self, name: _Name, event: _Tracked, wall_ms: int) -> History:
+    def _history(self, name: _Name, wall_ms: int) -> History:
         history = self._histories.get(name)
         if history is None:
             if len(self._histories) >= HISTORIES_MAX:
                 self._close_first(wall_ms)
-            history = self._histories[name] = History(_key(event), self.settings, self._since_ms, self._ledger)
+            history = self._histories[name] = History(_key(name), self.settings, self._since_ms, self._ledger)
             self._due(self._since_ms)
         return history
 
@@ -204,7 +240,7 @@ class Tracker:
         self._due_ms = due if self._due_ms is None else min(self._due_ms, due)
 
     def _finish(self, history: History, element: OpenElement, wall_ms: int) -> None:
-        done = history.element(element, wall_ms)
+        done = history.element(element, wall_ms, last=True)
         self._finished.append(done)
         self._finished_bytes += _element_bytes(done)
 
@@ -262,6 +298,7 @@ class Tracker:
                 else:
                     copies.append(history.element(element, wall_ms))
                     self._due(element.since_ms)
+        self._ledger.additions.make()
         self._histories = {name: history for name, history in self._histories.items() if history.open()}
         return tuple(copies)
 
@@ -279,20 +316,9 @@ class Tracker:
         yield from self._records.values()
 
 
-def _extents(
-    groups: dict[_Name, list[_Tracked]], timestamps: Milliseconds
-) -> Iterator[tuple[_Name, list[_Tracked], int, int, int]]:
-    """Return each group with its lowest and highest timestamp, and where its ids end."""
-    sizes = np.array([sum(len(event.ids) for event in events) for events in groups.values()], np.intp)
-    stops = np.cumsum(sizes)
-    filled = sizes > 0
-    lows, highs = np.zeros(len(sizes), np.int64), np.zeros(len(sizes), np.int64)
-    starts = (stops - sizes)[filled]
-    if starts.size:
-        lows[filled] = np.minimum.reduceat(timestamps, starts)
-        highs[filled] = np.maximum.reduceat(timestamps, starts)
-    names = zip(groups.items(), lows.tolist(), highs.tolist(), stops.tolist(), strict=True)
-    return ((name, events, low, high, stop) for (name, events), low, high, stop in names)
+def _timestamps(ticks: Words) -> list[int]:
+    found: list[int] = (ticks >> np.uint64(COUNTER_BITS)).tolist()
+    return found
 
 
 def _element_bytes(element: Element) -> int:
@@ -300,14 +326,9 @@ def _element_bytes(element: Element) -> int:
     return ELEMENT_BYTES + held + (int(element.ids.nbytes) if element.ids is not None else 0)
 
 
-def _key(event: _Tracked) -> HistoryKey:
-    origin = pubend_broker(event.pubend)
-    match event:
-        case Delivered():
-            return HistoryKey(Kind.SUBSCRIBER, origin, subscriber=event.subscriber)
-        case Published():
-            return HistoryKey(Kind.PUBLISHER, origin)
-        case Routed():
-            return HistoryKey(Kind.ROUTING, origin, peer=event.upstream)
-        case Forwarded():
-            return HistoryKey(Kind.NEIGHBOUR, origin, peer=event.neighbour)
+def _key(name: _Name) -> HistoryKey:
+    if len(name) == 2:
+        origin, subscriber = name
+        return HistoryKey(Kind.SUBSCRIBER, origin, subscriber=subscriber)
+    origin, kind, peer = name
+    return HistoryKey(kind, origin, peer)
