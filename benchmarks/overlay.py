@@ -24,7 +24,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -48,6 +48,8 @@ RESULTS: Final = Path(__file__).parent / "results"
 DEFAULT: Final = Tracking()
 STRATEGIES: Final = {"null": Tracking(strategy="null"), "bloom": Tracking(strategy="bloom"), "exact": Tracking(strategy="exact")}
 LOADS: Final = ("columns", "messages", "5000", "2000", "500")
+THROUGHPUT: Final = ("messages_per_s", "broker_cpu_us", "all_cpu_us")
+LATENCY: Final = ("p50_ms", "p99_ms", "broker_cpu")
 PERCENTILES: Final = {"50": 50.0, "99": 99.0, "999": 99.9}
 SYMBOLS: Final = [f"S{number}" for number in range(10)]
 
@@ -253,6 +255,7 @@ def throughput(
             "broker_cpu_us": round(cpu / count * 1e6, 2),  # per message, all brokers together
             "publisher_cpu_us": round(publisher_cpu / count * 1e6, 2),
             "subscribers_cpu_us": round(subscriber_cpu / count * 1e6, 2),
+            "all_cpu_us": round((cpu + publisher_cpu + subscriber_cpu) / count * 1e6, 2),
         }
 
 
@@ -476,10 +479,9 @@ def _random_batch(rng: random.Random, count: int) -> Batch:
 
 
 def shape_t(scale: float, rounds: int, strategies: Sequence[str], loads: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Run loads with each strategy in turn, several times; the medians, and the ratios of each round to that without tracking.
+    """Run loads with each strategy and without tracking in turns, many times; the medians, and the ratios of turn to turn.
 
-    Throughput: each round begins and ends without tracking. Latency: two brokers, one of them without tracking, take turns of
-    some seconds.
+    Throughput: turns are whole runs. Latency: two brokers live side by side and take turns of some seconds.
     """
     tenth = [f"symbol = '{symbol}'" for symbol in SYMBOLS]
     many, some = _rounded(2_000_000 * scale), _rounded(800_000 * scale)
@@ -490,39 +492,30 @@ def shape_t(scale: float, rounds: int, strategies: Sequence[str], loads: Sequenc
     series = {name: STRATEGIES[name] for name in ("null", *(each for each in strategies if each != "null"))}
     series["null again"] = STRATEGIES["null"]
     for load in loads:
-        if load in flows:
-            found: dict[str, list[dict[str, Any]]] = {each: [] for each in series}
-            for number in range(rounds):
-                for each in series if number % 2 == 0 else reversed(series):
-                    found[each].append(flows[load](series[each]))
-            plain = [*zip(found["null"], found["null again"], strict=True)]
-            pairs = {each: [*zip(plain, found[each], strict=True)] for each in series if not each.startswith("null")}
-            again = [((first,), second) for first, second in plain]
-            yield from compared(load, {**pairs, "null again": again}, ("messages_per_s", "broker_cpu_us"))
-        else:
-            turns = {}
-            for each in [*series][1:]:
-                both = in_turns(float(load), {"null": series["null"], each: series[each]}, max(1, round(rounds * scale)))
-                turns[each] = [((first,), second) for first, second in zip(both["null"], both[each], strict=True)]
-            yield from compared(load, turns, ("p50_ms", "p99_ms", "broker_cpu"))
+        turns: dict[str, dict[str, list[dict[str, Any]]]] = {}
+        for name in [*series][1:]:
+            pair = {"null": series["null"], name: series[name]}
+            if load in flows:
+                turns[name] = {each: [] for each in pair}
+                for number in range(rounds):
+                    for each in pair if number % 2 == 0 else reversed(pair):
+                        turns[name][each].append(flows[load](pair[each]))
+            else:
+                turns[name] = in_turns(float(load), pair, max(1, round(rounds * scale)))
+        yield from compared(load, turns, THROUGHPUT if load in flows else LATENCY)
 
 
-Run = dict[str, Any]
-
-
-def compared(
-    load: str, pairs: Mapping[str, Sequence[tuple[tuple[Run, ...], Run]]], figures: Sequence[str]
-) -> Iterator[dict[str, Any]]:
-    """Compare each run with those without tracking beside it. *Null again* is without tracking itself: the noise."""
+def compared(load: str, turns: dict[str, dict[str, list[dict[str, Any]]]], figures: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Compare each turn with the one without tracking beside it. *Null again* is without tracking itself: the noise."""
     for figure in figures:
-        plain = {name: [[run[figure] for run in beside] for beside, _ in those] for name, those in pairs.items()}
-        samples = {name: [run[figure] for _, run in those] for name, those in pairs.items()}
-        others = [name for name in pairs if name != "null again"]
-        by_name = {name: ratios(np.array(samples[name]) / np.mean(plain[name], axis=1)) for name in pairs}
+        plain = {name: [run[figure] for run in both["null"]] for name, both in turns.items()}
+        samples = {name: [run[figure] for run in both[name]] for name, both in turns.items()}
+        by_name = {name: ratios(np.array(samples[name]) / np.array(plain[name])) for name in turns}
+        others = [name for name in turns if name != "null again"]
         yield {
             "shape": f"t: {load}",
             "figure": figure,
-            "null": round(statistics.median(value for those in plain.values() for beside in those for value in beside), 2),
+            "null": round(statistics.median(value for each in plain.values() for value in each), 2),
             **{name: round(statistics.median(samples[name]), 2) for name in others},
             **{f"{name} / null": by_name[name] for name in others},
             "null again": by_name["null again"],

@@ -193,11 +193,9 @@ class Additions:
             add_all(waiting, self._m, self._k, self._broker)
 
 
-def add_ids(
-    bits: Bits, ids: Ids, m: int, k: int, masks: Masks | None = None, broker: int = 0, rows: RowNumbers | None = None
-) -> None:
+def add_ids(bits: Bits, ids: Ids, m: int, k: int, masks: Masks | None = None, broker: int = 0) -> None:
     """Hash ids and add them to one bloom."""
-    add_all([Addition(bits, ids, rows, masks)], m, k, broker)
+    add_all([Addition(bits, ids, None, masks)], m, k, broker)
 
 
 def _checked(addition: Addition, m: int) -> Addition:

@@ -33,8 +33,8 @@ class Content(NamedTuple):
 class Keeper(Protocol):
     """Takes ids for one element."""
 
-    def add(self, ids: Ids, rows: RowNumbers | None, masks: Masks | None) -> int:
-        """Take ids, or those in these rows, the arrays staying the caller's; return by how many bytes the memory in use grew."""
+    def add(self, ids: Ids, rows: RowNumbers, masks: Masks | None) -> int:
+        """Take the ids in these rows; return by how many bytes the memory in use grew. Nobody writes to the arrays later."""
 
     def content(self, *, view: bool) -> Content:
         """Return what there is, for ever or as a view that the next `add` may change."""
@@ -57,14 +57,10 @@ class _Buffer:
     def ids(self) -> Ids:
         return self._items[: self.used]
 
-    def add(self, ids: Ids, rows: RowNumbers | None) -> int:
-        used = self.used + len(ids if rows is None else rows)
+    def add(self, ids: Ids, rows: RowNumbers) -> int:
+        used = self.used + len(rows)
         grown = self._grow(used) if used > self._room else 0
-        free = self._items[self.used : used]
-        if rows is None:
-            free[:] = ids
-        else:
-            ids.take(rows, out=free, mode="clip")  # the mode that writes there at once
+        ids.take(rows, out=self._items[self.used : used], mode="clip")  # the mode that writes there at once
         self.used = used
         return grown
 
@@ -88,7 +84,7 @@ class AsyncKeeper:
     def __init__(self) -> None:
         self._buffer = _Buffer()
 
-    def add(self, ids: Ids, rows: RowNumbers | None, masks: Masks | None) -> int:  # noqa: ARG002 - routing sets are for blooms
+    def add(self, ids: Ids, rows: RowNumbers, masks: Masks | None) -> int:  # noqa: ARG002 - routing sets are for blooms
         return self._buffer.add(ids, rows)
 
     def content(self, *, view: bool) -> Content:  # noqa: ARG002 - later ids stand behind these
@@ -126,11 +122,10 @@ class BloomKeeper:
         self._ids = _Buffer()
         self._bits: blooms.Bits | None = None
 
-    def add(self, ids: Ids, rows: RowNumbers | None, masks: Masks | None) -> int:
-        size = len(ids if rows is None else rows)
+    def add(self, ids: Ids, rows: RowNumbers, masks: Masks | None) -> int:
         if self._masks is not None and masks is None:
-            masks = np.zeros(size, np.uint64)
-        waiting = self._ids.used + size
+            masks = np.zeros(len(rows), np.uint64)
+        waiting = self._ids.used + len(rows)
         grown = 0
         if self._bits is None and waiting > self._few:
             self._bits = blooms.empty(self._m)
