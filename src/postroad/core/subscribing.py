@@ -275,6 +275,7 @@ class Subscribing:
             if self._parts.filter(durable.filter) != self._parts.filter(packet.filter):
                 self._parts.refuse(link, request, _other_filter(name, durable.filter))
                 return
+            durables.believe(durable, packet.positions, packet.acknowledged)
             positions = durables.positions(durable.cursors, packet.positions)
             self._begin(link, request, packet, positions, durables.positions(durable.cursors, packet.acknowledged), now)
             return

@@ -34,3 +34,18 @@ def test_what_is_on_disk_is_found_again_after_a_restart() -> None:
         again.load(key, value)
     assert again.here["orders"].cursors == {PUBEND: 100}
     assert again.holds() == {PUBEND: 100}
+
+
+def test_only_a_home_that_never_settled_goes_back_to_where_its_client_is() -> None:
+    """Nobody was told of it, so the client may have gone on from older cursors elsewhere; then the hold goes back as well."""
+    durables = Durables(1)
+    durable = durables.take_home("orders", "x > 1", {PUBEND: 250})
+    durables.mark("orders")
+    durables.stored(durables.changes())
+    durables.believe(durable, {PUBEND: 300}, {PUBEND: 120})
+    assert (durable.cursors, durables.holds(), durables.dirty) == ({PUBEND: 250}, {PUBEND: 250}, False)
+    durables.believe(durable, {PUBEND: 200}, {PUBEND: 120})
+    assert (durable.cursors, durables.holds(), durables.dirty) == ({PUBEND: 120}, {PUBEND: 120}, True)
+    durables.settle("orders")
+    durables.believe(durable, {PUBEND: 50}, {})
+    assert durable.cursors == {PUBEND: 120}

@@ -54,6 +54,7 @@ SEEDS: Final = (
     489,
     592,
     646,
+    91096,
 )
 FORGETFUL: Final = Habits(keeps_file=False)
 
@@ -184,6 +185,25 @@ def test_a_restarted_broker_knows_where_durable_subscriptions_are_at_home() -> N
     overlay.at(4.0, overlay.node(1).start)
     overlay.at(4.0, reader.start)
     holds(overlay, 7.0)
+
+
+def test_a_home_that_never_settled_does_not_know_better_than_the_client() -> None:
+    """A client that loses its file goes back to its settled home, and from there to the other, which has older word of it."""
+    overlay = line_of(1, 2, profile=CableProfile(bytes_per_s=200_000))
+    overlay.client("writer", 2)
+    reader = overlay.client("reader", 1)
+    text = overlay.filter(everything())
+    overlay.at(1.0, lambda: reader.follow(text, subscription="all", name="all"))
+    publish_all(overlay, "writer", 2.0, 6.0, size=10_000)
+    overlay.at(2.5, overlay.node(1).crash)
+    overlay.at(2.5, lambda: reader.move([overlay.node(2)]))  # which cannot settle: a pubend is out of reach
+    overlay.at(6.5, lambda: reader.crash(lose_file=True))
+    overlay.at(6.5, lambda: reader.move([overlay.node(1)]))
+    overlay.at(7.0, overlay.node(1).start)
+    overlay.at(8.0, reader.start)
+    overlay.at(9.5, overlay.node(1).crash)  # on the way through what it had got already
+    overlay.at(9.5, lambda: reader.move([overlay.node(2)]))
+    holds(overlay, 11.0)
 
 
 def test_a_pubend_that_comes_into_reach_later_is_held_before_it_is_announced() -> None:

@@ -147,6 +147,20 @@ class Durables:
             return dict(cursors) or dict(brought)
         return {p: max(cursors.get(p, 0), brought.get(p, 0)) for p in {**cursors, **brought}}
 
+    def believe(self, durable: Durable, brought: Positions, acknowledged: Positions) -> None:
+        """Let a record that never settled go back to where its client is.
+
+        Nobody was told of it, so the client may have been at the settled home since, and gone on from older cursors there if it
+        had lost its own. That home holds the logs for these.
+        """
+        if durable.settled:
+            return
+        for pubend, tick in brought.items():
+            if tick < durable.cursors.get(pubend, 0):
+                durable.cursors[pubend] = min(tick, acknowledged.get(pubend, tick))
+                durable.kept[pubend] = min(durable.cursors[pubend], durable.kept.get(pubend, tick))
+                self._dirty[durable.name] = None
+
     def moved_on(self, name: str, cursors: Positions) -> None:
         """Note acknowledged positions."""
         durable = self.here.get(name)
