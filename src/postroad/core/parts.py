@@ -69,6 +69,7 @@ class Parts:
     on_stored: dict[int, list[Callable[[float], None]]] = field(default_factory=dict)
     token: int = 0
     epoch: int = 0
+    request: int = 0
     filters: dict[str, Filter] = field(default_factory=dict)
 
     def next_token(self) -> int:
@@ -78,6 +79,11 @@ class Parts:
     def next_epoch(self) -> int:
         self.epoch += 1
         return self.incarnation << 32 | self.epoch
+
+    def next_request(self) -> int:
+        """Return a number for a question to a broker. The answer may come after a restart: no other life of ours uses it."""
+        self.request = self.request + 1 & 0xFFFF_FFFF
+        return self.incarnation << 32 | self.request
 
     def filter(self, text: str) -> Filter:
         """Parse a filter, or find it parsed."""

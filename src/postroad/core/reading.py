@@ -73,7 +73,6 @@ class Reading:
     def __init__(self, parts: Parts, read_log: ReadLogThen) -> None:
         self._parts = parts
         self._read_log = read_log
-        self._number = OF_A_READ
         self._reads: dict[int, _Read] = {}
         self._listings: dict[int, _Listing] = {}
 
@@ -91,9 +90,9 @@ class Reading:
         if packet.hi <= packet.lo or (hosted is not None and packet.lo >= hosted.horizon):
             self._answer(read, packet.lo, [], 0)  # nothing is asked for, or nothing is decided
             return
-        self._number += 1
-        self._reads[self._number] = read
-        self._ask(self._number, read, now)
+        number = OF_A_READ | self._parts.next_request()
+        self._reads[number] = read
+        self._ask(number, read, now)
 
     def caught_up(self, reply: CatchUpReply, batch: Batch | None, now: float) -> None:
         """Take a piece of the past from another broker."""
@@ -120,9 +119,9 @@ class Reading:
         if not asked:
             self._answer_listing(listing)
             return
-        self._number += 1
-        self._listings[self._number] = listing
-        self._ask_for_spans(self._number, listing)
+        number = self._parts.next_request()
+        self._listings[number] = listing
+        self._ask_for_spans(number, listing)
 
     def asked(self, query: PubendsQuery) -> None:
         spans = self._own_spans()

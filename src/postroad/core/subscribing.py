@@ -63,7 +63,6 @@ class Subscribing:
         self._moves: dict[str, Move] = {}
         self._local = ReducedSet()
         self._requests: dict[int, tuple[int, int]] = {}  # request -> (subscription, pubend)
-        self._request = 0
         self._joined: tuple[int, ...] = ()  # the pubends every subscription takes part in
 
     # --- subscribe ---
@@ -491,13 +490,12 @@ class Subscribing:
                 return
 
     def _ask_for_past(self, subscription: Subscription, pubend: int, progress: Progress, target: int, now: float) -> None:
-        self._request += 1
-        progress.request = self._request
+        request = progress.request = self._parts.next_request()
         # Spread, so that those who lost to an overflow together do not come again together.
         wait = CATCH_UP_RETRY_S * 2 ** min(progress.tries, CATCH_UP_BACKOFF_MAX)
-        progress.retry_at = now + wait + CATCH_UP_SPREAD_S * (self._request % 8)
+        progress.retry_at = now + wait + CATCH_UP_SPREAD_S * (request % 8)
         progress.tries += 1
-        request, lo = self._request, progress.position
+        lo = progress.position
         if pubend in self._parts.pubends:
 
             def read(result: LogRead, now: float) -> None:

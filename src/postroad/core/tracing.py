@@ -95,7 +95,7 @@ class Tracing:
         elif len(self._asked) >= ASKED_MAX or sum(each.link == link for each in self._asked.values()) >= ASKED_BY_ONE_MAX:
             done(Status.BUSY, "the client's broker has too many questions under way", None)
         else:
-            number = self._parts.next_token()
+            number = self._parts.next_request()
             self._asked[number] = _Asked(link, request, target, now + PATIENCE_S)
             self._parts.unicast(TrackQuery(target, self._parts.broker, FULL_HOPS, number, packet.question))
 

@@ -55,6 +55,7 @@ SEEDS: Final = (
     592,
     646,
     91096,
+    92170,
 )
 FORGETFUL: Final = Habits(keeps_file=False)
 
