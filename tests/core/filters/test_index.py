@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from random import Random
@@ -34,6 +35,9 @@ def batch_of(columns: Mapping[str, Sequence[AttributeValue | None]], rows: int |
     if not names:
         return Batch(pa.RecordBatch.from_arrays([pa.array(range(rows or 0), pa.uint64())], names=["tick"]))
     return Batch(pa.RecordBatch.from_arrays(arrays, names=names))
+
+
+LARGEST = sys.float_info.max
 
 
 def index_of(*filters: Condition, loose_max: int = 0) -> FilterIndex[int]:
@@ -106,7 +110,22 @@ def test_each_kind_of_filter_finds_its_rows() -> None:
 def test_numbers_are_compared_exactly_in_columns_of_either_type() -> None:
     """Neither a huge integer nor a threshold between two doubles is rounded."""
     edge = 2**53
-    thresholds = (edge - 1, edge, edge + 1, edge + 2, float(edge), 2.5, -(2**63), 2**63 - 1, 1e300, -1e300, 0.0, -0.0)
+    thresholds = (
+        edge - 1,
+        edge,
+        edge + 1,
+        edge + 2,
+        float(edge),
+        2.5,
+        -(2**63),
+        2**63 - 1,
+        1e300,
+        -1e300,
+        0.0,
+        -0.0,
+        LARGEST,
+        -LARGEST,
+    )
     filters = [compare("x", operator, value) for operator in ("=", "<>", "<", ">=", ">") for value in thresholds]
     index = index_of(*filters)
     integers = [edge - 1, edge, edge + 1, edge + 2, 2, 3, -(2**63), 2**63 - 1, 0, None]
@@ -121,6 +140,8 @@ def test_numbers_are_compared_exactly_in_columns_of_either_type() -> None:
         -0.0,
         0.0,
         1e300,
+        LARGEST,
+        -LARGEST,
         -(2.0**63),
         2.0**63,
         None,

@@ -259,7 +259,8 @@ def _least_floats(cuts: list[NumberCut]) -> npt.NDArray[np.float64]:
         if not -_EXACT <= value <= _EXACT and nearest[i] != value:
             above[i] = nearest[i] < value
     doubles = np.array(nearest, np.float64)
-    least = np.where(np.array(above, np.bool_), np.nextafter(doubles, np.inf), doubles)
+    with np.errstate(over="ignore"):  # above the largest double there is infinity
+        least = np.where(np.array(above, np.bool_), np.nextafter(doubles, np.inf), doubles)
     return least[:-1] if cuts and cuts[-1] == NUMBER_ENDS[1] else least
 
 
