@@ -7,7 +7,7 @@ import pytest
 from tests.core.tracking.ids import WALL_MS, ids_at, make_ids
 
 from postroad.core.tracking import blooms
-from postroad.core.tracking.elements import ID_DTYPE, Element, HistoryKey, Kind, Masks
+from postroad.core.tracking.elements import Element, HistoryKey, Kind, Masks
 from postroad.core.tracking.history import ELEMENT_BYTES, NO_RANGE, Entry, History, Ledger, OpenElement
 from postroad.core.tracking.settings import Strategy, TrackingSettings
 from postroad.core.tracking.strategies import sort_ids
@@ -182,10 +182,6 @@ def test_sorting_few_ids_and_many_agrees() -> None:
     ids = np.random.default_rng(1).permutation(make_ids(1_000, per_ms=50))
     whole = sort_ids(ids)
     assert sort_ids(ids[:64]).tolist() == [one for one in whole.tolist() if one in set(ids[:64].tolist())]
-
-
-def _timestamps(ids: np.ndarray[tuple[int], np.dtype[np.void]]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    return (ids.view(ID_DTYPE)["tick"] >> 16).astype(np.int64)
 
 
 BLOOM = TrackingSettings(strategy=Strategy.BLOOM, m=65_536, k=16, n=2_521)

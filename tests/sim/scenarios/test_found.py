@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
-from postroad.core.parts import BrokerConfig
+from postroad.core.packets import CatchUp, PubendsQuery, TrackQuery, Unicast, pubend_id
+from postroad.core.parts import BrokerConfig, Parts
+from postroad.core.reading import OF_A_READ
+from postroad.core.tracking.questions import TracksQuestion
 from postroad.sim.clients import Habits
 from postroad.sim.disk import DiskProfile
 from postroad.sim.network import CableProfile
@@ -205,6 +208,39 @@ def test_a_home_that_never_settled_does_not_know_better_than_the_client() -> Non
     overlay.at(9.5, overlay.node(1).crash)  # on the way through what it had got already
     overlay.at(9.5, lambda: reader.move([overlay.node(2)]))
     holds(overlay, 11.0)
+
+
+def test_no_question_has_the_number_of_one_of_a_former_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answer may be on its way still, and would be taken for the answer to the new one."""
+    asked: dict[type, dict[int, set[int]]] = {CatchUp: {}, PubendsQuery: {}, TrackQuery: {}}
+    reads: dict[int, set[int]] = {}
+    unicast = Parts.unicast
+
+    def watched(parts: Parts, packet: Unicast, **how: Any) -> bool:
+        if isinstance(packet, CatchUp | PubendsQuery | TrackQuery) and parts.broker == packet.source == 1:
+            kinds = reads if packet.request >= OF_A_READ else asked[type(packet)]
+            kinds.setdefault(parts.incarnation, set()).add(packet.request)
+        return unicast(parts, packet, **how)
+
+    monkeypatch.setattr(Parts, "unicast", watched)
+    overlay = line_of(1, 2, config=BrokerConfig(cache_bytes=1))
+    overlay.client("writer", 2)
+    reader, other = overlay.client("reader", 1), overlay.client("other", 1)
+    text = overlay.filter(everything())
+    overlay.at(1.0, lambda: reader.follow(text, subscription="all", name="all"))
+    for life in (2.0, 12.0):
+        overlay.at(life, reader.crash)
+        publish_all(overlay, "writer", life, life + 2)
+        overlay.at(life + 3, reader.start)
+        overlay.at(life + 6, lambda: other.read(pubend_id(2), 0, 1 << 60))
+        overlay.at(life + 6, other.list_pubends)
+        overlay.at(life + 6, lambda: other.ask(2, TracksQuestion(bytes(16))))
+    overlay.at(11.0, overlay.node(1).crash)
+    overlay.at(11.1, overlay.node(1).start)
+    holds(overlay, 22.0)
+    for numbers in (reads, *asked.values()):
+        assert [*numbers] == [1, 2], "asked in both lives"
+        assert all(number % OF_A_READ >> 32 == life for life, those in numbers.items() for number in those)
 
 
 def test_a_pubend_that_comes_into_reach_later_is_held_before_it_is_announced() -> None:

@@ -63,6 +63,12 @@ def words_of(ids: Ids) -> Words:
     return np.ascontiguousarray(ids).view(">u8").reshape(-1, 2).astype(np.uint64)
 
 
+def ticks_of(ids: Ids) -> Words:
+    """Return the ticks of ids."""
+    ticks: Words = ids.view(">u8")[1::2].astype(np.uint64)
+    return ticks
+
+
 def _finish(x: Words) -> Words:
     """Mix in place: every bit of the result depends on every bit of the number."""
     high = x >> _SHIFTS[0]
@@ -162,10 +168,7 @@ def add_all(additions: Sequence[Addition], m: int, k: int, broker: int = 0) -> N
     tables = {id(addition.ids): addition.ids for addition in sound}  # mostly one
     addresses = {number: _address(ids) for number, ids in tables.items()}
     parts = np.array(
-        [
-            (_address(bits), addresses[id(ids)], _address(rows), _address(masks), len(ids if rows is None else rows))
-            for bits, ids, rows, masks in sound
-        ],
+        [(_address(each.bits), addresses[id(each.ids)], _address(each.rows), _address(each.masks), each.size) for each in sound],
         np.uintp,
     )
     compiled.library.bloom_add(_address(parts), len(sound), m, k, _salt(broker))
@@ -221,7 +224,7 @@ def extents(ids: Ids, rows: RowNumbers, stops: Sizes) -> tuple[Words, Words]:
     """Return the lowest and the highest tick of each part of the rows, of which none is empty; part i ends before stops[i]."""
     if compiled.library is None:
         starts = np.concatenate([[0], stops[:-1]])
-        ticks = ids.view(">u8")[1::2].astype(np.uint64)[rows]
+        ticks = ticks_of(ids)[rows]
         return np.minimum.reduceat(ticks, starts), np.maximum.reduceat(ticks, starts)
     assert rows.dtype == np.uint32
     assert int(rows.max()) < len(ids)

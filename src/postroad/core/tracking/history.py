@@ -19,7 +19,7 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 
 from postroad.core.batch import Ids
-from postroad.core.tracking.blooms import Additions
+from postroad.core.tracking.blooms import Additions, ticks_of
 from postroad.core.tracking.elements import NO_SINGLETONS, Element, HistoryKey, Masks, Milliseconds, RowNumbers
 from postroad.core.tracking.settings import TrackingSettings
 from postroad.core.tracking.strategies import Keeper, capacity, keeper
@@ -63,15 +63,11 @@ class Entry(NamedTuple):
         return cls(ids, np.arange(len(ids), dtype=np.uint32), masks, neighbours)
 
     def timestamps(self) -> Milliseconds:
-        return timestamps_of(self.ids[self.rows])
+        return (ticks_of(self.ids[self.rows]) >> np.uint64(COUNTER_BITS)).view(np.int64)
 
     def pick(self, which: Selection) -> Entry:
         """Return a part."""
         return Entry(self.ids, self.rows[which], None if self.masks is None else self.masks[which], self.neighbours)
-
-
-def timestamps_of(ids: Ids) -> Milliseconds:
-    return (ids.view(">u8")[1::2].astype(np.uint64) >> np.uint64(COUNTER_BITS)).view(np.int64)
 
 
 class OpenElement:

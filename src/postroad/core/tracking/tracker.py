@@ -18,7 +18,7 @@ Same events, same flushes, byte for byte.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -95,9 +95,10 @@ class _Gathered:
 
     def omit(self, one_in: int) -> None:
         """Forget the deliveries that are to be left out."""
+        ids = self.ids() if self.rows else np.empty(0)
         for name in [name for name in self.rows if len(name) == 2]:
             for rows in self.rows.pop(name):
-                self.add(name, rows[[not omitted(name[1], each.tobytes(), one_in) for each in self.ids()[rows]]])
+                self.add(name, rows[[not omitted(name[1], each.tobytes(), one_in) for each in ids[rows]]])
 
     def ids(self) -> Ids:
         return self._arrays[0] if len(self._arrays) == 1 else np.concatenate(self._arrays)
@@ -198,7 +199,8 @@ class Tracker:
             stops += parts
             start = stop
         lows, highs = extents(ids, rows, np.array(stops))
-        for name, start, stop, low, high in zip(names, [0, *stops], stops, _timestamps(lows), _timestamps(highs), strict=False):
+        ends = pairwise([0, *stops])
+        for name, (start, stop), low, high in zip(names, ends, _timestamps(lows), _timestamps(highs), strict=True):
             self._add(name, Entry(ids, rows[start:stop]), low, high, wall_ms)
             self._pause()
 
