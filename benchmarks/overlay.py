@@ -82,6 +82,9 @@ def memory_mb(process: BrokerProcess) -> float:
     return sum(int(text.split("VmRSS:")[1].split()[0]) for text in texts) / 1024
 
 
+READY_S_MAX: Final = 600.0
+FLOW_S_MAX: Final = 120.0  # of one turn
+
 Task = Callable[..., Coroutine[Any, Any, Any]]
 
 
@@ -100,19 +103,19 @@ class Worker:
         return cls(process, ours)
 
     def ready(self) -> None:
-        assert self._get() == "ready"
+        assert self._get(READY_S_MAX) == "ready"
 
     def go(self) -> None:
         self.pipe.send("go")
 
-    def result(self) -> tuple[Any, float]:
-        """Return what the task returned, and the CPU seconds it used since the start."""
-        value, cpu = self._get()
+    def result(self, seconds: float) -> tuple[Any, float]:
+        """Return what the task returned, which should take so many seconds, and the CPU seconds it used since the start."""
+        value, cpu = self._get(seconds + READY_S_MAX)
         self.process.join()
         return value, cpu
 
-    def _get(self) -> Any:
-        if not self.pipe.poll(600):
+    def _get(self, seconds_max: float) -> Any:
+        if not self.pipe.poll(seconds_max):
             raise TimeoutError("a worker is stuck")
         value = self.pipe.recv()
         if isinstance(value, Exception):
@@ -145,64 +148,102 @@ def _work(pipe: Connection, task: Task, arguments: tuple[Any, ...]) -> None:
 # --- (a) and (c): throughput ------------------------------------------------------------------------------------------------
 
 
-async def publish_columns(start: Start, url: str, count: int, batch_rows: int) -> float:
-    async with postroad.connect(url) as client:
-        publisher = client.publisher()
-        symbols = (SYMBOLS * (batch_rows // len(SYMBOLS) + 1))[:batch_rows]
-        columns = {"symbol": symbols, "price": np.arange(batch_rows, dtype=np.float64), "volume": np.arange(batch_rows)}
-        payloads = [PAYLOAD] * batch_rows
+@dataclass(frozen=True)
+class Moment:
+    """When something was, and the CPU time its process had used by then."""
+
+    at_s: float
+    cpu_s: float
+
+    @classmethod
+    def now(cls) -> Moment:
+        return cls(time.time(), time.process_time())
+
+
+@dataclass(frozen=True)
+class Flow:
+    """One publisher and some subscribers, as fast as they can: so many messages, in this form, and who wants which."""
+
+    count: int
+    filters: Sequence[str]
+    share: float  # of the messages that each filter matches
+    batch_rows: int = 1  # 1: message by message
+
+    @property
+    def expected(self) -> int:
+        """Return how many messages each subscriber gets."""
+        return int(self.count * self.share)
+
+
+REST_S: Final = 1.0  # after a turn: what the brokers still have to do
+
+
+async def publish_flow(start: Start, turns: Sequence[str], flow: Flow) -> list[tuple[Moment, Moment]]:
+    """Publish to each broker in its turn; return when each turn began and when everything in it was acknowledged."""
+    publish = _publish_messages if flow.batch_rows == 1 else _publish_columns
+    async with AsyncExitStack() as stack:
+        clients = {url: await stack.enter_async_context(postroad.connect(url)) for url in sorted(set(turns))}
+        publishers = {url: client.publisher() for url, client in clients.items()}
         await start()
-        began = time.time()
-        for _ in range(count // batch_rows):
-            await publisher.publish_many(columns, payloads)
-        await publisher.flush()
-        return began
+        moments = []
+        for number, url in enumerate(turns):
+            if number:
+                await asyncio.sleep(REST_S)
+            began = Moment.now()
+            await publish(publishers[url], flow)
+            await publishers[url].flush()
+            moments.append((began, Moment.now()))
+        return moments
 
 
-async def publish_messages(start: Start, url: str, count: int) -> float:
-    async with postroad.connect(url) as client:
-        publisher = client.publisher()
+async def _publish_columns(publisher: postroad.Publisher, flow: Flow) -> None:
+    rows = flow.batch_rows
+    symbols = (SYMBOLS * (rows // len(SYMBOLS) + 1))[:rows]
+    columns = {"symbol": symbols, "price": np.arange(rows, dtype=np.float64), "volume": np.arange(rows)}
+    payloads = [PAYLOAD] * rows
+    for _ in range(flow.count // rows):
+        await publisher.publish_many(columns, payloads)
+
+
+async def _publish_messages(publisher: postroad.Publisher, flow: Flow) -> None:
+    publish = publisher.publish
+    for number in range(flow.count):
+        await publish({"symbol": SYMBOLS[number % 10], "price": number * 0.5, "volume": number}, PAYLOAD)
+
+
+async def receive_flow(start: Start, turns: Sequence[str], flow: Flow) -> list[tuple[Moment, Moment]]:
+    """Return from when each turn was waited for, and when its last message came."""
+    receive = _receive_messages if flow.batch_rows == 1 else _receive_columns
+    async with AsyncExitStack() as stack:
+        subscriptions: dict[str, list[postroad.Subscription]] = {}
+        for url in sorted(set(turns)):
+            clients = await stack.enter_async_context(_clients(url, len(flow.filters)))
+            subscriptions[url] = [await client.subscribe(text) for client, text in zip(clients, flow.filters, strict=True)]
         await start()
-        began = time.time()
-        publish = publisher.publish
-        for number in range(count):
-            await publish({"symbol": SYMBOLS[number % 10], "price": number * 0.5, "volume": number}, PAYLOAD)
-        await publisher.flush()
-        return began
+        moments = []
+        for url in turns:
+            waited = Moment.now()
+            await asyncio.gather(*(receive(subscription, flow.expected) for subscription in subscriptions[url]))
+            moments.append((waited, Moment.now()))
+        return moments
 
 
-async def receive_columns(start: Start, url: str, filters: list[str], expected: int) -> float:
-    async with _clients(url, len(filters)) as clients:
-        subscriptions = [await client.subscribe(text) for client, text in zip(clients, filters, strict=True)]
-        await start()
-
-        async def count(subscription: postroad.Subscription) -> None:
-            seen = 0
-            async for batch in subscription.batches():
-                seen += len(batch)
-                if seen >= expected:
-                    return
-
-        await asyncio.gather(*map(count, subscriptions))
-        return time.time()
+async def _receive_columns(subscription: postroad.Subscription, expected: int) -> None:
+    seen = 0
+    async for batch in subscription.batches():
+        seen += len(batch)
+        if seen >= expected:
+            return
 
 
-async def receive_messages(start: Start, url: str, filters: list[str], expected: int) -> float:
-    async with _clients(url, len(filters)) as clients:
-        subscriptions = [await client.subscribe(text) for client, text in zip(clients, filters, strict=True)]
-        await start()
-
-        async def count(subscription: postroad.Subscription) -> None:
-            seen = 0
-            total = 0.0
-            async for message in subscription:
-                total += message["price"]  # type: ignore[operator]  # the application looks at something
-                seen += 1
-                if seen >= expected:
-                    return
-
-        await asyncio.gather(*map(count, subscriptions))
-        return time.time()
+async def _receive_messages(subscription: postroad.Subscription, expected: int) -> None:
+    seen = 0
+    total = 0.0
+    async for message in subscription:
+        total += message["price"]  # type: ignore[operator]  # the application looks at something
+        seen += 1
+        if seen >= expected:
+            return
 
 
 class _clients:  # noqa: N801  # a context manager
@@ -217,63 +258,98 @@ class _clients:  # noqa: N801  # a context manager
             await client.close(flush=False)
 
 
-def throughput(
-    name: str,
-    publish: Task,
-    publish_arguments: tuple[Any, ...],
-    receive: Task,
-    filters: list[str],
-    share: float,
-    hops: int = 0,
-    tracking: Tracking = DEFAULT,
-) -> dict[str, Any]:
+def throughput(name: str, flow: Flow, hops: int = 0) -> dict[str, Any]:
     """Run one publisher and the subscribers, `hops` relays apart; count from the first publish to the last delivery."""
-    count = publish_arguments[0]
     with tempfile.TemporaryDirectory(prefix="postroad-bench-") as directory, ExitStack() as stack:
-        brokers = [stack.enter_context(broker(Path(directory), tracking=tracking))]
+        brokers = [stack.enter_context(broker(Path(directory)))]
         for number in range(2, hops + 3 if hops else 2):
             brokers.append(stack.enter_context(broker(Path(directory), number, [brokers[-1].config.listen])))
         if hops:
             time.sleep(2.5)
-        expected = int(count * share)
-        receiver = Worker.start(receive, brokers[-1].url, filters, expected)
-        receiver.ready()
-        sender = Worker.start(publish, brokers[0].url, *publish_arguments)
-        sender.ready()
-        before = [cpu_s(each) for each in brokers]
-        receiver.go()
-        sender.go()
-        (began, publisher_cpu), (ended, subscriber_cpu) = sender.result(), receiver.result()
-        cpu = sum(cpu_s(each) - used for each, used in zip(brokers, before, strict=True))
-        elapsed = ended - began
-        return {
-            "shape": name,
-            "messages": count,
-            "seconds": round(elapsed, 3),
-            "messages_per_s": round(count / elapsed),
-            "deliveries_per_s": round(expected * len(filters) / elapsed),
-            "broker_cpu_us": round(cpu / count * 1e6, 2),  # per message, all brokers together
-            "publisher_cpu_us": round(publisher_cpu / count * 1e6, 2),
-            "subscribers_cpu_us": round(subscriber_cpu / count * 1e6, 2),
-            "all_cpu_us": round((cpu + publisher_cpu + subscriber_cpu) / count * 1e6, 2),
-        }
+        (figures,), (cpu,) = _run_flow(flow, [(brokers[0].url, brokers[-1].url)], [brokers])
+        used = {"broker_cpu_us": round(cpu / flow.count * 1e6, 2)}  # per message, all brokers together
+        return {"shape": name, "messages": flow.count, **figures, **used}
+
+
+def throughput_in_turns(flow: Flow, trackings: dict[str, Tracking], rounds: int) -> dict[str, list[dict[str, Any]]]:
+    """Let brokers that differ in their tracking live side by side and give each the whole flow, in turns."""
+    names = _random_turns(trackings, rounds)
+    with tempfile.TemporaryDirectory(prefix="postroad-bench-") as directory, ExitStack() as stack:
+        brokers = _side_by_side(stack, Path(directory), trackings)
+        turns = [(brokers[name].url, brokers[name].url) for name in names]
+        runs, cpus = _run_flow(flow, turns, [[each] for each in brokers.values()])
+        used = {name: cpu / (flow.count * rounds) * 1e6 for name, cpu in zip(brokers, cpus, strict=True)}
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in trackings}
+    for name, each in zip(names, runs, strict=True):
+        all_cpu = used[name] + each["publisher_cpu_us"] + each["subscribers_cpu_us"]
+        found[name].append({**each, "broker_cpu_us": used[name], "all_cpu_us": all_cpu})
+    return found
+
+
+def _run_flow(
+    flow: Flow, turns: Sequence[tuple[str, str]], groups: Sequence[Sequence[BrokerProcess]]
+) -> tuple[list[dict[str, Any]], list[float]]:
+    """Run a flow once for each turn: the addresses of its publisher and of its subscribers.
+
+    Return the figures of each turn, and the CPU time that each group of brokers used in all of them.
+    """
+    receiver = Worker.start(receive_flow, [there for _, there in turns], flow)
+    receiver.ready()
+    sender = Worker.start(publish_flow, [here for here, _ in turns], flow)
+    sender.ready()
+    before = [sum(map(cpu_s, group)) for group in groups]
+    receiver.go()
+    sender.go()
+    seconds_max = FLOW_S_MAX * len(turns)
+    (published, _), (received, _) = sender.result(seconds_max), receiver.result(seconds_max)
+    cpus = [sum(map(cpu_s, group)) - used for group, used in zip(groups, before, strict=True)]
+    runs = []
+    for (began, acknowledged), (waited, ended) in zip(published, received, strict=True):
+        elapsed = ended.at_s - began.at_s
+        runs.append(
+            {
+                "seconds": round(elapsed, 3),
+                "messages_per_s": round(flow.count / elapsed),
+                "deliveries_per_s": round(flow.expected * len(flow.filters) / elapsed),
+                "publisher_cpu_us": round((acknowledged.cpu_s - began.cpu_s) / flow.count * 1e6, 2),
+                "subscribers_cpu_us": round((ended.cpu_s - waited.cpu_s) / flow.count * 1e6, 2),
+            }
+        )
+    return runs, cpus
+
+
+def _random_turns(trackings: dict[str, Tracking], rounds: int) -> list[str]:
+    random = np.random.default_rng(1)
+    return [name for _ in range(rounds) for name in random.permutation(list(trackings)).tolist()]
+
+
+def _side_by_side(stack: ExitStack, directory: Path, trackings: dict[str, Tracking]) -> dict[str, BrokerProcess]:
+    """Start brokers that differ in their tracking.
+
+    A machine that is slow for a while is slow for all of them, which it is not when they run one after the other. Two at a time
+    are best: a broker at rest, with 700 connections, still keeps its clients informed, which takes 0.07 of a core.
+    """
+    return {
+        name: stack.enter_context(broker(directory, number, tracking=tracking))
+        for number, (name, tracking) in enumerate(trackings.items(), 1)
+    }
+
+
+TENTH: Final = [f"symbol = '{symbol}'" for symbol in SYMBOLS]
+EVERYTHING: Final = [""] * 10
 
 
 def shape_a(scale: float) -> Iterator[dict[str, Any]]:
-    tenth = [f"symbol = '{symbol}'" for symbol in SYMBOLS]
-    everything = [""] * 10
     many, some = _rounded(2_000_000 * scale), _rounded(600_000 * scale)
-    yield throughput("a: columns, 10% each", publish_columns, (many, 1000), receive_columns, tenth, 0.1)
-    yield throughput("a: columns, all want everything", publish_columns, (some, 1000), receive_columns, everything, 1.0)
-    yield throughput("a: messages, 10% each", publish_messages, (some,), receive_messages, tenth, 0.1)
+    yield throughput("a: columns, 10% each", Flow(many, TENTH, 0.1, 1000))
+    yield throughput("a: columns, all want everything", Flow(some, EVERYTHING, 1.0, 1000))
+    yield throughput("a: messages, 10% each", Flow(some, TENTH, 0.1))
 
 
 def shape_c(scale: float) -> Iterator[dict[str, Any]]:
-    tenth = [f"symbol = '{symbol}'" for symbol in SYMBOLS]
     some = _rounded(500_000 * scale)
     for hops in (1, 2):
-        name = f"c: columns, 10% each, {hops} relay hop{'s' * (hops > 1)}"
-        yield throughput(name, publish_columns, (some, 1000), receive_columns, tenth, 0.1, hops)
+        yield throughput(f"c: columns, 10% each, {hops} relay hop{'s' * (hops > 1)}", Flow(some, TENTH, 0.1, 1000), hops)
 
 
 def _rounded(count: float) -> int:
@@ -363,9 +439,9 @@ def paced(
             if watch is not None:
                 watch(process, time.monotonic() - began)
             time.sleep(min(5.0, seconds / 4))
-        (sent, _), _ = sender.result()
+        (sent, _), _ = sender.result(seconds)
         cpu = cpu_s(process) - before
-        (moments, taken), _ = receiver.result()
+        (moments, taken), _ = receiver.result(seconds)
         skip = len(taken) // 10  # the beginning, while connections warm up
         at, latencies = np.array(moments[skip:]), np.array(taken[skip:]) / 1e6
         return {
@@ -384,28 +460,21 @@ TURN_S: Final = 4.0
 SETTLING_S: Final = 1.5  # of a turn: what the broker before still has to do
 
 
-def in_turns(rate: float, trackings: dict[str, Tracking], rounds: int) -> dict[str, list[dict[str, Any]]]:
-    """Let brokers that differ in their tracking live side by side and give each the whole load for some seconds, again and again.
-
-    A machine that is slow for a while is slow for all of them, which it is not when they run one after the other. Two at a time
-    are best: a broker at rest, with 700 connections, still keeps its clients informed, which takes 0.07 of a core.
-    """
-    random = np.random.default_rng(1)
-    names = [name for _ in range(rounds) for name in random.permutation(list(trackings)).tolist()]
+def latency_in_turns(rate: float, trackings: dict[str, Tracking], rounds: int) -> dict[str, list[dict[str, Any]]]:
+    """Let brokers that differ in their tracking live side by side and give each the whole load for some seconds, in turns."""
+    names = _random_turns(trackings, rounds)
     with tempfile.TemporaryDirectory(prefix="postroad-bench-") as directory, ExitStack() as stack:
-        brokers = {
-            name: stack.enter_context(broker(Path(directory), number, tracking=tracking))
-            for number, (name, tracking) in enumerate(trackings.items(), 1)
-        }
-        receiver = Worker.start(receive_paced, [each.url for each in brokers.values()], TURN_S * len(names))
+        brokers = _side_by_side(stack, Path(directory), trackings)
+        seconds = TURN_S * len(names)
+        receiver = Worker.start(receive_paced, [each.url for each in brokers.values()], seconds)
         receiver.ready()
         sender = Worker.start(publish_paced, [brokers[name].url for name in names], rate, TURN_S)
         sender.ready()
         before = {name: cpu_s(process) for name, process in brokers.items()}
         receiver.go()
         sender.go()
-        (_, began_ns), _ = sender.result()
-        (moments, taken), _ = receiver.result()
+        (_, began_ns), _ = sender.result(seconds)
+        (moments, taken), _ = receiver.result(seconds)
         cpu = {name: (cpu_s(process) - before[name]) / (TURN_S * rounds) for name, process in brokers.items()}
     published_s, latencies = (np.array(moments) - np.array(taken) - began_ns) / 1e9, np.array(taken) / 1e6
     turns, within_s = np.divmod(published_s, TURN_S)
@@ -479,15 +548,10 @@ def _random_batch(rng: random.Random, count: int) -> Batch:
 
 
 def shape_t(scale: float, rounds: int, strategies: Sequence[str], loads: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Run loads with each strategy and without tracking in turns, many times; the medians, and the ratios of turn to turn.
-
-    Throughput: turns are whole runs. Latency: two brokers live side by side and take turns of some seconds.
-    """
-    tenth = [f"symbol = '{symbol}'" for symbol in SYMBOLS]
-    many, some = _rounded(2_000_000 * scale), _rounded(800_000 * scale)
-    flows: dict[str, Callable[[Tracking], dict[str, Any]]] = {
-        "columns": lambda s: throughput("", publish_columns, (many, 1000), receive_columns, tenth, 0.1, tracking=s),
-        "messages": lambda s: throughput("", publish_messages, (some,), receive_messages, tenth, 0.1, tracking=s),
+    """Run loads with each strategy and without tracking in turns, many times; the medians, and the ratios of turn to turn."""
+    flows = {
+        "columns": Flow(_rounded(2_000_000 * scale), TENTH, 0.1, 1000),
+        "messages": Flow(_rounded(800_000 * scale), TENTH, 0.1),
     }
     series = {name: STRATEGIES[name] for name in ("null", *(each for each in strategies if each != "null"))}
     series["null again"] = STRATEGIES["null"]
@@ -496,12 +560,9 @@ def shape_t(scale: float, rounds: int, strategies: Sequence[str], loads: Sequenc
         for name in [*series][1:]:
             pair = {"null": series["null"], name: series[name]}
             if load in flows:
-                turns[name] = {each: [] for each in pair}
-                for number in range(rounds):
-                    for each in pair if number % 2 == 0 else reversed(pair):
-                        turns[name][each].append(flows[load](pair[each]))
+                turns[name] = throughput_in_turns(flows[load], pair, rounds)
             else:
-                turns[name] = in_turns(float(load), pair, max(1, round(rounds * scale)))
+                turns[name] = latency_in_turns(float(load), pair, rounds)
         yield from compared(load, turns, THROUGHPUT if load in flows else LATENCY)
 
 
