@@ -293,21 +293,70 @@ def test_a_process_that_is_stopped_neither_blocks_the_broker_nor_lets_it_grow(tm
     run(World(tmp_path / "tracks"), scenario)
 
 
-def test_a_process_that_is_killed_ends_the_tracking_and_nothing_else(tmp_path: Path) -> None:
-    """The logs are freed, questions refused, orders taken and counted as dropped."""
+def test_another_process_follows_one_that_was_killed(tmp_path: Path) -> None:
+    """What was on disk stays, what was published is read from the log, and a hole says what else may be missing."""
 
     async def scenario(world: World) -> None:
         keeper = await world.start()
+        keeper.track(world.publish(10))
+        keeper.track(order(Delivered("books", PUBEND, ids(1, 10)), Horizon(PUBEND, 10), flush=True))
+        await until(lambda: world.told[-1:] == [Tracked((Horizon(PUBEND, 10),))])
+        keeper.track(world.publish(10))
+        keeper.track(order(Delivered("books", PUBEND, ids(11, 10))))
         waiting = keeper.search(TracksQuestion(bytes(16)))
-        os.kill(keeper.pid, signal.SIGKILL)
+        killed = keeper.pid
+        os.kill(killed, signal.SIGKILL)
         with pytest.raises(OverlayError, match="failed"):
             await asyncio.wrap_future(waiting)
-        assert world.told[-1].horizons == (Horizon(PUBEND, FOREVER),)
-        keeper.track(world.publish(5))
+        keeper.track(world.publish(10))
         with pytest.raises(OverlayError, match="does not track"):
             await asyncio.wrap_future(keeper.search(TracksQuestion(bytes(16))))
-        assert (keeper.stats()["tracking_failed"], keeper.stats()["tracking_dropped"]) == (1, 5)
+        stats = keeper.stats()
+        assert (stats["tracking_failed"], stats["tracking_dropped"], stats["tracking_restarts"]) == (1, 10, 0)
+        await until(lambda: keeper.stats()["tracking_failed"] == 0)
+        assert not alive(killed)
+        assert world.told[1:] == [Tracked((), forgotten=True)]
+        keeper.track(world.publish(10))
+        keeper.track(order(Delivered("books", PUBEND, ids(31, 10)), Horizon(PUBEND, 40), flush=True))
+        assert await found(keeper, 40, Kind.PUBLISHER) == set(range(1, 41))
+        assert await found(keeper, 40, Kind.SUBSCRIBER) == {*range(1, 11), *range(31, 41)}
+        keeper.track(order(Horizon(PUBEND, 40), flush=True, farewell=True))
+        assert await keeper.finish()
+        stats = keeper.stats()
+        assert (stats["tracking_dropped"], stats["tracking_restarts"], stats["tracking_failed"]) == (10, 1, 0)
+        assert stats["tracking_holes"] == 2
+        assert world.told[-1] == Tracked((Horizon(PUBEND, 40),))
+        after = await world.start()
+        assert await found(after, 40, Kind.PUBLISHER) == set(range(1, 41))
+        assert await found(after, 40, Kind.SUBSCRIBER) == {*range(1, 11), *range(31, 41)}
+        assert after.stats()["tracking_holes"] == 0
+        assert await after.finish()
+
+    run(World(tmp_path / "tracks"), scenario)
+
+
+def test_a_process_that_ends_while_everything_does_is_noticed(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        keeper = await world.start()
+        assert await found(keeper, 1, Kind.PUBLISHER) == set()
+        os.kill(keeper.pid, signal.SIGSTOP)
+        finishing = asyncio.ensure_future(keeper.finish())
+        await asyncio.sleep(0.1)
+        os.kill(keeper.pid, signal.SIGKILL)
+        assert not await finishing
+
+    run(World(tmp_path / "tracks"), scenario)
+
+
+def test_a_broker_that_ends_waits_for_no_process_to_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_module, "RESTART_S", 60.0)
+
+    async def scenario(world: World) -> None:
+        keeper = await world.start()
+        os.kill(keeper.pid, signal.SIGKILL)
+        await until(lambda: keeper.stats()["tracking_failed"] == 1)
         assert not await keeper.finish()
+        assert not alive(keeper.pid)
 
     run(World(tmp_path / "tracks"), scenario)
 
@@ -327,18 +376,27 @@ def test_signals_to_the_whole_group_are_left_to_the_broker(tmp_path: Path) -> No
     run(World(tmp_path / "tracks"), scenario)
 
 
-def test_a_directory_that_cannot_be_used_ends_the_tracking(tmp_path: Path) -> None:
-    """It is told by the process, which has nothing else to do then."""
-    (tmp_path / "tracks").write_text("not a directory", encoding="ascii")
+def test_a_directory_that_cannot_be_used_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told by the process, which has nothing else to do then. The logs do not wait for it for ever."""
+    monkeypatch.setattr(process_module, "RESTART_S", 0.01)
+    monkeypatch.setattr(process_module, "FAILURES_MAX", 1)
+    place = tmp_path / "tracks"
+    place.write_text("not a directory", encoding="ascii")
 
     async def scenario(world: World) -> None:
         keeper = await world.start()
         await until(lambda: keeper.stats()["tracking_failed"] == 1)
-        assert world.told[-1].horizons == (Horizon(PUBEND, FOREVER),)
-        assert not await keeper.finish()
+        assert world.told == []
+        await until(lambda: Tracked((Horizon(PUBEND, FOREVER),)) in world.told)
+        keeper.track(world.publish(5))
+        place.unlink()
+        await until(lambda: place.is_dir() and not keeper.stats()["tracking_failed"])
+        keeper.track(order(Horizon(PUBEND, 5), flush=True))
+        assert await found(keeper, 5, Kind.PUBLISHER) == {1, 2, 3, 4, 5}
+        assert await keeper.finish()
         assert not alive(keeper.pid)
 
-    run(World(tmp_path / "tracks"), scenario)
+    run(World(place), scenario)
 
 
 def test_questions_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,6 +467,13 @@ async def talk(url: str, count: int) -> list[MessageId]:
         return made
 
 
+async def all_published(client: postroad.Client, made: list[MessageId]) -> None:
+    """Wait until the origin knows these messages."""
+    async with asyncio.timeout(10.0):
+        while any(result.published is None for result in await client.trace_many(made)):  # noqa: ASYNC110  # a broker's state
+            await asyncio.sleep(0.05)
+
+
 def test_a_broker_that_is_killed_loses_next_to_nothing_that_was_tracked(tmp_path: Path) -> None:
     """Its tracking process writes what it was told, though T_p is long; the next start waits for that, and reports the rest."""
     (port,) = free_ports(1)
@@ -435,8 +500,9 @@ def test_a_broker_that_is_killed_loses_next_to_nothing_that_was_tracked(tmp_path
         assert not alive(tracker)
 
 
-def test_a_broker_goes_on_without_its_tracking_process(tmp_path: Path) -> None:
+def test_a_broker_goes_on_without_its_tracking_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages flow, and a trace says what is the matter."""
+    monkeypatch.setattr(process_module, "RESTART_S", 60.0)
 
     async def scenario(_: World) -> None:
         config = NodeConfig(id=1, data_dir=str(tmp_path), listen="127.0.0.1:0", overlay=Overlay(silence_s=0.05))
@@ -452,3 +518,28 @@ def test_a_broker_goes_on_without_its_tracking_process(tmp_path: Path) -> None:
         await node.stop()
 
     run(World(tmp_path / "tracks"), scenario)
+
+
+def test_a_broker_starts_another_tracking_process(tmp_path: Path) -> None:
+    """What came in between is known by its origin, with a hole that says what may be missing; what comes later, in full."""
+    (port,) = free_ports(1)
+    config = brokers.config(1, "killed", port, tmp_path, [], tracking=Tracking(persistence_ms=500))
+    with brokers.BrokerProcess(config, tmp_path) as process:
+        _, tracker = process.pids
+
+        async def scenario() -> None:
+            before = await talk(process.url, 20)
+            os.kill(tracker, signal.SIGKILL)
+            meanwhile = await talk(process.url, 20)
+            await until(lambda: len(process.pids) == 2 and process.pids[1] != tracker)
+            await asyncio.sleep(0.5)
+            after = await talk(process.url, 20)
+            async with postroad.connect(process.url) as client:
+                await all_published(client, [*before, *meanwhile, *after])
+                assert all(result.holes for result in await client.trace_many([*before, *meanwhile]))
+                for result in await client.trace_many(after):
+                    assert [each.subscriber for each in result.subscribers] == ["books"]
+                    assert not result.unasked
+
+        asyncio.run(scenario())
+        assert not alive(tracker)

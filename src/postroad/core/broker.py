@@ -163,8 +163,8 @@ class Broker:
                 self._parts.edge.drained(link)
                 for pubend in self._parts.streams:
                     self._subscribing.catch_up(pubend, now)
-            case Tracked(horizons):
-                self._parts.tracked.update({each.pubend: each.tick for each in horizons})
+            case Tracked():
+                self._tracked(fact)
             case TracksSearched(token, found):
                 self._tracing.searched(token, found)
 
@@ -452,6 +452,12 @@ class Broker:
         events, entries, size = notes.take()
         if events or flush:
             self._orders.append(Track(self._parts.wall_ms, events, entries, size, flush, farewell))
+
+    def _tracked(self, fact: Tracked) -> None:
+        self._parts.tracked.update({each.pubend: each.tick for each in fact.horizons})
+        if fact.forgotten and self._parts.notes is not None:
+            self._links_changed = True
+            self._parts.notes.forgotten = True
 
     def _note_forwarded(self, notes: Notes) -> None:
         for order in self._orders:

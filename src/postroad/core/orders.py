@@ -187,9 +187,13 @@ class LogReleased:
 
 @dataclass(frozen=True, slots=True)
 class Tracked:
-    """Publisher histories are durable up to these horizons: after a crash the log is needed only beyond them."""
+    """Publisher histories are durable up to these horizons: after a crash the log is needed only beyond them.
+
+    `forgotten`: something that was ordered to be tracked was dropped, so what lasts has to be noted again.
+    """
 
     horizons: tuple[Horizon, ...]
+    forgotten: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,12 +45,28 @@ class Backlog:
         if self.waiting + order_bytes(order) <= self.bytes_max or order.farewell:
             self.given += order_bytes(order)
             return True
-        before = self._missed
-        if before is None:
+        if self._missed is None:
             log.error("tracking is too slow: events are dropped")
-            before = Missed(0, order.wall_ms, order.wall_ms)
-        self._missed = Missed(before.entries + order.entries, before.from_ms, max(before.to_ms, order.wall_ms))
+        self.drop(order)
         return False
+
+    def drop(self, order: Track) -> None:
+        """Drop an order, and remember that."""
+        self._miss(order.entries, order.wall_ms)
+
+    def start_over(self, wall_ms: int) -> None:
+        """Take in that what was given is gone, at this time: whoever takes next begins to count at nothing."""
+        self.given = self.taken = 0
+        self._miss(0, wall_ms)
+
+    def _miss(self, entries: int, wall_ms: int) -> None:
+        before = self._missed or Missed(0, wall_ms, wall_ms)
+        self._missed = Missed(before.entries + entries, before.from_ms, max(before.to_ms, wall_ms))
+
+    @property
+    def missed_entries(self) -> int:
+        """How many entries were dropped that nobody was told of yet."""
+        return 0 if self._missed is None else self._missed.entries
 
     def pop_missed(self) -> Missed | None:
         """Return what was dropped before the order that was just admitted."""

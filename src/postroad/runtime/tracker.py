@@ -139,7 +139,7 @@ class Serving:
     def end(self) -> None:
         """Finish. A broker that said no farewell died: what it did say is written."""
         self._logs.give_up()
-        if not self._ended:
+        if not self._ended and not self._tracking.figures.failed:
             log.warning("the broker died; what it said of its messages is written")
             self._tracking.track(Track(clock_ms(), (), flush=True))
         if not self._tracking.close(END_S_MAX):

@@ -85,7 +85,7 @@ class Tracking:
 
     They begin when the broker started, by its clock, not when they could be opened. `report` is called in the thread, with what
     became durable, and `progress`, with the bytes taken so far, after each piece of work. `alone`: there is no event loop in this
-    process, so there are no pauses.
+    process, so there are no pauses; and who started the process decides how long the logs wait for another one.
     """
 
     def __init__(
@@ -104,6 +104,7 @@ class Tracking:
     ) -> None:
         self.figures: Final = Figures()
         self.backlog: Final = Backlog(backlog_bytes_max)
+        self._alone: Final = alone
         pause = no_pause if alone else self._pause
         self._place: Final = place
         wall_ms = clock_ms() if started_ms is None else started_ms
@@ -133,6 +134,7 @@ class Tracking:
             missed = self.backlog.pop_missed()
             if missed is not None:
                 self._work.append(missed)
+                self._report(Tracked((), forgotten=True))
             self._work.append(order)
             if order.flush or self.backlog.waiting > TAKE_BYTES:
                 self._hurry.set()
@@ -272,7 +274,8 @@ class Tracking:
     def _fail(self) -> None:
         """Give up: free the logs, refuse what waits."""
         self.figures.failed = 1
-        self._report(Tracked(tuple(Horizon(pubend, FOREVER) for pubend in self._pubends)))
+        if not self._alone:
+            self._report(Tracked(tuple(Horizon(pubend, FOREVER) for pubend in self._pubends)))
         self._refuse_all()
         while self._work:
             self.figures.dropped += self._work.popleft().entries

@@ -1,7 +1,7 @@
 """Tracking in a process of its own: the event loop says what happened, and shares no interpreter with those who write it down.
 
-What waits, here or there, is bounded: the other side says how much it has taken. A process that ends before its time ends the
-tracking, not the broker.
+What waits, here or there, is bounded: the other side says how much it has taken. A process that ends before its time does not end
+the broker: another one is started, after a moment, and the tracks say what they lack. What was published is read from the logs.
 """
 
 from __future__ import annotations
@@ -10,13 +10,11 @@ import asyncio
 import logging
 import socket
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from itertools import count
 from pathlib import Path
 from typing import Final, Self, cast
-
-import msgspec
 
 from postroad.core.orders import BrokerState, PubendState, Track, Tracked
 from postroad.core.tracking.answers import Findings
@@ -36,6 +34,7 @@ from postroad.runtime.tracker_wire import (
     Problem,
     Progress,
     Read,
+    ToTracker,
     Want,
     encode,
 )
@@ -46,31 +45,112 @@ from postroad.storage.tracks.catalog import TrackOptions
 log = logging.getLogger("postroad.tracking")
 
 
-class TrackingProcess(asyncio.Protocol):
-    """The broker's end. All calls in the event loop."""
+RESTART_S: Final = 0.5  # after a process that ended; twice as long after each that ends soon, too
+RESTART_S_MAX: Final = 60.0
+STEADY_S: Final = 60.0  # a process that lived for so long did not end soon
+FAILURES_MAX: Final = 6  # in a row; beyond, the logs are not kept for it any longer
+KILL_S: Final = 5.0  # that a process which failed may take to end by itself
+
+
+class _Life(asyncio.Protocol):
+    """One process, and the way to it."""
 
     def __init__(
         self,
         process: subprocess.Popen[bytes],
+        hear: Callable[[_Life, FromTracker], None],
+        lost: Callable[[_Life, str], None],
+        buffer_bytes: int,
+    ) -> None:
+        self._loop: Final = asyncio.get_running_loop()
+        self.process: Final = process
+        self.began_s: Final = self._loop.time()
+        self.ended: Final[asyncio.Future[None]] = self._loop.create_future()
+        self._hear: Final = hear
+        self._lost: Final = lost
+        self._buffer_bytes: Final = buffer_bytes
+        self._decoder: Final = Decoder(FromTracker)
+        self._transport: asyncio.Transport
+
+    @classmethod
+    async def start(
+        cls, hear: Callable[[_Life, FromTracker], None], lost: Callable[[_Life, str], None], buffer_bytes: int
+    ) -> _Life:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(  # noqa: ASYNC220, S603  # it takes a millisecond; our own program
+                own_command("postroad.runtime.tracker"), stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=own_environment()
+            )
+        ours.setblocking(False)
+        life = cls(process, hear, lost, buffer_bytes)
+        try:
+            await life._loop.create_unix_connection(lambda: life, sock=ours)
+        except BaseException:
+            ours.close()
+            raise
+        return life
+
+    def say(self, message: ToTracker) -> None:
+        if not self.ended.done():
+            self._transport.writelines(encode(message))
+
+    def say_all(self) -> None:
+        """Say that nothing more comes."""
+        if not self.ended.done():
+            self._transport.write_eof()
+
+    def abandon(self) -> None:
+        """Say nothing more; the process ends by itself."""
+        self._transport.abort()
+
+    def wait(self) -> int:
+        """Wait for the end of an abandoned process, and end it if it does not come. Blocks."""
+        try:
+            return self.process.wait(KILL_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # which uvloop's does not derive from
+        self._transport.set_write_buffer_limits(self._buffer_bytes)
+
+    def data_received(self, data: bytes) -> None:
+        for message in self._decoder.feed(data):
+            self._hear(self, message)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
+        self._lost(self, str(error or "see above"))
+
+
+class TrackingProcess:
+    """The broker's end. All calls in the event loop."""
+
+    def __init__(
+        self,
+        begin: Callable[[int], Begin],
         logs: Mapping[int, IdLog],
         report: Callable[[Tracked], None],
         backlog_bytes_max: int,
     ) -> None:
         self._loop: Final = asyncio.get_running_loop()
-        self.process: Final = process
+        self._begin: Final = begin  # what is said first, at a time
         self._logs: Final = logs
         self._report: Final = report
         self._backlog: Final = Backlog(backlog_bytes_max)
+        self._life: _Life | None = None  # None: nobody tracks at the moment
+        self._former = Figures()  # of processes that have ended
         self._figures = Figures()
-        self._dropped = 0  # since it failed
-        self._failed = False
+        self._restarts = 0
+        self._failures = 0  # in a row
+        self._restarting: asyncio.Task[None] | None = None
         self._finishing = False
-        self._gone: Final[asyncio.Future[None]] = self._loop.create_future()
-        self._decoder: Final = Decoder(FromTracker)
         self._numbers: Final = count(1)
         self._asked: dict[int, Future[Findings]] = {}
         self._reads: set[asyncio.Task[None]] = set()
-        self._transport: asyncio.Transport
+        self.process: subprocess.Popen[bytes]  # the last one that was started
 
     @classmethod
     async def start(
@@ -87,19 +167,14 @@ class TrackingProcess(asyncio.Protocol):
         backlog_bytes_max: int = BACKLOG_BYTES_MAX,
     ) -> Self:
         """Start a process; it is not waited for."""
-        started_ms = clock_ms()
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = subprocess.Popen(  # noqa: ASYNC220, S603  # it takes a millisecond; our own program
-                own_command("postroad.runtime.tracker"), stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=own_environment()
-            )
-        ours.setblocking(False)
-        keeper = cls(process, logs, report, backlog_bytes_max)
-        await keeper._loop.create_unix_connection(lambda: keeper, sock=ours)
         pubends = tuple(PubendState(each.pubend, each.last_tick, each.released) for each in state.pubends)
         known = BrokerState(state.broker, state.incarnation, pubends)
-        begin = Begin(str(path), known, tuple(sorted(logs)), settings, options, started_ms, title, log_level)
-        keeper._say(encode(begin))
+
+        def begin(started_ms: int) -> Begin:
+            return Begin(str(path), known, tuple(sorted(logs)), settings, options, started_ms, title, log_level)
+
+        keeper = cls(begin, logs, report, backlog_bytes_max)
+        await keeper._live(clock_ms())
         return keeper
 
     @property
@@ -109,26 +184,28 @@ class TrackingProcess(asyncio.Protocol):
     # --- what the broker says
 
     def track(self, order: Track) -> None:
-        if self._failed:
-            self._dropped += order.entries
-            return
-        if not self._backlog.admit(order):
-            return
+        if self._life is None:
+            self._backlog.drop(order)
+        elif self._backlog.admit(order):
+            self._say_missed(self._life)
+            self._life.say(order)
+
+    def _say_missed(self, life: _Life) -> None:
         missed = self._backlog.pop_missed()
         if missed is not None:
-            self._say(encode(missed))
-        self._say(encode(order))
+            life.say(missed)
+            self._report(Tracked((), forgotten=True))
 
     def search(self, question: TracksQuestion | CoverageQuestion) -> Future[Findings]:
         future: Future[Findings] = Future()
-        if self._failed or self._finishing:
+        if self._life is None or self._finishing:
             future.set_exception(OverlayError("this broker does not track at the moment"))
         elif len(self._asked) >= QUESTIONS_MAX:
             future.set_exception(TooManyError(f"{QUESTIONS_MAX} questions about tracks wait already"))
         else:
             number = next(self._numbers)
             self._asked[number] = future
-            self._say(encode(Ask(number, question)))
+            self._life.say(Ask(number, question))
         return future
 
     @property
@@ -136,61 +213,95 @@ class TrackingProcess(asyncio.Protocol):
         return self._backlog.waiting
 
     def stats(self) -> dict[str, int]:
-        figures = msgspec.structs.replace(self._figures, failed=int(self._failed), dropped=self._figures.dropped + self._dropped)
-        return {**figures.gauges(), "tracking_backlog_bytes": self.backlog_bytes}
+        figures = self._former.followed_by(self._figures)
+        figures.dropped += self._backlog.missed_entries
+        figures.failed = int(self._life is None)
+        return {**figures.gauges(), "tracking_backlog_bytes": self.backlog_bytes, "tracking_restarts": self._restarts}
 
     async def finish(self) -> bool:
         """Say that nothing more comes, and wait for the end of the process for a few seconds."""
-        self._finishing = True
-        if not self._gone.done():
-            self._transport.write_eof()
-        ended, _ = await asyncio.wait([self._gone, *self._reads], timeout=END_S_MAX)
-        if self._gone not in ended:
+        self._stop_restarting()
+        life = self._life
+        if life is None:
+            return False
+        life.say_all()
+        ended, _ = await asyncio.wait([life.ended, *self._reads], timeout=END_S_MAX)
+        if life.ended not in ended:
             log.warning("process %d still writes the last tracks", self.pid)
             self.abandon()
             return False
-        await asyncio.to_thread(self.process.wait)
-        return not self._failed
+        return await asyncio.to_thread(life.process.wait) == 0 and not self._figures.failed
 
     def abandon(self) -> None:
         """Say nothing more; the process ends by itself."""
-        self._finishing = True
-        self._transport.abort()
+        self._stop_restarting()
+        if self._life is not None:
+            self._life.abandon()
 
-    def _say(self, frame: Sequence[bytes | memoryview]) -> None:
-        if not self._failed:
-            self._transport.writelines(frame)
+    # --- lives
+
+    async def _live(self, started_ms: int) -> None:
+        life = await _Life.start(self._take, self._lost, self._backlog.bytes_max)
+        self.process = life.process
+        self._life = life
+        life.say(self._begin(started_ms))
+        if life.ended.done():  # already
+            self._lost(life, "at once")
+
+    def _lost(self, life: _Life, reason: str) -> None:
+        """Go on without a process that has ended or failed, and start another one after a moment."""
+        if life is not self._life:
+            return
+        self._refuse_all()
+        if self._finishing:
+            return
+        self._life = None
+        life.abandon()
+        self._former, self._figures = self._former.followed_by(self._figures), Figures()
+        steady = self._loop.time() - life.began_s >= STEADY_S
+        self._failures = 1 if steady else self._failures + 1
+        log.error("the tracking process has ended (%s); the broker goes on, and starts another one", reason)
+        self._backlog.start_over(clock_ms())
+        self._restarting = self._loop.create_task(self._restart(life))
+
+    async def _restart(self, former: _Life) -> None:
+        await asyncio.to_thread(former.wait)
+        while True:
+            if self._failures > FAILURES_MAX:
+                self._report(Tracked(tuple(Horizon(pubend, FOREVER) for pubend in sorted(self._logs))))
+            await asyncio.sleep(min(RESTART_S * 2 ** (self._failures - 1), RESTART_S_MAX))
+            try:
+                await self._live(clock_ms())
+            except OSError as error:
+                log.error("no tracking process can be started: %s", error)  # noqa: TRY400  # the reason is all there is to say
+                self._failures += 1
+            else:
+                self._restarts += 1
+                if self._life is not None:
+                    self._say_missed(self._life)
+                return
+
+    def _stop_restarting(self) -> None:
+        self._finishing = True
+        if self._restarting is not None:
+            self._restarting.cancel()
 
     # --- what the process says
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # which uvloop's does not derive from
-        self._transport.set_write_buffer_limits(self._backlog.bytes_max)
-
-    def data_received(self, data: bytes) -> None:
-        for message in self._decoder.feed(data):
-            self._take(message)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if not self._finishing:
-            log.error("the tracking process has ended (%s); the broker goes on without it", error or "see above")
-        if not self._failed and (not self._finishing or self._asked):
-            self._fail()
-        if not self._gone.done():
-            self._gone.set_result(None)
-
-    def _take(self, message: FromTracker) -> None:
+    def _take(self, life: _Life, message: FromTracker) -> None:
+        if life is not self._life:
+            return
         match message:
             case Progress():
                 self._backlog.taken, self._figures = message.taken, message.figures
-                if message.figures.failed and not self._failed:
-                    self._fail()
+                if message.figures.failed:
+                    self._lost(life, "it has failed: see above")
             case Durable():
                 self._report(Tracked(message.horizons))
             case Answer():
                 self._answer(message)
             case Want():
-                task = self._loop.create_task(self._read(message))
+                task = self._loop.create_task(self._read(life, message))
                 self._reads.add(task)
                 task.add_done_callback(self._reads.discard)
 
@@ -205,7 +316,7 @@ class TrackingProcess(asyncio.Protocol):
         assert found is not None
         future.set_result(found)
 
-    async def _read(self, want: Want) -> None:
+    async def _read(self, life: _Life, want: Want) -> None:
         """Read a log for the process, in another thread."""
         try:
             found = await asyncio.to_thread(self._logs[want.pubend].ids, want.lo, want.hi, want.bytes_max)
@@ -214,12 +325,9 @@ class TrackingProcess(asyncio.Protocol):
         else:
             answer = Read(want.number, found.hi, tuple(ids.tobytes() for ids in found.ids))
         if not self._finishing:
-            self._say(encode(answer))
+            life.say(answer)
 
-    def _fail(self) -> None:
-        """Give up: free the logs, refuse what waits."""
-        self._failed = True
-        self._report(Tracked(tuple(Horizon(pubend, FOREVER) for pubend in sorted(self._logs))))
+    def _refuse_all(self) -> None:
         while self._asked:
             _, future = self._asked.popitem()
             future.set_exception(OverlayError("tracking has failed; see the broker's log"))

@@ -91,6 +91,11 @@ class Figures(msgspec.Struct):
     holes: int = 0
     failed: int = 0  # 1 when tracking has ended before its time
 
+    def followed_by(self, later: Figures) -> Figures:
+        """Return the figures of one that tracked and of another that went on after it."""
+        both = {name: getattr(self, name) + getattr(later, name) for name in ("entries", "elements", "bytes_written")}
+        return msgspec.structs.replace(later, **both, dropped=self.dropped + later.dropped, holes=self.holes + later.holes)
+
     def gauges(self) -> dict[str, int]:
         return {f"tracking_{name}": getattr(self, name) for name in self.__struct_fields__}
 
@@ -153,7 +158,9 @@ class Tracks:
         self.figures: Final = figures or Figures()
         files = _CountedFiles(DirectoryFiles(place) if isinstance(place, Path) else place, self.figures)
         self.store: Final = TrackStore.open(files, state.broker, state.incarnation, now_ms=wall_ms, options=options, pause=pause)
-        self.tracker: Final = Tracker(state.broker, state.incarnation, settings, wall_ms=wall_ms, pause=pause)
+        self.tracker: Final = Tracker(
+            state.broker, state.incarnation, settings, wall_ms=wall_ms, pause=pause, first_number=self.store.first_number
+        )
         self._settings: Final = settings
         self._logs: Final = logs
         self._wall_ms = wall_ms
@@ -173,7 +180,8 @@ class Tracks:
         if self.store.recovered.crash is not None:
             crash = self.store.recovered.crash
             self.figures.holes += 1
-            log.warning("incarnation %d ended without a farewell: its last deliveries may not be traced", crash.incarnation)
+            who = "the tracking process before" if crash.incarnation == state.incarnation else f"incarnation {crash.incarnation}"
+            log.warning("%s ended without a farewell: its last deliveries may not be traced", who)
 
     # --- events
 

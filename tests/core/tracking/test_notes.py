@@ -248,6 +248,25 @@ def test_the_log_is_kept_until_what_it_holds_is_tracked() -> None:
     assert overlay.released[P1] == horizon.tick
 
 
+def test_what_lasts_is_noted_again_when_it_was_forgotten() -> None:
+    """Somebody dropped what was noted: who is attached and linked, and how far everything is, must not wait for a change."""
+    overlay = FakeOverlay(1, 2)
+    overlay.subscribe(1, 1)
+    overlay.publish(1)
+    overlay.run(2 * T_P_S)
+    before = {kind: overlay.events(1, kind) for kind in (Span, Links, Horizon)}
+    overlay.run(2 * T_P_S)
+    assert all(overlay.events(1, kind) == before[kind] for kind in before), "nothing changes"
+    overlay.machines[1].fact(Tracked((), forgotten=True), now=overlay.now)
+    overlay.run(2 * T_P_S)
+    again = {kind: overlay.events(1, kind)[len(events) :] for kind, events in before.items()}
+    attached = {(span.number, span.pubend): span.to_tick for span in before[Span]}
+    assert sorted(attached) == sorted((span.number, span.pubend) for span in again[Span])
+    assert all(span.to_tick >= attached[span.number, span.pubend] for span in again[Span])
+    assert [links.neighbours for links in again[Links]] == [(2,)]
+    assert [horizon.pubend for horizon in again[Horizon]] == [P1]
+
+
 def test_what_is_forwarded_is_noted_per_neighbour_when_asked_for() -> None:
     """Live and as a piece of the past, by the one that put it into a frame."""
     overlay = FakeOverlay(1, 2, 3, tracking=replace(TRACKING, per_neighbour=True), config=SLOW)

@@ -32,7 +32,7 @@ from postroad.storage.tracks.catalog import FileName, TrackOptions
 from postroad.storage.tracks.files import DirectoryFiles, MemoryFiles, TrackFiles, merge_lock
 from postroad.storage.tracks.format import pack, unpack
 from postroad.storage.tracks.merging import merged_head, merged_rows
-from postroad.storage.tracks.store import TrackStore
+from postroad.storage.tracks.store import Recovered, TrackStore
 
 PUBLISHED = HistoryKey(Kind.PUBLISHER, BROKER)
 PUBEND = BROKER << 8
@@ -137,6 +137,23 @@ def test_copies_of_a_dead_incarnation_stay(files: Reopen) -> None:
     store.write(flush(copies=[element(1, at(7), incarnation=2)]), now_ms=START + 6000)
     store.write(flush(copies=[element(1, at(7, 8), incarnation=2)]), now_ms=START + 7000)
     assert keys(store.search(at(1, 2, 8))) == [(row, PUBLISHED) for row in range(3)]
+
+
+def test_another_writer_of_the_same_incarnation_goes_on(files: Reopen) -> None:
+    """A tracking process was killed: its copies stay, what it had not written is reported, and no number is given twice."""
+    first = start(files)
+    assert first.first_number == 0
+    first.write(flush(copies=[element(1, at(1, 2))], records=[Horizon(PUBEND, 55)]), now_ms=START + 1000)
+    second = start(files, now_ms=START + 5000)
+    assert second.recovered == Recovered(Crash(1, START + 1000, START + 5000), {PUBEND: 55})
+    number = second.first_number
+    assert number > 1 << 30
+    second.write(flush(copies=[element(number, at(7))]), now_ms=START + 6000)
+    second.write(flush(copies=[element(number, at(7, 8))]), now_ms=START + 7000)
+    assert keys(second.search(at(1, 2, 7, 8))) == [(row, PUBLISHED) for row in range(4)]
+    assert len([name for name in names(files) if "open" in name]) == 2
+    third = start(files, now_ms=START + 9000)
+    assert third.first_number > number + (1 << 30)
 
 
 def test_after_a_farewell_nothing_is_missing(files: Reopen) -> None:

@@ -38,10 +38,10 @@ class Ledger:
 
     __slots__ = ("additions", "broker", "incarnation", "number", "open_bytes")
 
-    def __init__(self, broker: int, incarnation: int, settings: TrackingSettings) -> None:
+    def __init__(self, broker: int, incarnation: int, settings: TrackingSettings, first_number: int = 0) -> None:
         self.broker: Final = broker
         self.incarnation: Final = incarnation
-        self.number = 0
+        self.number = first_number
         self.open_bytes = 0
         self.additions: Final = Additions(settings.m, settings.k, broker)
 

@@ -71,6 +71,7 @@ class Notes:
         self._busy: dict[int, None] = {}  # pubends of messages since the last flush
         self._horizons_ms = 0  # when horizons were noted last
         self._attachments: dict[int, Attachment] = {}  # the next to be noted stands first
+        self.forgotten = False  # the next flush has to say everything again
         self.membership_changed = False  # somebody came: the attachment map on disk is behind
         self._number = 0
         self._neighbours: dict[int, int] = {}  # broker -> bit of routing sets
@@ -154,6 +155,8 @@ class Notes:
 
     def flush(self, horizons: Mapping[int, int]) -> None:
         """Note how far attachments and publisher histories are: what a tracker adds to what it makes durable."""
+        if self.forgotten:
+            self._forget()
         for number in list(islice(self._attachments, SPANS_MAX)):
             attachment = self._attachments.pop(number)
             self._attachments[number] = attachment
@@ -181,6 +184,13 @@ class Notes:
             self._last = ids
             self.size += 16 * len(ids)
         return ids
+
+    def _forget(self) -> None:
+        """Let what was noted of spans and horizons be noted again."""
+        self.forgotten = False
+        self._horizons_ms = self.wall_ms - QUIET_MS
+        for attachment in self._attachments.values():
+            attachment.noted, attachment.noted_ms = attachment.from_tick - 1, self.wall_ms - QUIET_MS
 
     def _is_quiet_since(self, noted_ms: int) -> bool:
         return not 0 <= self.wall_ms - noted_ms < QUIET_MS

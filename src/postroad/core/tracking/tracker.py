@@ -112,7 +112,14 @@ class Tracker:
     """Keeps the histories and records of one incarnation of a broker until they are written."""
 
     def __init__(
-        self, broker: int, incarnation: int, settings: TrackingSettings, *, wall_ms: int, pause: Pause = no_pause
+        self,
+        broker: int,
+        incarnation: int,
+        settings: TrackingSettings,
+        *,
+        wall_ms: int,
+        pause: Pause = no_pause,
+        first_number: int = 0,
     ) -> None:
         self.broker: Final = broker
         self.incarnation: Final = incarnation
@@ -120,7 +127,7 @@ class Tracker:
         self._routing_sets: Final = settings.routing_sets and settings.strategy is Strategy.BLOOM
         self._capacity: Final = capacity(settings)
         self._pause: Final = pause
-        self._ledger: Final = Ledger(broker, incarnation, settings)
+        self._ledger: Final = Ledger(broker, incarnation, settings, first_number)
         self._histories: dict[_Name, History] = {}
         self._finished: list[Element] = []
         self._finished_bytes = 0

@@ -5,7 +5,8 @@ elements and records appears; the former copies vanish. So at every moment what 
 in one at least, perhaps in two; the newest row counts. A large flush becomes several files, the last of which holds the records.
 
 An incarnation begins with a file of its own, the *mark*, which carries over the horizons and says what the incarnation before it
-may have lost: without a `farewell` in its last file, everything after that file.
+may have lost: without a `farewell` in its last file, everything after that file. So does another writer in the same incarnation,
+whose tracking process has ended before its time; the copies of the former one stay, since nobody will write newer ones.
 
 Writing is for one thread; searches may run beside it in another.
 """
@@ -38,6 +39,7 @@ from postroad.storage.tracks.summary import NEVER
 from postroad.types import tick_milliseconds
 
 MARK: Final = 0  # the sequence of an incarnation's first file
+NUMBER_BITS: Final = 32  # of the elements in one file there are far fewer
 
 UNREAD_MAX: Final = 256  # files of former incarnations whose end is read at a time
 CHANGES_MAX: Final = 20  # of the directory during one search
@@ -66,6 +68,7 @@ class TrackStore:
         self._pause: Final = pause
         self._catalog: Final = Catalog(files, broker, options)
         self._sequence = MARK - 1
+        self._found = MARK - 1  # the last sequence of this incarnation, by another writer before us
         self._unwritten: tuple[Record, ...] = ()
         self._horizons: Mapping[int, int] = {}
         self.kept_from_ms = 0  # what is older may have been dropped
@@ -88,6 +91,11 @@ class TrackStore:
         self._catalog.refresh()
         self._steady(lambda: self._recover(now_ms))
         return self
+
+    @property
+    def first_number(self) -> int:
+        """Return the number that elements begin with: of one incarnation no two elements have the same, whoever wrote them."""
+        return self._found + 1 << NUMBER_BITS
 
     # --- writing ----------------------------------------------------------------------------------------------------------
 
@@ -152,7 +160,8 @@ class TrackStore:
                 excess -= file.size
 
     def _is_living(self, file: TrackFile) -> bool:
-        return file.name.sort is Sort.COPIES and file.name.incarnation == self._incarnation
+        name = file.name
+        return name.sort is Sort.COPIES and name.incarnation == self._incarnation and name.sequence > self._found
 
     def _reach(self, file: TrackFile) -> int:
         """Return the highest timestamp that a file may hold."""
@@ -301,7 +310,7 @@ class TrackStore:
     def _recover(self, now_ms: int) -> None:
         files = self._catalog.files
         sequences = (file.name.sequence for file in files if file.name.incarnation == self._incarnation)
-        self._sequence = max(sequences, default=MARK - 1)
+        self._sequence = self._found = max(sequences, default=MARK - 1)
         if files:
             self.recovered = self._last_words(files, now_ms)
             self._read_oldest(files[0])
