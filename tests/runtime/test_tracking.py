@@ -15,7 +15,7 @@ from tests.waiting import until
 
 import postroad
 from postroad.core.batch import Ids
-from postroad.core.broker import FAST_S
+from postroad.core.broker import FAST_S, NOTES_S
 from postroad.core.packets import pubend_id
 from postroad.core.tracking.answers import Searched
 from postroad.core.tracking.elements import HistoryKey, Kind, Span
@@ -59,7 +59,7 @@ def array_of(ids: list[MessageId]) -> Ids:
 
 async def search(node: Node, ids: list[MessageId]) -> Searched:
     assert node.tracking is not None
-    await asyncio.sleep(2 * FAST_S)  # what the machine noted is ordered by then
+    await asyncio.sleep(2 * (NOTES_S + FAST_S))  # what the machine noted is ordered by then
     found = await asyncio.wrap_future(node.tracking.search(TracksQuestion(b"".join(map(bytes, ids)))))
     assert isinstance(found, Searched)
     return found

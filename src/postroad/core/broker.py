@@ -53,7 +53,8 @@ from postroad.core.tracking.settings import Strategy, TrackingSettings
 from postroad.core.writing import WRITER_KEY, Writing
 from postroad.errors import PostroadError, WrongRoleError
 
-FAST_S: Final = 0.05  # how often gaps and catch-ups are looked at while there are any, and notes are ordered to be tracked
+FAST_S: Final = 0.05  # how often gaps and catch-ups are looked at while there are any
+NOTES_S: Final = 0.2  # how often notes are ordered to be tracked
 NOTES_BYTES_MAX: Final = 1 << 20  # that are gathered meanwhile
 MEMBERSHIP_S: Final = 1.0  # after which a new attachment is on disk
 READS_MAX: Final = 1024
@@ -71,6 +72,7 @@ class Broker:
         self._fast_at = now
         self._track_at = now + config.tracking.persistence_ms / 1000
         self._links_changed = True  # since the tracker was told
+        self._notes_at = now
         self._notes_due = False
         self._flush_tracks = False
         self._farewell = False
@@ -181,7 +183,6 @@ class Broker:
     def wake(self, *, now: float) -> None:
         if now >= self._fast_at:
             self._fast_at = now + FAST_S
-            self.order_notes()
             for pubend in self._parts.streams:
                 self._parts.edge.curious(pubend, now)
                 self._subscribing.catch_up(pubend, now)
@@ -193,6 +194,9 @@ class Broker:
         if now >= self._slow_at:
             self._slow_at = now + self._config.silence_s
             self._housekeeping(now)
+        if now >= self._notes_at:
+            self._notes_at = now + NOTES_S
+            self.order_notes()
         notes = self._parts.notes
         if notes is not None and notes.membership_changed:  # who is attached is known after a crash, too (section 3.2)
             notes.membership_changed = False
@@ -202,10 +206,10 @@ class Broker:
             self._flush_tracks = True
 
     def deadline(self) -> float | None:
-        return min(self._slow_at, self._fast_at)  # the fast one is never later than the tracker's
+        return min(self._slow_at, self._fast_at)  # the fast one is never much later than the tracker's
 
     def order_notes(self) -> None:
-        """Let the next outputs order all that was noted to be tracked; by itself that happens within `FAST_S`."""
+        """Let the next outputs order all that was noted to be tracked; by itself that happens within `NOTES_S`."""
         self._notes_due = True
 
     def farewell(self) -> None:

@@ -37,7 +37,7 @@ from postroad.storage.tracks.store import TrackStore
 
 log = logging.getLogger("postroad.tracking")
 
-GATHER_S: Final = 1.0
+GATHER_S: Final = 3.0
 WORK_S: Final = 0.0004
 PAUSE_S: Final = 0.002
 UNHURRIED_BYTES_MAX: Final = 8 << 20  # that wait: beyond, the thread makes no pauses

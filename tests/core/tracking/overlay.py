@@ -27,7 +27,7 @@ from postroad.core.orders import (
 )
 from postroad.core.packets import OpenPublisher, Packet, Publish, PublisherOpened, Subscribe, Subscribed, Unsubscribe, pubend_id
 from postroad.core.parts import BrokerConfig
-from postroad.core.tracking.events import Delivered, Deliveries, TrackEvent
+from postroad.core.tracking.events import Delivered, Deliveries, TrackEvent, apart
 from postroad.core.tracking.settings import TrackingSettings
 from postroad.types import MessageId
 
@@ -158,7 +158,7 @@ def each_of(order: Track) -> Iterator[TrackEvent]:
     """Yield the events of an order, deliveries by subscriber."""
     for event in order.events:
         if isinstance(event, Deliveries):
-            yield from (Delivered(name, event.pubend, event.ids[rows]) for name, rows in event.apart())
+            yield from (Delivered(name, event.pubend, event.ids[rows]) for name, rows in apart([event], [0]))
         else:
             yield event
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.tracking.ids import make_ids
 
+from postroad.core.tracking import events as events_module
 from postroad.core.tracking.elements import Horizon, Span
-from postroad.core.tracking.events import DeliveredRows, Deliveries, Forwarded, Published, Routed, TrackEvent, in_columns, joined
+from postroad.core.tracking.events import Delivered, Deliveries, Forwarded, Published, Routed, TrackEvent, apart
+from postroad.core.tracking.noted import Noted
 from postroad.core.tracking.settings import TrackingSettings
 from postroad.core.tracking.tracker import Tracker
 
@@ -25,50 +30,77 @@ batches = st.lists(
 )
 
 
-@given(batches)
-def test_each_subscriber_gets_its_own_in_the_order_of_sending(sent: Sent) -> None:
-    """Taking all batches apart at once gives what going through them one by one does."""
+@given(batches, st.integers(1, 4), st.booleans())
+def test_each_subscriber_gets_its_own_in_the_order_of_sending(sent: Sent, orders: int, one_by_one: bool) -> None:
+    """Taking all batches apart at once gives what going through them one by one does, in however many orders they come."""
     expected: dict[tuple[int, str], list[bytes]] = {}
-    given_batches = []
+    noted = [Noted() for _ in range(orders)]
     for number, (pubend, rows, whose) in enumerate(sent):
         ids = make_ids(rows, seed=number)
         known = {tuple(each): np.array(each, np.intp) for _, each in whose}  # equal selections are one object
-        names = [name for name, _ in whose]
-        given_batches.append(DeliveredRows(names, pubend, ids, [known[tuple(each)] for _, each in whose]))
+        noted[number * orders // len(sent)].delivered(
+            pubend, ids, [name for name, _ in whose], [known[tuple(each)] for _, each in whose]
+        )
         for name, each in whose:
             expected.setdefault((pubend, name), []).extend(ids[row].tobytes() for row in each)
-    apart = [(together, *each) for together in in_columns(given_batches) for each in together.apart()]
-    found = {(together.pubend, name): [item.tobytes() for item in together.ids[rows]] for together, name, rows in apart}
+    events = [event for each in noted for event in each.take()]
+    found: dict[tuple[int, str], list[bytes]] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(events_module, "LONG_ROWS", 1 << 20 if one_by_one else 0)
+        for pubend in {event.pubend for event in events if isinstance(event, Deliveries)}:
+            those = [event for event in events if isinstance(event, Deliveries) and event.pubend == pubend]
+            table = np.concatenate([make_ids(3, seed=99), *(event.ids for event in those)])
+            firsts = np.cumsum([3, *(len(event.ids) for event in those[:-1])]).tolist()
+            for name, rows_of in apart(those, firsts):
+                assert (pubend, name) not in found
+                found[pubend, name] = [item.tobytes() for item in table[rows_of]]
     assert found == expected
 
 
-def test_joined_events_say_the_same() -> None:
+def test_events_in_columns_say_the_same() -> None:
     """A tracker makes the same histories and records of them, and spans come after the messages they speak of."""
     ids = [make_ids(4, seed=number) for number in range(12)]
     span = Span("a", 1, 256, "", 0, 9, 1)
-    events: list[TrackEvent | DeliveredRows] = []
+    one_by_one: list[TrackEvent] = []
+    noted = Noted()
     for number in range(0, 12, 4):
-        events += [
-            Published(256, ids[number]),
-            Routed(512, 7, ids[number + 1]),
-            Routed(512, 8, ids[number + 2]),
-            Routed(512, 7, ids[number + 3], np.ones(4, np.uint64), (7,)),
-            Forwarded(512, 9, ids[number + 1]),
-            DeliveredRows(["a", "b"], 256, ids[number], [np.array([0, 1]), np.array([3])]),
+        first, second, third, fourth = ids[number : number + 4]
+        masked = Routed(512, 7, fourth, np.ones(4, np.uint64), (7,))
+        noted.published(256, first)
+        noted.routed(512, 7, second)
+        noted.routed(512, 8, third)
+        noted.others.append(masked)
+        noted.forwarded(512, 9, second)
+        noted.delivered(256, first, ["a", "b"], [np.array([0, 1]), np.array([3])])
+        noted.others.append(span)
+        noted.delivered(512, second, ["b"], [np.array([2])])
+        one_by_one += [
+            Published(256, first),
+            Routed(512, 7, second),
+            Routed(512, 8, third),
+            masked,
+            Forwarded(512, 9, second),
+            Delivered("a", 256, first[:2]),
+            Delivered("b", 256, first[3:]),
             span,
-            DeliveredRows(["b"], 512, ids[number + 1], [np.array([2])]),
+            Delivered("b", 512, second[2:3]),
         ]
-    events.append(Horizon(256, 5))
-    few = joined(events)
+    noted.others.append(Horizon(256, 5))
+    one_by_one.append(Horizon(256, 5))
+    few = noted.take()
     messages = [Published, Routed, Routed, Forwarded, Deliveries, Deliveries]
     assert [type(event) for event in few] == [*messages, *[Routed, Span] * 3, Horizon]
+    assert noted.take() == ()
+    published, *_, deliveries, _ = few[:6]
+    assert isinstance(published, Published)
+    assert isinstance(deliveries, Deliveries)
+    assert published.ids is deliveries.ids, "they are of the same batches"
 
-    def flushed(given: tuple[TrackEvent, ...] | list[TrackEvent]) -> list[str]:
+    def flushed(given: Sequence[TrackEvent]) -> list[str]:
         tracker = Tracker(1, 1, TrackingSettings(per_neighbour=True), wall_ms=0)
         tracker.take(given, 10)
         flush = tracker.flush(20, farewell=True)
         elements = [(each.key, each.count, b"" if each.ids is None else each.ids.tobytes()) for each in flush.closed]
         return [*sorted(map(repr, elements)), *map(repr, flush.records)]
 
-    one_by_one = [each for event in events for each in (in_columns([event]) if isinstance(event, DeliveredRows) else [event])]
     assert flushed(few) == flushed(one_by_one)

@@ -11,7 +11,7 @@ from tests.core.tracking.overlay import T_P_S, TRACKING, FakeOverlay, each_of, i
 
 from postroad.core import broker as broker_module
 from postroad.core.batch import Batch
-from postroad.core.broker import FAST_S, MEMBERSHIP_S
+from postroad.core.broker import MEMBERSHIP_S, NOTES_S
 from postroad.core.orders import Append, Appended, LinkLost, SearchTracks, Send, Track, Tracked
 from postroad.core.packets import AskTracks, Deliver, Flow, Gap, Publish, pubend_id
 from postroad.core.parts import BrokerConfig
@@ -49,7 +49,7 @@ def test_a_message_is_published_when_it_is_durable() -> None:
     assert not any(isinstance(order, Track) for order in orders)
     machine.fact(Appended(append.pubend, append.token), now=overlay.now)
     assert not any(isinstance(order, Track) for order in machine.outputs()), "it is gathered for a moment"
-    machine.wake(now=overlay.now + FAST_S)
+    machine.wake(now=overlay.now + NOTES_S)
     (track,) = [order for order in machine.outputs() if isinstance(order, Track)]
     (event,) = track.events
     assert isinstance(event, Published)

@@ -1,6 +1,6 @@
 """What a broker machine notes for its tracker: events, and the attachments that spans are made of.
 
-A note is one small object; many of them become few events, with copies of the ids, when they are taken. An *attachment* is one
+Notes of messages become few events, with copies of the ids, when they are taken. An *attachment* is one
 subscription in one pubend's stream, from the moment its client was told where it starts. At its end, and from time to time while
 it lasts, its span says how far everything that matches was sent. Spans are noted after the deliveries they speak of, and reach
 the tracker after them, so they never claim more than the histories hold.
@@ -22,7 +22,8 @@ from postroad.core.batch import Batch, Ids
 from postroad.core.orders import LinkId
 from postroad.core.streams.selection import Rows
 from postroad.core.tracking.elements import Horizon, Links, Lost, Masks, Span
-from postroad.core.tracking.events import DeliveredRows, Forwarded, Published, Routed, TrackEvent, joined
+from postroad.core.tracking.events import Routed, TrackEvent
+from postroad.core.tracking.noted import Noted
 
 SPANS_MAX: Final = 4096
 QUIET_MS: Final = 60_000
@@ -64,7 +65,7 @@ class Notes:
         self.wall_ms = 0
         self.per_neighbour: Final = per_neighbour
         self.routing_sets: Final = routing_sets
-        self._events: list[TrackEvent | DeliveredRows] = []
+        self._noted: Final = Noted()
         self._entries = 0  # ids that they add to histories
         self.size = 0  # of the ids and the rows, in bytes
         self._last: Ids | None = None
@@ -78,9 +79,8 @@ class Notes:
 
     def take(self) -> tuple[tuple[TrackEvent, ...], int, int]:
         """Return what was noted, how many entries that is, and the bytes it takes."""
-        taken = joined(self._events)
+        taken = self._noted.take()
         entries, size = self._entries, self.size + EVENT_BYTES * len(taken)
-        self._events.clear()
         self._entries = self.size = 0
         self._last = None
         return taken, entries, size
@@ -88,24 +88,24 @@ class Notes:
     # --- messages ---
 
     def published(self, pubend: int, batch: Batch) -> None:
-        self._events.append(Published(pubend, self._ids_of(batch)))
+        ids = self._ids_of(batch)
+        self._noted.published(pubend, ids)
         self._busy[pubend] = None
-        self._entries += len(batch)
+        self._entries += len(ids)
 
     def routed(self, pubend: int, upstream: int, batch: Batch, sent: Mapping[int, Rows]) -> None:
         """Note what came from a neighbour; `sent` tells which rows went on to which others."""
         ids = self._ids_of(batch)
         self._busy[pubend] = None
         self._entries += len(ids)
-        if not self.routing_sets:
-            self._events.append(Routed(pubend, upstream, ids))
-            return
-        masks = self._masks(len(ids), sent)
-        neighbours = () if masks is None else tuple(self._neighbours)
-        self._events.append(Routed(pubend, upstream, ids.copy(), masks, neighbours))  # it is not joined with others
+        masks = self._masks(len(ids), sent) if self.routing_sets else None
+        if masks is None:
+            self._noted.routed(pubend, upstream, ids)
+        else:  # it is not joined with others
+            self._noted.others.append(Routed(pubend, upstream, ids.copy(), masks, tuple(self._neighbours)))
 
     def forwarded(self, pubend: int, neighbour: int, batch: Batch) -> None:
-        self._events.append(Forwarded(pubend, neighbour, self._ids_of(batch)))
+        self._noted.forwarded(pubend, neighbour, self._ids_of(batch))
         self._entries += len(batch)
 
     def delivered(self, subscriber: str, pubend: int, batch: Batch) -> None:
@@ -114,7 +114,7 @@ class Notes:
 
     def delivered_rows(self, subscribers: Sequence[str], pubend: int, batch: Batch, selections: Sequence[Rows]) -> None:
         """Note that each of these subscribers was sent its selection of a batch."""
-        self._events.append(DeliveredRows(subscribers, pubend, self._ids_of(batch), selections))
+        self._noted.delivered(pubend, self._ids_of(batch), subscribers, selections)
         self._busy[pubend] = None
         entries = sum(map(len, selections))
         self._entries += entries
@@ -144,14 +144,14 @@ class Notes:
             self._note(attachment, attachment.reached(), detached_ms=max(self.wall_ms, 1))
 
     def lost(self, subscriber: str, pubend: int, lo: int, hi: int) -> None:
-        self._events.append(Lost(subscriber, pubend, lo, hi, self.wall_ms))
+        self._noted.others.append(Lost(subscriber, pubend, lo, hi, self.wall_ms))
 
     # --- the broker ---
 
     def links(self, neighbours: Iterable[int]) -> None:
         present = tuple(sorted(set(neighbours)))
         self._number_neighbours(present)
-        self._events.append(Links(self.wall_ms, present))
+        self._noted.others.append(Links(self.wall_ms, present))
 
     def flush(self, horizons: Mapping[int, int]) -> None:
         """Note how far attachments and publisher histories are: what a tracker adds to what it makes durable."""
@@ -166,7 +166,7 @@ class Notes:
                     self._note(attachment, reached)
         if not horizons.keys().isdisjoint(self._busy) or self._is_quiet_since(self._horizons_ms):
             self._horizons_ms = self.wall_ms
-            self._events.extend(Horizon(pubend, tick) for pubend, tick in horizons.items())
+            self._noted.others.extend(Horizon(pubend, tick) for pubend, tick in horizons.items())
         self._busy.clear()
 
     def farewell(self, horizons: Mapping[int, int]) -> None:
@@ -198,7 +198,9 @@ class Notes:
     def _note(self, attachment: Attachment, to_tick: int, detached_ms: int = 0) -> None:
         a = attachment
         a.noted, a.noted_ms = max(a.noted, to_tick), self.wall_ms
-        self._events.append(Span(a.subscriber, a.number, a.pubend, a.filter, a.from_tick, a.noted, a.attached_ms, detached_ms))
+        self._noted.others.append(
+            Span(a.subscriber, a.number, a.pubend, a.filter, a.from_tick, a.noted, a.attached_ms, detached_ms)
+        )
 
     def _number_neighbours(self, neighbours: Iterable[int]) -> None:
         for neighbour in neighbours:

@@ -49,6 +49,7 @@ from postroad.core.tracking.events import (
     Published,
     Routed,
     TrackEvent,
+    apart,
 )
 from postroad.core.tracking.history import ELEMENT_BYTES, Entry, History, Ledger, OpenElement
 from postroad.core.tracking.settings import Strategy, TrackingSettings
@@ -151,12 +152,11 @@ class Tracker:
     def take(self, events: Sequence[TrackEvent | Crash], wall_ms: int) -> None:
         """Take the events of one order, or of many."""
         gathered = _Gathered()
+        deliveries: dict[int, list[Deliveries]] = {}
         for event in events:
             match event:
                 case Deliveries():
-                    for subscriber, rows in event.apart(gathered.first_row(event.ids)):
-                        gathered.add((event.pubend >> PUBEND_BITS, subscriber), rows)
-                    self._pause()
+                    deliveries.setdefault(event.pubend >> PUBEND_BITS, []).append(event)
                 case Delivered():
                     gathered.add_all((event.pubend >> PUBEND_BITS, event.subscriber), event.ids)
                 case Published():
@@ -171,6 +171,10 @@ class Tracker:
                     gathered.add_all((event.pubend >> PUBEND_BITS, Kind.NEIGHBOUR, event.neighbour), event.ids)
                 case _:
                     self._record(event)
+        for origin, sent in deliveries.items():
+            for subscriber, rows in apart(sent, [gathered.first_row(each.ids) for each in sent]):
+                gathered.add((origin, subscriber), rows)
+            self._pause()
         if self.settings.omit_one_in:
             gathered.omit(self.settings.omit_one_in)
         if gathered.rows and self.settings.strategy is not Strategy.NULL:
