@@ -3,7 +3,7 @@
     python -m benchmarks.overlay                 # every shape
     python -m benchmarks.overlay a b             # some
     python -m benchmarks.overlay e --minutes 10  # memory over time
-    python -m benchmarks.overlay t --rounds 9    # what tracking costs
+    python -m benchmarks.overlay t --rounds 30 --strategies bloom  # what tracking costs; each load takes 10 minutes
 
 Shapes, as in docs/benchmarks.md: (a) one publisher, ten subscribers that match 10% each, in columns and message by message, and
 ten that want everything; (b) 200 publishers, 500 subscribers, 500 topics, 5,000 messages per second: latency; (c) one and two
@@ -22,6 +22,7 @@ import os
 import platform
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -559,6 +560,7 @@ def shape_t(scale: float, rounds: int, strategies: Sequence[str], loads: Sequenc
         turns: dict[str, dict[str, list[dict[str, Any]]]] = {}
         for name in [*series][1:]:
             pair = {"null": series["null"], name: series[name]}
+            print(f"{load}: {name} and null, {rounds} turns each", file=sys.stderr, flush=True)
             if load in flows:
                 turns[name] = throughput_in_turns(flows[load], pair, rounds)
             else:
@@ -599,7 +601,7 @@ def main() -> None:
     parser.add_argument("shapes", nargs="*", default=["a", "b", "c", "d"], help="a, b, c, d, e, t (default: all but e and t)")
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies the number of messages and the time of (b)")
     parser.add_argument("--minutes", type=float, default=10.0, help="how long (e) runs")
-    parser.add_argument("--rounds", type=int, default=3, help="how often (t) runs each strategy")
+    parser.add_argument("--rounds", type=int, default=15, help="turns of each in (t), of 3 to 5 s; fewer tell little")
     parser.add_argument(
         "--loads", nargs="+", default=LOADS, choices=LOADS, help="which (t) runs: in columns, one by one, per second"
     )

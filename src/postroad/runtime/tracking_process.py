@@ -77,13 +77,14 @@ class _Life(asyncio.Protocol):
         cls, hear: Callable[[_Life, FromTracker], None], lost: Callable[[_Life, str], None], buffer_bytes: int
     ) -> _Life:
         ours, theirs = socket.socketpair()
-        with theirs:
-            process = subprocess.Popen(  # noqa: ASYNC220, S603  # it takes a millisecond; our own program
-                own_command("postroad.runtime.tracker"), stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=own_environment()
-            )
-        ours.setblocking(False)
-        life = cls(process, hear, lost, buffer_bytes)
+        command = own_command("postroad.runtime.tracker")
         try:
+            with theirs:
+                process = subprocess.Popen(  # noqa: ASYNC220, S603  # it takes a millisecond; our own program
+                    command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=own_environment()
+                )
+            ours.setblocking(False)
+            life = cls(process, hear, lost, buffer_bytes)
             await life._loop.create_unix_connection(lambda: life, sock=ours)
         except BaseException:
             ours.close()
