@@ -54,7 +54,7 @@ from postroad.core.writing import WRITER_KEY, Writing
 from postroad.errors import PostroadError, WrongRoleError
 
 FAST_S: Final = 0.05  # how often gaps and catch-ups are looked at while there are any
-NOTES_S: Final = 0.2  # how often notes are ordered to be tracked
+NOTES_S: Final = 0.1  # how often notes are ordered to be tracked
 NOTES_BYTES_MAX: Final = 1 << 20  # that are gathered meanwhile
 MEMBERSHIP_S: Final = 1.0  # after which a new attachment is on disk
 READS_MAX: Final = 1024

@@ -2,7 +2,8 @@
 
 It runs beside the event loop of a broker, or as the work of a tracking process (`runtime/tracker.py`). Orders gather for a moment
 and are taken together: a history costs about the same for one id and for ten, and waking the thread for each turn of a loop would
-cost the loop more than the tracking itself. Beside a loop it also pauses after each moment of work. What waits is bounded. Beyond
+cost the loop more than the tracking itself. It also pauses after each moment of work, for whoever wants the interpreter or the
+processor and is more in a hurry. What waits is bounded. Beyond
 that events are dropped, counted, and a hole in the tracks says so. Whatever goes wrong here is logged and shown in the figures;
 messages flow on.
 """
@@ -22,7 +23,6 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from postroad.core.orders import BrokerState, Track, Tracked
-from postroad.core.pausing import no_pause
 from postroad.core.tracking.answers import Findings
 from postroad.core.tracking.elements import Horizon
 from postroad.core.tracking.questions import CoverageQuestion, TracksQuestion
@@ -84,8 +84,8 @@ class Tracking:
     """Owns the tracks of a broker.
 
     They begin when the broker started, by its clock, not when they could be opened. `report` is called in the thread, with what
-    became durable, and `progress`, with the bytes taken so far, after each piece of work. `alone`: there is no event loop in this
-    process, so there are no pauses; and who started the process decides how long the logs wait for another one.
+    became durable, and `progress`, with the bytes taken so far, after each piece of work. `alone`: this is a
+    process of its own, and who started it decides how long the logs wait for another one if it fails.
     """
 
     def __init__(
@@ -105,11 +105,10 @@ class Tracking:
         self.figures: Final = Figures()
         self.backlog: Final = Backlog(backlog_bytes_max)
         self._alone: Final = alone
-        pause = no_pause if alone else self._pause
         self._place: Final = place
         wall_ms = clock_ms() if started_ms is None else started_ms
         self._open: Final = partial(
-            Tracks, place, state, logs, settings, options, wall_ms=wall_ms, figures=self.figures, pause=pause
+            Tracks, place, state, logs, settings, options, wall_ms=wall_ms, figures=self.figures, pause=self._pause
         )
         self._pubends: Final = tuple(sorted(logs))
         self._report: Final = report
@@ -219,7 +218,7 @@ class Tracking:
         self._tell_progress(self.backlog.taken, self.figures)
 
     def _pause(self) -> None:
-        """Leave the interpreter to the event loop after each moment of work, unless somebody waits or too much does."""
+        """Leave the machine to others after each moment of work, unless somebody waits or too much does."""
         now = time.perf_counter()
         if now - self._resumed < WORK_S:
             return
