@@ -11,7 +11,7 @@ from tests.core.tracking.overlay import T_P_S, TRACKING, FakeOverlay, each_of, i
 
 from postroad.core import broker as broker_module
 from postroad.core.batch import Batch
-from postroad.core.broker import MEMBERSHIP_S, NOTES_S
+from postroad.core.broker import FAST_S, MEMBERSHIP_S, NOTES_S
 from postroad.core.orders import Append, Appended, LinkLost, SearchTracks, Send, Track, Tracked
 from postroad.core.packets import AskTracks, Deliver, Flow, Gap, Publish, pubend_id
 from postroad.core.parts import BrokerConfig
@@ -50,10 +50,36 @@ def test_a_message_is_published_when_it_is_durable() -> None:
     machine.fact(Appended(append.pubend, append.token), now=overlay.now)
     assert not any(isinstance(order, Track) for order in machine.outputs()), "it is gathered for a moment"
     machine.wake(now=overlay.now + NOTES_S)
+    assert not any(isinstance(order, Track) for order in machine.outputs()), "there is enough to do in this turn"
+    machine.wake(now=overlay.now + NOTES_S + FAST_S / 2)
     (track,) = [order for order in machine.outputs() if isinstance(order, Track)]
     (event,) = track.events
     assert isinstance(event, Published)
     assert (event.pubend, id_list(event.ids), track.entries) == (P1, [message_id], 1)
+
+
+def test_notes_are_ordered_in_a_turn_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty times a second a broker looks after everybody: messages that wait for that should not wait for notes as well."""
+    overlay = FakeOverlay(1)
+    overlay.subscribe(1, 1)
+    overlay.run(1.0)
+    overlay.tracks(1)
+    machine = overlay.machines[1]
+    fast: list[float] = []
+    ordered: list[float] = []
+    monkeypatch.setattr(machine._parts.edge, "tell_positions", lambda: fast.append(overlay.now))
+    for _ in range(400):
+        overlay.now += 0.001
+        overlay.publish(1)
+        deadline = machine.deadline()
+        assert deadline is not None
+        if deadline <= overlay.now:
+            machine.wake(now=overlay.now)
+        if any(isinstance(order, Track) for order in machine.outputs()):
+            ordered.append(overlay.now)
+    assert len(fast) >= 7
+    assert 3 <= len(ordered) <= 5
+    assert not set(fast) & set(ordered)
 
 
 def test_notes_are_ordered_at_once_when_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
