@@ -213,7 +213,7 @@ class Broker:
         return at if notes is None or not notes.size else min(at, self._notes_at)
 
     def order_notes(self) -> None:
-        """Let the next outputs order all that was noted to be tracked; by itself that happens within `NOTES_S`."""
+        """Let the next outputs order all that was noted to be tracked; by itself that happens about every `NOTES_S`."""
         self._notes_due = True
 
     def farewell(self) -> None:

@@ -3,9 +3,8 @@
 It runs beside the event loop of a broker, or as the work of a tracking process (`runtime/tracker.py`). Orders gather for a moment
 and are taken together: a history costs about the same for one id and for ten, and waking the thread for each turn of a loop would
 cost the loop more than the tracking itself. It also pauses after each moment of work, for whoever wants the interpreter or the
-processor and is more in a hurry. What waits is bounded. Beyond
-that events are dropped, counted, and a hole in the tracks says so. Whatever goes wrong here is logged and shown in the figures;
-messages flow on.
+processor and is more in a hurry. What waits is bounded. Beyond that events are dropped, counted, and a hole in the tracks says
+so. Whatever goes wrong here is logged and shown in the figures; messages flow on.
 """
 
 from __future__ import annotations
@@ -24,12 +23,11 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from postroad.core.orders import BrokerState, Track, Tracked
 from postroad.core.tracking.answers import Findings
-from postroad.core.tracking.elements import Horizon
 from postroad.core.tracking.questions import CoverageQuestion, TracksQuestion
 from postroad.core.tracking.settings import TrackingSettings
 from postroad.errors import OverlayError, TooManyError
 from postroad.runtime.backlog import BACKLOG_BYTES_MAX, Backlog, Missed, order_bytes
-from postroad.runtime.tracks import FOREVER, Figures, IdLog, Tracks, View
+from postroad.runtime.tracks import Figures, IdLog, Tracks, View, logs_freed
 from postroad.storage.tracks.answering import look_up
 from postroad.storage.tracks.catalog import TrackOptions
 from postroad.storage.tracks.files import TrackFiles, writer_lock
@@ -84,8 +82,8 @@ class Tracking:
     """Owns the tracks of a broker.
 
     They begin when the broker started, by its clock, not when they could be opened. `report` is called in the thread, with what
-    became durable, and `progress`, with the bytes taken so far, after each piece of work. `alone`: this is a
-    process of its own, and who started it decides how long the logs wait for another one if it fails.
+    became durable, and `progress`, with the bytes taken so far, after each piece of work. `alone`: this
+    is a process of its own, and who started it decides how long the logs wait for another one if it fails.
     """
 
     def __init__(
@@ -110,7 +108,7 @@ class Tracking:
         self._open: Final = partial(
             Tracks, place, state, logs, settings, options, wall_ms=wall_ms, figures=self.figures, pause=self._pause
         )
-        self._pubends: Final = tuple(sorted(logs))
+        self._pubends: Final = tuple(logs)
         self._report: Final = report
         self._tell_progress: Final = progress
         self._work: deque[Track | Missed] = deque()
@@ -274,7 +272,7 @@ class Tracking:
         """Give up: free the logs, refuse what waits."""
         self.figures.failed = 1
         if not self._alone:
-            self._report(Tracked(tuple(Horizon(pubend, FOREVER) for pubend in self._pubends)))
+            self._report(Tracked(logs_freed(self._pubends)))
         self._refuse_all()
         while self._work:
             self.figures.dropped += self._work.popleft().entries

@@ -18,7 +18,6 @@ from typing import Final, Self, cast
 
 from postroad.core.orders import BrokerState, PubendState, Track, Tracked
 from postroad.core.tracking.answers import Findings
-from postroad.core.tracking.elements import Horizon
 from postroad.core.tracking.questions import CoverageQuestion, TracksQuestion
 from postroad.core.tracking.settings import TrackingSettings
 from postroad.errors import OverlayError, PostroadError, TooManyError
@@ -39,11 +38,10 @@ from postroad.runtime.tracker_wire import (
     encode,
 )
 from postroad.runtime.tracking import END_S_MAX, QUESTIONS_MAX, clock_ms
-from postroad.runtime.tracks import FOREVER, Figures, IdLog
+from postroad.runtime.tracks import Figures, IdLog, logs_freed
 from postroad.storage.tracks.catalog import TrackOptions
 
 log = logging.getLogger("postroad.tracking")
-
 
 RESTART_S: Final = 0.5  # after a process that ended; twice as long after each that ends soon, too
 RESTART_S_MAX: Final = 60.0
@@ -269,7 +267,7 @@ class TrackingProcess:
         await asyncio.to_thread(former.wait)
         while True:
             if self._failures > FAILURES_MAX:
-                self._report(Tracked(tuple(Horizon(pubend, FOREVER) for pubend in sorted(self._logs))))
+                self._report(Tracked(logs_freed(self._logs)))
             await asyncio.sleep(min(RESTART_S * 2 ** (self._failures - 1), RESTART_S_MAX))
             try:
                 await self._live(clock_ms())

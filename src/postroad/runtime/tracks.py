@@ -12,7 +12,7 @@ work; their memory is bounded by the tracker's own bound, beyond which it flushe
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +39,11 @@ log = logging.getLogger("postroad.tracking")
 FOREVER: Final = (1 << 64) - 1
 REPLAY_BYTES: Final = 1 << 20  # of the log, at a time
 RECORDS_MAX: Final = 65_536  # that outlive the elements they were to be written with
+
+
+def logs_freed(pubends: Iterable[int]) -> tuple[Horizon, ...]:
+    """Return horizons by which no log is kept for its publisher history."""
+    return tuple(Horizon(pubend, FOREVER) for pubend in sorted(pubends))
 
 
 class PublishedIds(NamedTuple):
@@ -211,7 +216,7 @@ class Tracks:
         While nothing can be written they are not waited for: a full disk must not keep the logs from shrinking.
         """
         if self._unwritten is not None:
-            return tuple(Horizon(pubend, FOREVER) for pubend in sorted(self._logs))
+            return logs_freed(self._logs)
         return tuple(Horizon(pubend, tick) for pubend, tick in sorted(self._durable.items()))
 
     def _enter(self, events: list[TrackEvent]) -> None:
