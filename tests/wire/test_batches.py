@@ -292,20 +292,20 @@ def test_another_byte_order_is_refused() -> None:
 # --- lies about buffers -------------------------------------------------------------------------------------------------
 
 
-def spoilt(batch: Batch, spoil: Callable[[bytearray, arrow_ipc._Places, int], None]) -> bytes:
+def spoilt(batch: Batch, spoil: Callable[[bytearray, arrow_ipc.Places, int], None]) -> bytes:
     """Encode a batch and let `spoil` change it, given the places in its metadata and the start of its body."""
     data = bytearray(encoded(batch))
     start = len(batch.layout.encoded)
     body = start + arrow_ipc.message_length(memoryview(data), start)
-    places = arrow_ipc._locate(bytes(data[start + 8 : body]), arrow_ipc._shape(batch.layout))
-    spoil(data, arrow_ipc._Places(*(place + start + 8 for place in places)), body)
+    places = arrow_ipc.locate(bytes(data[start + 8 : body]), arrow_ipc.shape_of(batch.layout))
+    spoil(data, arrow_ipc.Places(*(place + start + 8 for place in places)), body)
     return bytes(data)
 
 
 def test_buffers_that_share_memory_are_refused() -> None:
     """Else a message would grow each time it is written anew: many columns, one stretch of bytes."""
 
-    def share(data: bytearray, places: arrow_ipc._Places, _: int) -> None:
+    def share(data: bytearray, places: arrow_ipc.Places, _: int) -> None:
         payload, name = places.buffers + 16 * 6, places.buffers + 16 * 9
         data[name : name + 16] = data[payload : payload + 16]
 
@@ -316,7 +316,7 @@ def test_buffers_that_share_memory_are_refused() -> None:
 def test_a_last_buffer_that_passes_the_body_is_refused(number: int) -> None:
     """By us, not only by Arrow."""
 
-    def lie(data: bytearray, places: arrow_ipc._Places, _: int) -> None:
+    def lie(data: bytearray, places: arrow_ipc.Places, _: int) -> None:
         struct.pack_into("<q", data, places.buffers + 16 * 9 + 8, number)
 
     refuse(spoilt(sample(3, a="x"), lie), "the body at")
@@ -327,7 +327,7 @@ def test_a_last_buffer_that_passes_the_body_is_refused(number: int) -> None:
 def test_numbers_in_the_metadata_that_do_not_fit_are_refused(place: str, number: int) -> None:
     """Rows, body length, node lengths, null counts, buffer offsets and lengths; small lies and large ones."""
 
-    def lie(data: bytearray, places: arrow_ipc._Places, _: int) -> None:
+    def lie(data: bytearray, places: arrow_ipc.Places, _: int) -> None:
         positions = {
             "rows": places.rows, "body": places.body, "nodes": places.nodes, "nulls": places.nodes + 16 * 3 + 8,
             "offset": places.buffers + 16 * 5, "length": places.buffers + 16 * 5 + 8,
@@ -374,7 +374,7 @@ def test_strings_that_are_not_utf8_are_refused() -> None:
 def test_a_null_count_that_lies_is_refused() -> None:
     """The bitmap says how many nulls there are."""
 
-    def lie(data: bytearray, places: arrow_ipc._Places, _: int) -> None:
+    def lie(data: bytearray, places: arrow_ipc.Places, _: int) -> None:
         struct.pack_into("<q", data, places.nodes + 16 * 3 + 8, 2)
 
     [batch] = build_batches([Row(bytes(16), {"a": 1}, b""), Row(bytes(16), {}, b""), Row(bytes(16), {"a": 2}, b"")])

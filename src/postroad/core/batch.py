@@ -8,8 +8,8 @@ different batches.
 Invariants of every `Batch`: the schema is that of its layout; the system columns hold no nulls; names are sorted and unique.
 `Batch(columns)` trusts its caller in this; bytes from a peer become batches only through `postroad.wire.batches`.
 
-A few rows that go to one client are looked at as values and never as columns, which would cost more to make than the rest of
-their way. So the columns of a `view`, and of a batch made `of_values`, are made when somebody asks for them.
+A few rows that come from one client or go to one are looked at as values and never as columns, which would cost more to make
+than the rest of their way. So the columns of a `view`, and of a batch made `of_values`, are made when somebody asks for them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from postroad.core.layout import (
     layout_of,
     layout_of_schema,
 )
-from postroad.core.messages import Message, RowColumns, id_array
+from postroad.core.messages import Message, RowColumns, id_array, ids_of
 from postroad.errors import BatchError, BatchLimitError
 from postroad.types import AttributeValue, Tick
 
@@ -76,6 +76,7 @@ class Batch:
         "_count",
         "_ids",
         "_layout",
+        "_parent",
         "_rows",
         "_shared",
         "_size",
@@ -91,11 +92,13 @@ class Batch:
         self._begin(layout)
 
     def _begin(self, layout: Layout | None) -> None:
-        # The bytes this batch was decoded from (then the columns are views of them) or has been encoded to.
+        # The bytes this batch was decoded from (then the columns are views of them), or those it was encoded to: its layout's
+        # and the record batch's.
         self.encoded: tuple[bytes | memoryview, ...] | None = None
         self.encoded_values: bytes | None = None  # of a view: the same by `postroad.wire.deliveries`
         self._layout = layout
-        self._shared: RowColumns | None = None  # of a view: what it is a view of, from the row `_start` on
+        self._parent: Batch | None = None  # of a view: what it is a view of, from the row `_start` on,
+        self._shared: RowColumns | None = None  # and the values of that
         self._start = 0
         # Asked for by the log, the cache, the tracks and others; each time would be several objects.
         self._rows: RowColumns | None = None
@@ -139,13 +142,17 @@ class Batch:
         ids: list[bytes],
         payloads: list[bytes],
         attributes: Mapping[str, list[AttributeValue | None]],
-        size: int,
+        size: int | None = None,
+        complete: Layout | None = None,
     ) -> Batch:
-        """Make a batch of values that were checked, at least one row, which takes `size` bytes. None is a missing attribute."""
+        """Make a batch of values that were checked, at least one row, which takes `size` bytes.
+
+        None is a missing attribute. Where none is missing, `complete` may give the layout.
+        """
         self = cls.__new__(cls)
         self._columns = None
         self._count = len(ticks)
-        self._begin(None)
+        self._begin(complete)
         self._rows = RowColumns.of_values(ticks, ids, payloads, attributes)
         self._size = size
         return self
@@ -157,8 +164,10 @@ class Batch:
         return self._columns
 
     def _make_columns(self) -> pa.RecordBatch:
-        if self._shared is not None:
-            return self._shared.columns.slice(self._start, self._count)
+        if self._parent is not None:
+            return self._parent.columns.slice(self._start, self._count)
+        if self.encoded is not None:
+            return pa.ipc.read_record_batch(pa.py_buffer(self.encoded[-1]), self.layout.schema)
         rows = self.rows()
         attributes = rows.all_attributes()
         kinds = tuple(kind for kind in map(only_kind, attributes.values()) if kind is not None)
@@ -184,7 +193,9 @@ class Batch:
     @property
     def size(self) -> int:
         """The bytes of the columns when encoded, without the layout."""
-        if self._size is None:
+        if self._size is None and self._columns is None and self.encoded is not None:
+            self._size = len(self.encoded[-1])
+        elif self._size is None:
             self._size = pa.ipc.get_record_batch_size(self.columns)
         return self._size
 
@@ -195,7 +206,10 @@ class Batch:
 
     def ticks(self) -> Ticks:
         if self._ticks is None:
-            self._ticks = self.columns.column(TICK).to_numpy()
+            if self._columns is None and self._rows is not None:
+                self._ticks = np.array(self._rows.ticks(), np.uint64)
+            else:
+                self._ticks = self.columns.column(TICK).to_numpy()
         return self._ticks
 
     @property
@@ -208,7 +222,10 @@ class Batch:
     def ids(self) -> Ids:
         """Return the ids as 16-byte items without a copy; `.view(">u8").reshape(-1, 2)` gives them as numbers."""
         if self._ids is None:
-            self._ids = id_array(self.columns.column(ID))
+            if self._columns is None and self._rows is not None:
+                self._ids = ids_of(b"".join(self._rows.ids()))
+            else:
+                self._ids = id_array(self.columns.column(ID))
         return self._ids
 
     def payloads(self) -> pa.Array[Any]:
@@ -245,8 +262,8 @@ class Batch:
         return None if self._rows is None else self._rows.attribute(name)
 
     def forget(self) -> None:
-        """Keep the columns alone, if there are any: the values of a batch take several times the memory."""
-        if self._columns is not None:
+        """Keep the columns alone, or what they can be made of again: the values of a batch take several times the memory."""
+        if self._columns is not None or self.encoded is not None:
             self._rows = None
 
     def slice(self, start: int, stop: int) -> Batch:
@@ -262,20 +279,25 @@ class Batch:
         They keep everything that was made of the batch for any of them, so they are not for keeping.
         """
         shared = self._rows or RowColumns(self.columns)
-        return [self._view(shared, start, stop, self._layout) for start, stop in parts]
+        return [self._view(self, shared, start, stop) for start, stop in parts]
 
     @classmethod
-    def _view(cls, shared: RowColumns, start: int, stop: int, layout: Layout | None) -> Batch:
+    def _view(cls, parent: Batch, shared: RowColumns, start: int, stop: int) -> Batch:
         self = cls.__new__(cls)
         self._columns = None
         self._count = stop - start
-        self._begin(layout)
-        self._shared, self._start = shared, start
+        self._begin(parent._layout)
+        self._parent, self._shared, self._start = parent, shared, start
         return self
 
     @property
     def is_view(self) -> bool:
-        return self._shared is not None
+        return self._parent is not None
+
+    @property
+    def complete_values(self) -> RowColumns | None:
+        """The values of a batch that has no columns yet, if no row lacks an attribute."""
+        return self._rows if self._columns is None and self._layout is not None else None
 
     def within(self, lo: int, hi: int) -> Batch:
         """Return the rows of the tick range (lo, hi]; ticks must ascend."""

@@ -81,13 +81,9 @@ class RowColumns:
             self._attributes = {name: self.attribute(name) or [] for name in self.names}
         return self._attributes
 
-    @property
-    def columns(self) -> pa.RecordBatch:
-        assert self._columns is not None
-        return self._columns
-
     def _column(self, index: int) -> pa.Array[Any]:
-        return self.columns.column(index)
+        assert self._columns is not None, "values that stand in no batch are all there"
+        return self._columns.column(index)
 
 
 class Message:
@@ -167,3 +163,8 @@ def id_array(column: pa.Array[Any]) -> np.ndarray[tuple[int], np.dtype[np.void]]
     if data is None:
         return np.empty(0, _ID_DTYPE)
     return np.frombuffer(memoryview(data), _ID_DTYPE, count=len(column), offset=column.offset * MESSAGE_ID_BYTES)
+
+
+def ids_of(joined: bytes) -> np.ndarray[tuple[int], np.dtype[np.void]]:
+    """View ids that stand one after the other as the same."""
+    return np.frombuffer(joined, _ID_DTYPE)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -19,13 +19,17 @@ from postroad.core.batch import Batch, check_values
 from postroad.core.columns import (
     all_of_type,
     exact_kind,
+    id_bytes,
     only_kind,
     tick_column,
     value_columns,
 )
-from postroad.core.layout import DEFAULT_LIMITS, KIND_OF, BatchLimits, Kind, check_message, layout_of
+from postroad.core.layout import DEFAULT_LIMITS, INT_MAX, INT_MIN, KIND_OF, BatchLimits, Kind, check_message, layout_of
 from postroad.errors import BatchLimitError
-from postroad.types import AttributeValue
+from postroad.types import AttributeValue, Tick
+
+VALUES_MAX: Final = 64
+"""Rows that stay values until somebody wants columns: to make these costs 30 us, however few the rows are."""
 
 
 class Row(NamedTuple):
@@ -63,20 +67,26 @@ def build_batches(
     """Build batches that hold the rows in order; one batch unless types clash or limits force a cut.
 
     Without `ticks` the tick column is 0 and `Batch.with_ticks` sets it later. With `remember` a batch keeps its values, as far as
-    that costs nothing, until `Batch.forget`. Values are checked as publishers' values are:
+    that costs nothing, until `Batch.forget`; few rows are values alone. Values are checked as publishers' values are:
     the first fault raises `InvalidValueError` or `BatchLimitError` and nothing is built.
     """
     if not rows:
         return []
     ids, attributes, payloads = zip(*rows, strict=True)
-    tick_values = tick_column(ticks, len(rows))
+    columns = None
     if len(rows) <= limits.rows:
-        columns = _same_names(attributes, limits) or _same_kinds(attributes, limits)
-        if columns is not None:
-            batches = _assemble(ids, payloads, tick_values, columns, limits)
-            if remember and len(batches) == 1:
-                batches[0].remember(list(ids), list(payloads), dict(zip(columns.names, columns.values, strict=True)))
-            return batches
+        columns = _same_names(attributes, limits)
+        if columns is not None and remember and ticks is not None and len(rows) <= VALUES_MAX:
+            batch = _as_values(ids, payloads, ticks, columns, limits)
+            if batch is not None:
+                return [batch]
+        columns = columns or _same_kinds(attributes, limits)
+    tick_values = tick_column(ticks, len(rows))
+    if columns is not None:
+        batches = _assemble(ids, payloads, tick_values, columns, limits)
+        if remember and len(batches) == 1:
+            batches[0].remember(list(ids), list(payloads), dict(zip(columns.names, columns.values, strict=True)))
+        return batches
     plain = [check_message(each, payload, limits) for each, payload in zip(attributes, payloads, strict=True)]
     batches = []
     for start, stop, union in _cut(plain, limits):
@@ -138,6 +148,36 @@ def _cut(rows: Sequence[Mapping[str, AttributeValue]], limits: BatchLimits) -> I
             start, union = index, {}
         union.update(kinds)
     yield _Run(start, len(rows), union)
+
+
+def _as_values(
+    ids: Sequence[bytes], payloads: Sequence[bytes], ticks: np.ndarray[Any, Any], attributes: _Columns, limits: BatchLimits
+) -> Batch | None:
+    """Return complete rows as a batch that has no columns yet; None where that takes a closer look."""
+    names, kinds, values, _ = attributes
+    if not all_of_type(payloads, bytes):
+        return None
+    id_bytes(ids)
+    size = sum(map(len, payloads))
+    for kind, column in zip(kinds, values, strict=True):
+        if kind == "string":
+            text = "".join(cast("list[str]", column))
+            try:
+                size += len(text) if text.isascii() else len(text.encode())
+            except UnicodeEncodeError:
+                return None
+        elif kind == "binary":
+            size += sum(map(len, cast("list[bytes]", column)))
+        elif kind == "int":
+            numbers = cast("list[int]", column)
+            if min(numbers) < INT_MIN or max(numbers) > INT_MAX:
+                return None
+    if size > limits.value_bytes:  # then a single value may be too large
+        return None
+    layout = layout_of(names, kinds)
+    layout.check(limits)
+    known = cast("list[Tick]", ticks.tolist())
+    return Batch.of_values(known, list(ids), list(payloads), dict(zip(names, values, strict=True)), complete=layout)
 
 
 def _assemble(

@@ -52,7 +52,7 @@ class BatchHeader(NamedTuple):
     value_bytes: int  # of the largest string or binary column
 
 
-class _Places(NamedTuple):
+class Places(NamedTuple):
     """Where the four numbers or vectors of a record batch stand in its metadata; 0 for a number left out, which is 0."""
 
     rows: int
@@ -61,7 +61,7 @@ class _Places(NamedTuple):
     buffers: int
 
 
-class _Shape(NamedTuple):
+class Shape(NamedTuple):
     """What a record batch of one layout must look like."""
 
     columns: int
@@ -95,19 +95,19 @@ def read_batch_header(data: memoryview, start: int, layout: Layout) -> BatchHead
     """Read and check the record batch message at `start`, whose body must be the rest of `data`."""
     body_start = start + message_length(data, start)
     meta = bytes(data[start + PREFIX.size : body_start])
-    shape = _shape(layout)
+    shape = shape_of(layout)
     try:
-        return _read_batch(meta, shape, _locate(meta, shape), len(data) - body_start)
+        return _read_batch(meta, shape, locate(meta, shape), len(data) - body_start)
     except struct.error as error:
         raise BatchError(f"malformed record batch: {error}") from error
 
 
 @lru_cache(maxsize=LAYOUTS_MAX)
-def _shape(layout: Layout) -> _Shape:
+def shape_of(layout: Layout) -> Shape:
     counts = [*_SYSTEM_BUFFERS, *(_BUFFERS[kind] for kind in layout.kinds)]
     ends = list(accumulate(counts))
     data = tuple(end - 1 for end, count in zip(ends, counts, strict=True) if count == 3)
-    return _Shape(len(counts), ends[-1], data[1:], struct.Struct(f"<{2 * len(counts)}q"), struct.Struct(f"<{2 * ends[-1]}q"))
+    return Shape(len(counts), ends[-1], data[1:], struct.Struct(f"<{2 * len(counts)}q"), struct.Struct(f"<{2 * ends[-1]}q"))
 
 
 def _fields(meta: bytes, position: int, count: int) -> list[int]:
@@ -146,13 +146,13 @@ def _read_message(meta: bytes, wanted: int) -> tuple[int, int]:
     return _follow(meta, header), body_length
 
 
-def _locate(meta: bytes, shape: _Shape) -> _Places:
+def locate(meta: bytes, shape: Shape) -> Places:
     """Walk the tables of a record batch message."""
     header, body = _read_message(meta, _BATCH_HEADER)
     rows, nodes, buffers = _fields(meta, header, 3)  # a fourth would be compression
     if not nodes or not buffers:
         raise BatchError("a record batch needs nodes and buffers")
-    return _Places(rows, body, _vector(meta, nodes, shape.columns), _vector(meta, buffers, shape.buffers))
+    return Places(rows, body, _vector(meta, nodes, shape.columns), _vector(meta, buffers, shape.buffers))
 
 
 def _vector(meta: bytes, position: int, count: int) -> int:
@@ -164,7 +164,7 @@ def _vector(meta: bytes, position: int, count: int) -> int:
     return start + 4
 
 
-def _read_batch(meta: bytes, shape: _Shape, places: _Places, body_length: int) -> BatchHeader:
+def _read_batch(meta: bytes, shape: Shape, places: Places, body_length: int) -> BatchHeader:
     stated = _I64.unpack_from(meta, places.body)[0] if places.body else 0
     if stated != body_length:
         raise BatchError(f"a body of {stated} bytes is announced, {body_length} came")

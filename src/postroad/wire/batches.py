@@ -18,6 +18,7 @@ from postroad.core.batch import Batch, check_attribute_counts, check_values
 from postroad.core.layout import DEFAULT_LIMITS, BatchLimits, Layout
 from postroad.errors import BatchError, BatchLimitError
 from postroad.wire.arrow_ipc import message_length, read_batch_header, read_layout
+from postroad.wire.arrow_rows import encode_rows
 
 LAYOUTS_MAX: Final = 64
 """Layouts a decoder remembers; the oldest is forgotten first."""
@@ -29,7 +30,9 @@ def encode_batch(batch: Batch) -> tuple[bytes | memoryview, ...]:
     The batch remembers them, for the log and the next link; a batch that was received gives the received bytes.
     """
     if batch.encoded is None:
-        batch.encoded = (batch.layout.encoded, memoryview(batch.columns.serialize()))
+        rows = batch.complete_values
+        message = memoryview(batch.columns.serialize()) if rows is None else encode_rows(batch, rows)
+        batch.encoded = (batch.layout.encoded, message)
     return batch.encoded
 
 

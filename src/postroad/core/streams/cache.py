@@ -20,6 +20,7 @@ from postroad.core.batch import Batch
 
 SEGMENT_BYTES: Final = 256  # what a segment costs beside its rows
 ROWS_BYTES: Final = 3072  # what a batch costs beside its bytes: its columns are objects with buffers of their own
+EVICTED_AT_ONCE: Final = 32  # of so many parts of the cache one
 COMPLETE: Final = (1 << 64) - 1  # the label of the pubend's own broker: silence for everybody
 
 
@@ -132,8 +133,11 @@ class StreamCache:
         return news
 
     def _evict(self) -> None:
-        count, size = 0, self.size
-        while size > self._bytes_max and count < len(self._segments) - 1:
+        """Make room. Taking segments from the front moves all the others, so many are taken at once."""
+        if self.size <= self._bytes_max:
+            return
+        count, size, wanted = 0, self.size, self._bytes_max - self._bytes_max // EVICTED_AT_ONCE
+        while size > wanted and count < len(self._segments) - 1:
             size -= self._segments[count].size
             count += 1
         if count:
