@@ -54,8 +54,9 @@ from postroad.core.writing import WRITER_KEY, Writing
 from postroad.errors import PostroadError, WrongRoleError
 
 FAST_S: Final = 0.05  # how often gaps and catch-ups are looked at while there are any
-NOTES_S: Final = 0.1  # how often notes are ordered to be tracked
-NOTES_BYTES_MAX: Final = 1 << 20  # that are gathered meanwhile
+NOTES_S: Final = 0.5  # after which notes are ordered to be tracked,
+NOTES_BYTES: Final = 16 << 10  # or when they are so many, at the next look: some hundred messages, a fraction of a millisecond;
+NOTES_BYTES_MAX: Final = 1 << 20  # or so many, at once
 MEMBERSHIP_S: Final = 1.0  # after which a new attachment is on disk
 READS_MAX: Final = 1024
 ReadDone = Callable[[LogRead, float], None]
@@ -72,7 +73,8 @@ class Broker:
         self._fast_at = now
         self._track_at = now + config.tracking.persistence_ms / 1000
         self._links_changed = True  # since the tracker was told
-        self._notes_at = now
+        self._notes_since = now  # when notes were ordered last
+        self._notes_at = float("inf")  # when they are to be ordered next
         self._notes_due = False
         self._flush_tracks = False
         self._farewell = False
@@ -195,25 +197,29 @@ class Broker:
         if now >= self._slow_at:
             self._slow_at = now + self._config.silence_s
             self._housekeeping(now)
-        notes = self._parts.notes
-        if now >= self._notes_at:
-            much = fast and notes is not None and notes.size > 0  # to do in one turn: the slowest messages would be slower
-            self._notes_at = now + (FAST_S / 2 if much else NOTES_S)
-            self._notes_due |= not much
-        if notes is not None and notes.membership_changed:  # who is attached is known after a crash, too (section 3.2)
-            notes.membership_changed = False
-            self._track_at = min(self._track_at, now + MEMBERSHIP_S)
+        if self._parts.notes is not None:
+            self._look_at_notes(self._parts.notes, now, fast=fast)
         if now >= self._track_at:
             self._track_at = now + self._config.tracking.persistence_ms / 1000
             self._flush_tracks = True
 
+    def _look_at_notes(self, notes: Notes, now: float, *, fast: bool) -> None:
+        """Let notes be ordered in a turn of their own: the slowest messages are those of the fast turns as it is."""
+        if now >= self._notes_at + (FAST_S / 4 if fast else 0.0):  # a broker that is so late has no better time for it
+            self._notes_since = now
+            self._notes_due = True
+        elif fast and self._notes_at > now:
+            due = notes.size >= NOTES_BYTES or (notes.any and now >= self._notes_since + NOTES_S)
+            self._notes_at = now + FAST_S / 2 if due else float("inf")
+        if notes.membership_changed:  # who is attached is known after a crash, too (section 3.2)
+            notes.membership_changed = False
+            self._track_at = min(self._track_at, now + MEMBERSHIP_S)
+
     def deadline(self) -> float | None:
-        notes = self._parts.notes
-        at = min(self._slow_at, self._fast_at)  # the fast one is never much later than the tracker's
-        return at if notes is None or not notes.size else min(at, self._notes_at)
+        return min(self._slow_at, self._fast_at, self._notes_at)  # the fast one is never much later than the tracker's
 
     def order_notes(self) -> None:
-        """Let the next outputs order all that was noted to be tracked; by itself that happens about every `NOTES_S`."""
+        """Let the next outputs order all that was noted to be tracked; by itself that happens within `NOTES_S`, about."""
         self._notes_due = True
 
     def farewell(self) -> None:
@@ -456,7 +462,7 @@ class Broker:
         if flush:
             horizons = {pubend_id: pubend.horizon for pubend_id, pubend in self._parts.pubends.items()}
             notes.farewell(horizons) if farewell else notes.flush(horizons)
-        self._notes_due = False
+        self._notes_due, self._notes_at = False, float("inf")
         events, entries, size = notes.take()
         if events or flush:
             self._orders.append(Track(self._parts.wall_ms, events, entries, size, flush, farewell))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -39,6 +40,7 @@ def test_a_message_is_published_when_it_is_durable() -> None:
     """The event follows the fact that reports the append, not the order."""
     overlay = FakeOverlay(1)
     overlay.publish(1)  # which opens the publisher
+    overlay.run(T_P_S / 2)  # the next flush is not before long
     overlay.tracks(1)
     machine = overlay.machines[1]
     machine.order_notes()
@@ -70,7 +72,7 @@ def test_notes_are_ordered_in_a_turn_of_their_own(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(machine._parts.edge, "tell_positions", lambda: fast.append(overlay.now))
     for _ in range(400):
         overlay.now += 0.001
-        overlay.publish(1)
+        overlay.publish(1, 5)
         deadline = machine.deadline()
         assert deadline is not None
         if deadline <= overlay.now:
@@ -80,6 +82,40 @@ def test_notes_are_ordered_in_a_turn_of_their_own(monkeypatch: pytest.MonkeyPatc
     assert len(fast) >= 7
     assert 3 <= len(ordered) <= 5
     assert not set(fast) & set(ordered)
+
+
+def test_few_notes_are_ordered_twice_a_second() -> None:
+    """An order wakes the tracking process: where little is published, it should not be in the way of every hundredth message."""
+    overlay = FakeOverlay(1)
+    overlay.publish(1)
+    overlay.tracks(1)
+    machine = overlay.machines[1]
+    ordered: list[float] = []
+    for step in range(3000):
+        overlay.now += 0.001
+        if step % 10 == 0:
+            overlay.publish(1)
+        deadline = machine.deadline()
+        assert deadline is not None
+        if deadline <= overlay.now:
+            machine.wake(now=overlay.now)
+        if any(isinstance(order, Track) for order in machine.outputs()):
+            ordered.append(overlay.now)
+    assert 4 <= len(ordered) <= 10  # with those of flushes
+    assert max(later - earlier for earlier, later in pairwise(ordered)) <= NOTES_S + 2 * FAST_S
+
+
+def test_the_end_of_an_attachment_is_ordered_without_a_message() -> None:
+    """After a crash nobody should look attached who had left."""
+    overlay = FakeOverlay(1)
+    overlay.subscribe(1, 1)
+    overlay.run(3.0)
+    overlay.tracks(1)
+    before = len(overlay.orders[1])
+    overlay.unsubscribe(1, 1)
+    overlay.run(NOTES_S + 3 * FAST_S)
+    tracks = [order for order in overlay.orders[1][before:] if isinstance(order, Track)]
+    assert any(isinstance(event, Span) and event.detached_ms for track in tracks for event in track.events)
 
 
 def test_notes_are_ordered_at_once_when_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:

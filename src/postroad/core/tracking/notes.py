@@ -77,6 +77,10 @@ class Notes:
         self._number = 0
         self._neighbours: dict[int, int] = {}  # broker -> bit of routing sets
 
+    @property
+    def any(self) -> bool:
+        return self.size > 0 or bool(self._noted.others)
+
     def take(self) -> tuple[tuple[TrackEvent, ...], int, int]:
         """Return what was noted, how many entries that is, and the bytes it takes."""
         taken = self._noted.take()
