@@ -3,7 +3,7 @@
     python -m benchmarks.overlay                 # every shape
     python -m benchmarks.overlay a b             # some
     python -m benchmarks.overlay e --minutes 10  # memory over time
-    python -m benchmarks.overlay t --rounds 30 --strategies bloom  # what tracking costs; each load takes 10 minutes
+    python -m benchmarks.overlay t --rounds 32 --strategies bloom  # what tracking costs; each load takes 10 to 20 minutes
 
 Shapes, as in docs/benchmarks.md: (a) one publisher, ten subscribers that match 10% each, in columns and message by message, and
 ten that want everything; (b) 200 publishers, 500 subscribers, 500 topics, 5,000 messages per second: latency; (c) one and two
@@ -272,9 +272,9 @@ def throughput(name: str, flow: Flow, hops: int = 0) -> dict[str, Any]:
         return {"shape": name, "messages": flow.count, **figures, **used}
 
 
-def throughput_in_turns(flow: Flow, trackings: dict[str, Tracking], rounds: int) -> dict[str, list[dict[str, Any]]]:
+def throughput_in_turns(flow: Flow, trackings: dict[str, Tracking], rounds: int, seed: int) -> dict[str, list[dict[str, Any]]]:
     """Let brokers that differ in their tracking live side by side and give each the whole flow, in turns."""
-    names = _random_turns(trackings, rounds)
+    names = _random_turns(trackings, rounds, seed)
     with tempfile.TemporaryDirectory(prefix="postroad-bench-") as directory, ExitStack() as stack:
         brokers = _side_by_side(stack, Path(directory), trackings)
         turns = [(brokers[name].url, brokers[name].url) for name in names]
@@ -319,8 +319,8 @@ def _run_flow(
     return runs, cpus
 
 
-def _random_turns(trackings: dict[str, Tracking], rounds: int) -> list[str]:
-    random = np.random.default_rng(1)
+def _random_turns(trackings: dict[str, Tracking], rounds: int, seed: int) -> list[str]:
+    random = np.random.default_rng(seed)
     return [name for _ in range(rounds) for name in random.permutation(list(trackings)).tolist()]
 
 
@@ -457,13 +457,15 @@ def paced(
         }
 
 
-TURN_S: Final = 4.0
-SETTLING_S: Final = 1.5  # of a turn: what the broker before still has to do
+TURN_S: Final = 8.0
+SETTLING_S: Final = (
+    3.5  # of a turn: what the broker before still has to do, above all its tracking process, which gathers for 3 s
+)
 
 
-def latency_in_turns(rate: float, trackings: dict[str, Tracking], rounds: int) -> dict[str, list[dict[str, Any]]]:
+def latency_in_turns(rate: float, trackings: dict[str, Tracking], rounds: int, seed: int) -> dict[str, list[dict[str, Any]]]:
     """Let brokers that differ in their tracking live side by side and give each the whole load for some seconds, in turns."""
-    names = _random_turns(trackings, rounds)
+    names = _random_turns(trackings, rounds, seed)
     with tempfile.TemporaryDirectory(prefix="postroad-bench-") as directory, ExitStack() as stack:
         brokers = _side_by_side(stack, Path(directory), trackings)
         seconds = TURN_S * len(names)
@@ -547,9 +549,16 @@ def _random_batch(rng: random.Random, count: int) -> Batch:
 
 # --- (t): tracking ------------------------------------------------------------------------------------------------------------
 
+ROUNDS_EACH: Final = 4  # turns of a pair of brokers
+PAIRS_MIN: Final = 5  # that can be drawn again by chance
+
 
 def shape_t(scale: float, rounds: int, strategies: Sequence[str], loads: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Run loads with each strategy and without tracking in turns, many times; the medians, and the ratios of turn to turn."""
+    """Run loads with each strategy and without tracking in turns, many times; the medians, and the ratios of turn to turn.
+
+    Brokers are started anew after some turns: two that are alike may differ for as long as they live. All comparisons go on side
+    by side, so that the noise is measured at the same time as what it is compared with.
+    """
     flows = {
         "columns": Flow(_rounded(2_000_000 * scale), TENTH, 0.1, 1000),
         "messages": Flow(_rounded(800_000 * scale), TENTH, 0.1),
@@ -557,14 +566,18 @@ def shape_t(scale: float, rounds: int, strategies: Sequence[str], loads: Sequenc
     series = {name: STRATEGIES[name] for name in ("null", *(each for each in strategies if each != "null"))}
     series["null again"] = STRATEGIES["null"]
     for load in loads:
-        turns: dict[str, dict[str, list[dict[str, Any]]]] = {}
-        for name in [*series][1:]:
-            pair = {"null": series["null"], name: series[name]}
-            print(f"{load}: {name} and null, {rounds} turns each", file=sys.stderr, flush=True)
-            if load in flows:
-                turns[name] = throughput_in_turns(flows[load], pair, rounds)
-            else:
-                turns[name] = latency_in_turns(float(load), pair, rounds)
+        turns: dict[str, dict[str, list[dict[str, Any]]]] = {name: {"null": [], name: []} for name in [*series][1:]}
+        for done in range(0, rounds, ROUNDS_EACH):
+            for name, found in turns.items():
+                print(f"{load}: {name} and null, {done} of {rounds} turns each", file=sys.stderr, flush=True)
+                pair = {each: series[each] for each in (found if done // ROUNDS_EACH % 2 else reversed(found))}
+                some = min(ROUNDS_EACH, rounds - done)
+                if load in flows:
+                    taken = throughput_in_turns(flows[load], pair, some, seed=done)
+                else:
+                    taken = latency_in_turns(float(load), pair, some, seed=done)
+                for each, runs in taken.items():
+                    found[each] += runs
         yield from compared(load, turns, THROUGHPUT if load in flows else LATENCY)
 
 
@@ -587,8 +600,15 @@ def compared(load: str, turns: dict[str, dict[str, list[dict[str, Any]]]], figur
 
 
 def ratios(found: np.ndarray[Any, np.dtype[np.float64]]) -> str:
-    """Return the median of the rounds' ratios, and where 90% of such medians lie when the rounds are drawn again by chance."""
-    drawn = np.median(np.random.default_rng(1).choice(found, (4_000, len(found))), axis=1)
+    """Return the median of the turns' ratios, and where 90% of such medians lie when pairs of brokers are drawn again by chance.
+
+    With few pairs, single turns are drawn.
+    """
+    pairs = np.split(found, range(ROUNDS_EACH, len(found), ROUNDS_EACH))
+    drawn_from = pairs if len(pairs) >= PAIRS_MIN else np.split(found, len(found))
+    random = np.random.default_rng(1)
+    numbers = random.integers(len(drawn_from), size=(4_000, len(drawn_from)))
+    drawn = [np.median(np.concatenate([drawn_from[number] for number in each])) for each in numbers]
     low, high = np.quantile(drawn, (0.05, 0.95))
     return f"{np.median(found):.2f} ({low:.2f} to {high:.2f})"
 
@@ -601,7 +621,7 @@ def main() -> None:
     parser.add_argument("shapes", nargs="*", default=["a", "b", "c", "d"], help="a, b, c, d, e, t (default: all but e and t)")
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies the number of messages and the time of (b)")
     parser.add_argument("--minutes", type=float, default=10.0, help="how long (e) runs")
-    parser.add_argument("--rounds", type=int, default=15, help="turns of each in (t), of 3 to 5 s; fewer tell little")
+    parser.add_argument("--rounds", type=int, default=20, help="turns of each in (t), of 3 to 8 s; fewer tell little")
     parser.add_argument(
         "--loads", nargs="+", default=LOADS, choices=LOADS, help="which (t) runs: in columns, one by one, per second"
     )
