@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -463,16 +463,39 @@ SETTLING_S: Final = (
 )
 
 
+@contextmanager
+def _on(cores: set[int]) -> Iterator[None]:
+    """Let what is started meanwhile run on these cores alone."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _cores() -> tuple[set[int], set[int]]:
+    """Return the cores of the brokers, with their tracking processes, and those of their clients.
+
+    As on two machines: where they share, one waits for the other, and what is measured is how full the machine is.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    return (set(cores[::2]), set(cores[1::2])) if len(cores) > 1 else (set(cores), set(cores))
+
+
 def latency_in_turns(rate: float, trackings: dict[str, Tracking], rounds: int, seed: int) -> dict[str, list[dict[str, Any]]]:
     """Let brokers that differ in their tracking live side by side and give each the whole load for some seconds, in turns."""
     names = _random_turns(trackings, rounds, seed)
+    servers, others = _cores()
     with tempfile.TemporaryDirectory(prefix="postroad-bench-") as directory, ExitStack() as stack:
-        brokers = _side_by_side(stack, Path(directory), trackings)
+        with _on(servers):
+            brokers = _side_by_side(stack, Path(directory), trackings)
         seconds = TURN_S * len(names)
-        receiver = Worker.start(receive_paced, [each.url for each in brokers.values()], seconds)
-        receiver.ready()
-        sender = Worker.start(publish_paced, [brokers[name].url for name in names], rate, TURN_S)
-        sender.ready()
+        with _on(others):
+            receiver = Worker.start(receive_paced, [each.url for each in brokers.values()], seconds)
+            receiver.ready()
+            sender = Worker.start(publish_paced, [brokers[name].url for name in names], rate, TURN_S)
+            sender.ready()
         before = {name: cpu_s(process) for name, process in brokers.items()}
         receiver.go()
         sender.go()
