@@ -303,8 +303,9 @@ def test_another_process_follows_one_that_was_killed(tmp_path: Path) -> None:
         await until(lambda: world.told[-1:] == [Tracked((Horizon(PUBEND, 10),))])
         keeper.track(world.publish(10))
         keeper.track(order(Delivered("books", PUBEND, ids(11, 10))))
-        waiting = keeper.search(TracksQuestion(bytes(16)))
         killed = keeper.pid
+        os.kill(killed, signal.SIGSTOP)  # so that it cannot answer first
+        waiting = keeper.search(TracksQuestion(bytes(16)))
         os.kill(killed, signal.SIGKILL)
         with pytest.raises(OverlayError, match="failed"):
             await asyncio.wrap_future(waiting)
