@@ -474,19 +474,21 @@ def _on(cores: set[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def _cores() -> tuple[set[int], set[int]]:
-    """Return the cores of the brokers, with their tracking processes, and those of their clients.
-
-    As on two machines: where they share, one waits for the other, and what is measured is how full the machine is.
-    """
+def _cores(*, apart: bool) -> tuple[set[int], set[int]]:
+    """Return the cores of the brokers, with their tracking processes, and those of their clients."""
     cores = sorted(os.sched_getaffinity(0))
-    return (set(cores[::2]), set(cores[1::2])) if len(cores) > 1 else (set(cores), set(cores))
+    return (set(cores[::2]), set(cores[1::2])) if apart and len(cores) > 1 else (set(cores), set(cores))
 
 
-def latency_in_turns(rate: float, trackings: dict[str, Tracking], rounds: int, seed: int) -> dict[str, list[dict[str, Any]]]:
-    """Let brokers that differ in their tracking live side by side and give each the whole load for some seconds, in turns."""
+def latency_in_turns(
+    rate: float, trackings: dict[str, Tracking], rounds: int, seed: int, *, apart: bool = False
+) -> dict[str, list[dict[str, Any]]]:
+    """Let brokers that differ in their tracking live side by side and give each the whole load for some seconds, in turns.
+
+    Where brokers and clients share their cores, one waits for the other; `apart` it is as on two machines.
+    """
     names = _random_turns(trackings, rounds, seed)
-    servers, others = _cores()
+    servers, others = _cores(apart=apart)
     with tempfile.TemporaryDirectory(prefix="postroad-bench-") as directory, ExitStack() as stack:
         with _on(servers):
             brokers = _side_by_side(stack, Path(directory), trackings)
@@ -576,7 +578,9 @@ ROUNDS_EACH: Final = 4  # turns of a pair of brokers
 PAIRS_MIN: Final = 5  # that can be drawn again by chance
 
 
-def shape_t(scale: float, rounds: int, strategies: Sequence[str], loads: Sequence[str]) -> Iterator[dict[str, Any]]:
+def shape_t(
+    scale: float, rounds: int, strategies: Sequence[str], loads: Sequence[str], *, apart: bool
+) -> Iterator[dict[str, Any]]:
     """Run loads with each strategy and without tracking in turns, many times; the medians, and the ratios of turn to turn.
 
     Brokers are started anew after some turns: two that are alike may differ for as long as they live. All comparisons go on side
@@ -598,7 +602,7 @@ def shape_t(scale: float, rounds: int, strategies: Sequence[str], loads: Sequenc
                 if load in flows:
                     taken = throughput_in_turns(flows[load], pair, some, seed=done)
                 else:
-                    taken = latency_in_turns(float(load), pair, some, seed=done)
+                    taken = latency_in_turns(float(load), pair, some, seed=done, apart=apart)
                 for each, runs in taken.items():
                     found[each] += runs
         yield from compared(load, turns, THROUGHPUT if load in flows else LATENCY)
@@ -649,6 +653,9 @@ def main() -> None:
         "--loads", nargs="+", default=LOADS, choices=LOADS, help="which (t) runs: in columns, one by one, per second"
     )
     parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES), choices=list(STRATEGIES), help="which (t) compares")
+    parser.add_argument(
+        "--apart", action="store_true", help="for the latencies of (t), brokers and their clients have cores of their own"
+    )
     parser.add_argument("--json", type=Path, default=RESULTS / "overlay.json", help="where the results are written")
     options = parser.parse_args()
     shapes: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
@@ -657,7 +664,7 @@ def main() -> None:
         "c": lambda: shape_c(options.scale),
         "d": lambda: shape_d(options.scale),
         "e": lambda: shape_e(options.minutes),
-        "t": lambda: shape_t(options.scale, options.rounds, options.strategies, options.loads),
+        "t": lambda: shape_t(options.scale, options.rounds, options.strategies, options.loads, apart=options.apart),
     }
     results = []
     for shape in options.shapes:
