@@ -247,3 +247,27 @@ def test_a_full_disk_refuses_messages_and_loses_none_that_was_acknowledged(
     with broker(data_dir=tmp_path) as url, postroad.sync.connect(url) as client:
         subscription = client.subscribe(start="earliest")
         assert [next(subscription)["n"] for _ in range(2)] == [1, 3]
+
+
+def test_a_refusal_that_has_just_come_is_raised_by_a_flush(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It is not outstanding any more, and nobody was told of it yet."""
+
+    def full(_disk: Disk, _descriptor: int, _buffers: list[bytes], _offset: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    async def scenario(url: str) -> None:
+        async with asyncio.timeout(20), postroad.connect(url) as client:
+            publisher = client.publisher()
+            await publisher.publish({"n": 1})
+            await publisher.flush()
+            monkeypatch.setattr(Disk, "write", full)
+            await publisher.publish({"n": 2})
+            monkeypatch.setattr(client, "link_arrived", lambda: None)  # the moment before it is told
+            while publisher.outstanding:  # noqa: ASYNC110  # what changes it is the broker's answer
+                await asyncio.sleep(0.001)
+            with pytest.raises(PublishRefusedError):
+                await publisher.flush()
+            monkeypatch.undo()
+
+    with broker(data_dir=tmp_path) as url:
+        asyncio.run(scenario(url))

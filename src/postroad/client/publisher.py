@@ -99,6 +99,7 @@ class Publisher:
             left = self._session.outstanding(self._key)
             raise UnfinishedError(f"{left} messages are not acknowledged after {timeout_s:g} s") from None
         self._check()
+        self._client.pump()  # a refusal that has just come is known to the session, and told by this
         if self._refusals:
             refusals, self._refusals = self._refusals, []
             raise refusals[0] if len(refusals) == 1 else ExceptionGroup("messages were refused", refusals)
