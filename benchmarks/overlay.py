@@ -458,9 +458,7 @@ def paced(
 
 
 TURN_S: Final = 8.0
-SETTLING_S: Final = (
-    3.5  # of a turn: what the broker before still has to do, above all its tracking process, which gathers for 3 s
-)
+SETTLING_S: Final = 3.5  # of a turn: the tracking process of the broker before gathers for 3 s and has work to do then
 
 
 @contextmanager

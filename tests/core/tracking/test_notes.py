@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -60,25 +61,31 @@ def test_a_message_is_published_when_it_is_durable() -> None:
     assert (event.pubend, id_list(event.ids), track.entries) == (P1, [message_id], 1)
 
 
-def test_notes_are_ordered_in_a_turn_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twenty times a second a broker looks after everybody: messages that wait for that should not wait for notes as well."""
-    overlay = FakeOverlay(1)
-    overlay.subscribe(1, 1)
-    overlay.run(1.0)
-    overlay.tracks(1)
+def order_times(overlay: FakeOverlay, steps: int, publish: Callable[[int], object]) -> list[float]:
+    """Let so many milliseconds pass, with what is published in each; return when the broker ordered something tracked."""
     machine = overlay.machines[1]
-    fast: list[float] = []
     ordered: list[float] = []
-    monkeypatch.setattr(machine._parts.edge, "tell_positions", lambda: fast.append(overlay.now))
-    for _ in range(400):
+    for step in range(steps):
         overlay.now += 0.001
-        overlay.publish(1, 5)
+        publish(step)
         deadline = machine.deadline()
         assert deadline is not None
         if deadline <= overlay.now:
             machine.wake(now=overlay.now)
         if any(isinstance(order, Track) for order in machine.outputs()):
             ordered.append(overlay.now)
+    return ordered
+
+
+def test_notes_are_ordered_in_a_turn_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty times a second a broker looks after everybody: messages that wait for that should not wait for notes as well."""
+    overlay = FakeOverlay(1)
+    overlay.subscribe(1, 1)
+    overlay.run(1.0)
+    overlay.tracks(1)
+    fast: list[float] = []
+    monkeypatch.setattr(overlay.machines[1]._parts.edge, "tell_positions", lambda: fast.append(overlay.now))
+    ordered = order_times(overlay, 400, lambda _: overlay.publish(1, 5))
     assert len(fast) >= 7
     assert 3 <= len(ordered) <= 5
     assert not set(fast) & set(ordered)
@@ -89,18 +96,7 @@ def test_few_notes_are_ordered_twice_a_second() -> None:
     overlay = FakeOverlay(1)
     overlay.publish(1)
     overlay.tracks(1)
-    machine = overlay.machines[1]
-    ordered: list[float] = []
-    for step in range(3000):
-        overlay.now += 0.001
-        if step % 10 == 0:
-            overlay.publish(1)
-        deadline = machine.deadline()
-        assert deadline is not None
-        if deadline <= overlay.now:
-            machine.wake(now=overlay.now)
-        if any(isinstance(order, Track) for order in machine.outputs()):
-            ordered.append(overlay.now)
+    ordered = order_times(overlay, 3000, lambda step: overlay.publish(1) if step % 10 == 0 else None)
     assert 4 <= len(ordered) <= 10  # with those of flushes
     assert max(later - earlier for earlier, later in pairwise(ordered)) <= NOTES_S + 2 * FAST_S
 
@@ -110,11 +106,13 @@ def test_the_end_of_an_attachment_is_ordered_without_a_message() -> None:
     overlay = FakeOverlay(1)
     overlay.subscribe(1, 1)
     overlay.run(3.0)
-    overlay.tracks(1)
+    before = len(overlay.orders[1])
+    while not any(isinstance(order, Track) and order.flush for order in overlay.orders[1][before:]):
+        overlay.run(FAST_S)  # after a flush the next one is not before long
     before = len(overlay.orders[1])
     overlay.unsubscribe(1, 1)
     overlay.run(NOTES_S + 3 * FAST_S)
-    tracks = [order for order in overlay.orders[1][before:] if isinstance(order, Track)]
+    tracks = [order for order in overlay.orders[1][before:] if isinstance(order, Track) and not order.flush]
     assert any(isinstance(event, Span) and event.detached_ms for track in tracks for event in track.events)
 
 
