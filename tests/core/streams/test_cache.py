@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from postroad.core.batch import Batch
 from postroad.core.rows import build_batches
-from postroad.core.streams.cache import Segment, StreamCache
+from postroad.core.streams.cache import EVICTED_AT_ONCE, SEGMENT_BYTES, Segment, StreamCache
 from postroad.types import MessageId
 
 SPAN = 20
@@ -74,3 +74,11 @@ def test_the_oldest_ticks_make_room() -> None:
     assert [s.hi for s in cache.read(0, 1000)][-1] == 100
     assert next(iter(cache.read(0, 1000))).lo > 80
     assert cache.frontier == 100
+
+
+def test_room_is_made_for_some_at_once() -> None:
+    """To take one segment from the front moves all the others."""
+    cache = StreamCache(64 * SEGMENT_BYTES)
+    for tick in range(65):
+        cache.add(Segment(tick, tick + 1, 1, None))
+    assert len(cache) == 64 - 64 // EVICTED_AT_ONCE
