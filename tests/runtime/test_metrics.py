@@ -10,7 +10,7 @@ import postroad
 from postroad.metrics import MetricsService
 from postroad.queues.client import QueueClient
 from postroad.queues.mount import MountedQueues
-from postroad.runtime.config import NodeConfig
+from postroad.runtime.config import NodeConfig, Tracking
 from postroad.runtime.node import Node
 
 
@@ -28,7 +28,8 @@ def test_a_broker_shows_its_figures_and_those_of_its_queues(tmp_path: Path) -> N
     async def body() -> tuple[str, bytes]:
         queues = MountedQueues(str(tmp_path / "queues.sqlite"))
         metrics = MetricsService("127.0.0.1:0", queues)
-        node = Node(NodeConfig(id=7, data_dir=str(tmp_path / "data"), listen="127.0.0.1:0"), [queues, metrics])
+        often = Tracking(persistence_ms=300)
+        node = Node(NodeConfig(id=7, data_dir=str(tmp_path / "data"), listen="127.0.0.1:0", tracking=often), [queues, metrics])
         await node.start()
         try:
             async with postroad.connect(node.url) as client:

@@ -172,6 +172,28 @@ def test_a_question_does_not_wait_for_orders_to_gather(tmp_path: Path, monkeypat
     run(scenario)
 
 
+@pytest.mark.parametrize(("gather_s", "take_bytes"), [(0.2, 2 << 20), (3600.0, 200)])
+def test_orders_are_taken_without_anybody_asking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gather_s: float, take_bytes: int
+) -> None:
+    """Where T_p is long, what gathers leaves after a moment, or when it is much."""
+    monkeypatch.setattr(tracking_module, "GATHER_S", gather_s)
+    monkeypatch.setattr(tracking_module, "TAKE_BYTES", take_bytes)
+
+    async def scenario() -> None:
+        node = Node(config(tmp_path, tracking=Tracking(persistence_ms=60_000)))
+        await node.start()
+        async with postroad.connect(node.url) as client:
+            publisher = client.publisher()
+            for _ in range(10):
+                await publisher.publish({})
+            await publisher.flush()
+            await until(lambda: node.stats()["tracking_entries"] == 10)
+        await node.stop()
+
+    run(scenario)
+
+
 def test_a_broker_that_stops_says_farewell(tmp_path: Path) -> None:
     """The next start finds everything and reports no hole, though no flush was due."""
 

@@ -348,9 +348,10 @@ def test_a_failure_ends_the_tracking_and_nothing_else(broker: Broker, monkeypatc
     def fail(*_: object) -> None:
         raise RuntimeError("a fault of ours")
 
-    monkeypatch.setattr(Tracker, "take", fail)
+    monkeypatch.setattr(Tracker, "take_orders", fail)
     tracking, told = broker.thread()
     tracking.track(broker.publish(5))
+    tracking.track(broker.flush())
     wait_until(lambda: tracking.stats()["tracking_failed"] == 1)
     tracking.track(broker.publish(5))
     assert told[-1].horizons == (Horizon(PUBEND, FOREVER),)

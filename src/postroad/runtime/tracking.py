@@ -35,7 +35,7 @@ from postroad.storage.tracks.store import TrackStore
 
 log = logging.getLogger("postroad.tracking")
 
-GATHER_S: Final = 3.0
+GATHER_S: Final = 12.0  # at most: mostly a flush comes before
 WORK_S: Final = 0.0004
 PAUSE_S: Final = 0.002
 UNHURRIED_BYTES_MAX: Final = 8 << 20  # that wait: beyond, the thread makes no pauses
@@ -102,6 +102,7 @@ class Tracking:
     ) -> None:
         self.figures: Final = Figures()
         self.backlog: Final = Backlog(backlog_bytes_max)
+        self._gather_bytes: Final = min(TAKE_BYTES, backlog_bytes_max // 2)
         self._alone: Final = alone
         self._place: Final = place
         wall_ms = clock_ms() if started_ms is None else started_ms
@@ -133,7 +134,7 @@ class Tracking:
                 self._work.append(missed)
                 self._report(Tracked((), forgotten=True))
             self._work.append(order)
-            if order.flush or self.backlog.waiting > TAKE_BYTES:
+            if order.flush or self.backlog.waiting > self._gather_bytes:
                 self._hurry.set()
         if not self._wake.is_set():
             self._wake.set()

@@ -192,17 +192,18 @@ class Tracks:
 
     def take(self, orders: Sequence[Track]) -> bool:
         """Take orders; tell whether there was a flush among them."""
-        events: list[TrackEvent] = []
+        waiting: list[tuple[int, Sequence[TrackEvent]]] = []
         flushed = False
         for order in orders:
             self._wall_ms = order.wall_ms
             self.figures.entries += order.entries
-            events.extend(order.events)
+            if order.events:
+                waiting.append((order.wall_ms, order.events))
             if order.flush:
-                self._enter(events)
-                events, flushed = [], True
+                self._enter(waiting)
+                waiting, flushed = [], True
                 self._flush(farewell=order.farewell)
-        self._enter(events)
+        self._enter(waiting)
         return flushed
 
     def missed(self, entries: int, from_ms: int, to_ms: int) -> None:
@@ -219,13 +220,16 @@ class Tracks:
             return logs_freed(self._logs)
         return tuple(Horizon(pubend, tick) for pubend, tick in sorted(self._durable.items()))
 
-    def _enter(self, events: list[TrackEvent]) -> None:
-        if not events:
+    def _enter(self, orders: Sequence[tuple[int, Sequence[TrackEvent]]]) -> None:
+        if not orders:
             return
-        sound = [event for event in events if not isinstance(event, Horizon) or self._is_complete(event)]
-        self.tracker.take(sound, self._wall_ms)
+        self.tracker.take_orders([(wall_ms, self._sound(events)) for wall_ms, events in orders])
         self._flush_if_full()
         self.figures.memory_bytes = self.tracker.memory_bytes + self._unwritten_bytes
+
+    def _sound(self, events: Sequence[TrackEvent]) -> list[TrackEvent]:
+        """Leave out what claims more than the histories hold."""
+        return [event for event in events if not isinstance(event, Horizon) or self._is_complete(event)]
 
     def _is_complete(self, horizon: Horizon) -> bool:
         """Tell whether a publisher history holds all up to a horizon; if something was dropped, begin to repair it."""
@@ -311,11 +315,11 @@ class Tracks:
             self._unreadable.add(pubend)
             return
         self.figures.entries += sum(map(len, found.ids))
-        self._enter([Published(pubend, ids) for ids in found.ids])
+        self._enter([(self._wall_ms, [Published(pubend, ids) for ids in found.ids])])
         replay.position = found.hi
         if replay.position >= replay.hi:
             del self._replays[pubend]
-            self._enter([Horizon(pubend, replay.hi)])
+            self._enter([(self._wall_ms, [Horizon(pubend, replay.hi)])])
 
     # --- looking
 

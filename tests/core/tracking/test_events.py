@@ -39,7 +39,7 @@ def test_each_subscriber_gets_its_own_in_the_order_of_sending(sent: Sent, orders
         ids = make_ids(rows, seed=number)
         known = {tuple(each): np.array(each, np.intp) for _, each in whose}  # equal selections are one object
         noted[number * orders // len(sent)].delivered(
-            pubend, ids, [name for name, _ in whose], [known[tuple(each)] for _, each in whose]
+            pubend, ids.tobytes(), [name for name, _ in whose], [known[tuple(each)] for _, each in whose]
         )
         for name, each in whose:
             expected.setdefault((pubend, name), []).extend(ids[row].tobytes() for row in each)
@@ -65,15 +65,16 @@ def test_events_in_columns_say_the_same() -> None:
     noted = Noted()
     for number in range(0, 12, 4):
         first, second, third, fourth = ids[number : number + 4]
+        firsts = first.tobytes()  # the same object is given twice, as of one batch
         masked = Routed(512, 7, fourth, np.ones(4, np.uint64), (7,))
-        noted.published(256, first)
-        noted.routed(512, 7, second)
-        noted.routed(512, 8, third)
+        noted.published(256, firsts)
+        noted.routed(512, 7, second.tobytes())
+        noted.routed(512, 8, third.tobytes())
         noted.others.append(masked)
-        noted.forwarded(512, 9, second)
-        noted.delivered(256, first, ["a", "b"], [np.array([0, 1]), np.array([3])])
+        noted.forwarded(512, 9, second.tobytes())
+        noted.delivered(256, firsts, ["a", "b"], [np.array([0, 1]), np.array([3])])
         noted.others.append(span)
-        noted.delivered(512, second, ["b"], [np.array([2])])
+        noted.delivered(512, second.tobytes(), ["b"], [np.array([2])])
         one_by_one += [
             Published(256, first),
             Routed(512, 7, second),

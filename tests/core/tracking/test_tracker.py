@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.core.tracking.ids import WALL_MS, make_ids
+from tests.core.tracking.overlay import ids_of
 
 from postroad.core.packets import pubend_id
 from postroad.core.tracking import tracker as module
@@ -25,7 +29,7 @@ from postroad.core.tracking.elements import (
     Lost,
     Span,
 )
-from postroad.core.tracking.events import Delivered, Forwarded, Published, Routed, TrackEvent
+from postroad.core.tracking.events import Delivered, Deliveries, Forwarded, Published, Routed, TrackEvent
 from postroad.core.tracking.search import search
 from postroad.core.tracking.settings import OFF, Strategy, TrackingSettings
 from postroad.core.tracking.tracker import NEIGHBOURS_MAX, Tracker, omitted
@@ -260,6 +264,33 @@ def test_elements_that_became_full_hold_all_they_were_given() -> None:
             counts.append(element.count)
             assert len(search([element], given).rows) == element.count
     assert counts == [600, 600, 250]
+
+
+@given(st.lists(st.tuples(st.integers(1, 25), st.integers(0, 2_000), st.booleans()), min_size=1, max_size=8))
+def test_orders_that_waited_are_taken_as_if_they_had_not(orders: list[tuple[int, int, bool]]) -> None:
+    """Elements begin and end when the ids were ordered, so that waiting makes no message late, however short T_s and T_j are."""
+    wall_ms = WALL_MS
+    said: list[tuple[int, list[TrackEvent]]] = []
+    for number, (count, passes_ms, is_shared) in enumerate(orders):
+        wall_ms += passes_ms
+        ids = make_ids(count, start_ms=wall_ms, per_ms=1_000, seed=number)
+        others = ids if is_shared else make_ids(count, start_ms=wall_ms, per_ms=1_000, seed=99 - number)
+        whose, counts, rows = (np.array(each, np.uint32) for each in ([1, 0, 1], [1, count, 1], [0, *range(count), count - 1]))
+        said.append((wall_ms, [Published(PUBEND, ids), Deliveries(("a", "b"), PUBEND, others, whose, counts, rows)]))
+
+    def flushed(tracker: Tracker) -> list[tuple[Any, ...]]:
+        flush = tracker.flush(wall_ms + 50)
+        parts = [*((element, False) for element in flush.closed), *((element, True) for element in flush.copies)]
+        return sorted((e.key, *(getattr(e, name) for name in names), ids_of([e]), is_copy) for e, is_copy in parts)
+
+    names = ("opened_ms", "closed_ms", "from_ms", "to_ms", "count")
+    at_once, in_time = (started(replace(SETTINGS, ids_max=20)) for _ in range(2))
+    at_once.take_orders(said)
+    for ordered_ms, events in said:
+        in_time.take(events, ordered_ms)
+    found = flushed(at_once)
+    assert found == flushed(in_time)
+    assert sum(each[5] for each in found) == sum(2 * count + 2 for count, _, _ in orders)
 
 
 def test_open_elements_hold_what_is_not_written() -> None:

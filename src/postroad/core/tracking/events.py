@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import chain, count
+from itertools import count
 from typing import Final, TypeAlias
 
 import msgspec
@@ -64,43 +64,45 @@ class Delivered(_Event, frozen=True, gc=False):
 
 
 class Deliveries(_Event, frozen=True, gc=False):
-    """Messages of a pubend were sent to local subscribers."""
+    """Messages of a pubend were sent to local subscribers: selections of them, in the order in which they were sent."""
 
     subscribers: tuple[str, ...]  # each once
     pubend: int
     ids: Ids  # of all batches, one after the other
-    counts: RowNumbers  # how many of them each subscriber was sent,
-    rows: RowNumbers  # and which: the first subscriber's first, each one's in the order in which they were sent
-
-
-def by_name(names: Sequence[str]) -> tuple[tuple[str, ...], Places, Places]:
-    """Return each name once, the places of all so that those of each stand together, in order, and where these begin."""
-    numbers: defaultdict[str, int] = defaultdict(count().__next__)  # as they come
-    whose = np.fromiter(map(numbers.__getitem__, names), np.uint32, len(names))
-    few = len(numbers) <= 1 << 16  # numbers of 16 bits are sorted several times faster
-    order = np.argsort(whose.astype(np.uint16) if few else whose, kind="stable")
-    return tuple(numbers), order, np.searchsorted(whose[order], np.arange(len(numbers)))
+    whose: RowNumbers  # the place of its subscriber, for each selection,
+    counts: RowNumbers  # how many ids it has,
+    rows: RowNumbers  # and which: the first selection's first
 
 
 def apart(deliveries: Sequence[Deliveries], first_rows: Sequence[int]) -> Iterator[tuple[str, RowNumbers]]:
     """Yield each subscriber once, with the rows of all that it was sent, if the ids of `deliveries` begin in these rows.
 
-    The work per subscriber of each is done by numpy and by iterators written in C: there may be thousands, of one row each.
+    The work per selection is done by numpy, that per subscriber of each by iterators written in C: there may be thousands.
     """
-    names, order, firsts = by_name([*chain.from_iterable(each.subscribers for each in deliveries)])
+    numbers: defaultdict[str, int] = defaultdict(count().__next__)  # as they come
+    places = [np.fromiter(map(numbers.__getitem__, each.subscribers), np.uint32, len(each.subscribers)) for each in deliveries]
+    whose = np.concatenate([place[each.whose] for place, each in zip(places, deliveries, strict=True)])
     rows = np.concatenate([each.rows + np.uint32(first) for each, first in zip(deliveries, first_rows, strict=True)])
     counts = np.concatenate([each.counts for each in deliveries], dtype=np.intp)
-    if len(deliveries) > 1:
-        starts, counts = (np.cumsum(counts) - counts)[order], counts[order]
-        if len(rows) < LONG_ROWS * len(order):
-            shifts = starts - (np.cumsum(counts) - counts)
-            rows = rows[np.repeat(shifts, counts) + np.arange(len(rows))]
-        else:
-            stops = starts + counts
-            rows = np.concatenate([rows[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)])
+    if (whose[1:] < whose[:-1]).any():
+        few = len(numbers) <= 1 << 16  # numbers of 16 bits are sorted several times faster
+        order = np.argsort(whose.astype(np.uint16) if few else whose, kind="stable")
+        rows = _reordered(rows, counts, order)
+        whose, counts = whose[order], counts[order]
+    firsts = np.searchsorted(whose, np.arange(len(numbers)))
     ends = np.cumsum(np.add.reduceat(counts, firsts)).tolist()
-    for name, start, stop in zip(names, [0, *ends[:-1]], ends, strict=True):
+    for name, start, stop in zip(numbers, [0, *ends[:-1]], ends, strict=True):
         yield name, rows[start:stop]
+
+
+def _reordered(rows: RowNumbers, counts: Places, order: Places) -> RowNumbers:
+    """Return the rows of all selections, the selections in another order."""
+    starts, counts = (np.cumsum(counts) - counts)[order], counts[order]
+    if len(rows) < LONG_ROWS * len(order):
+        shifts = starts - (np.cumsum(counts) - counts)
+        return rows[np.repeat(shifts, counts) + np.arange(len(rows))]
+    stops = starts + counts
+    return np.concatenate([rows[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)])
 
 
 TrackEvent: TypeAlias = Published | Routed | Forwarded | Delivered | Deliveries | Span | Lost | Links | Horizon

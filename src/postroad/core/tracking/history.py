@@ -119,11 +119,14 @@ class History:
         """How many ids the current element can take, or the next one."""
         return self._capacity if self.current is None else self._capacity - self.current.count
 
-    def add(self, entry: Entry, from_ms: int, to_ms: int, wall_ms: int) -> Sequence[OpenElement]:
-        """Take ids, whose timestamps begin at from_ms and end at to_ms; return the elements that are full now."""
+    def add(self, entry: Entry, from_ms: int, to_ms: int, wall_ms: int, first_ms: int | None = None) -> Sequence[OpenElement]:
+        """Take ids, whose timestamps begin at from_ms and end at to_ms; return the elements that are full now.
+
+        They came at wall_ms, or from first_ms on until then.
+        """
         current = self.current
         if current is None:
-            current = self.current = self._open(self.since_ms, wall_ms, entry.neighbours)
+            current = self.current = self._open(self.since_ms, wall_ms if first_ms is None else first_ms, entry.neighbours)
         timely = from_ms >= current.since_ms - self._behind_ms and to_ms <= wall_ms + self._settings.skew_tolerance_ms
         if timely and current.count + len(entry.rows) <= self._capacity and current.neighbours == entry.neighbours:
             self._ledger.open_bytes += current.add(entry, from_ms, to_ms)

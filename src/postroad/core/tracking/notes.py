@@ -1,6 +1,6 @@
 """What a broker machine notes for its tracker: events, and the attachments that spans are made of.
 
-Notes of messages become few events, with copies of the ids, when they are taken. An *attachment* is one
+Of messages the ids are copied, and become few events when they are taken. An *attachment* is one
 subscription in one pubend's stream, from the moment its client was told where it starts. At its end, and from time to time while
 it lasts, its span says how far everything that matches was sent. Spans are noted after the deliveries they speak of, and reach
 the tracker after them, so they never claim more than the histories hold.
@@ -18,7 +18,8 @@ from typing import Final
 
 import numpy as np
 
-from postroad.core.batch import Batch, Ids
+from postroad.core.batch import Batch
+from postroad.core.messages import ids_of
 from postroad.core.orders import LinkId
 from postroad.core.streams.selection import Rows
 from postroad.core.tracking.elements import Horizon, Links, Lost, Masks, Span
@@ -68,7 +69,7 @@ class Notes:
         self._noted: Final = Noted()
         self._entries = 0  # ids that they add to histories
         self.size = 0  # of the ids and the rows, in bytes
-        self._last: Ids | None = None
+        self._last: tuple[Batch | None, bytes] = (None, b"")  # the batch that was noted last, and its ids
         self._busy: dict[int, None] = {}  # pubends of messages since the last flush
         self._horizons_ms = 0  # when horizons were noted last
         self._attachments: dict[int, Attachment] = {}  # the next to be noted stands first
@@ -86,7 +87,7 @@ class Notes:
         taken = self._noted.take()
         entries, size = self._entries, self.size + EVENT_BYTES * len(taken)
         self._entries = self.size = 0
-        self._last = None
+        self._last = (None, b"")
         return taken, entries, size
 
     # --- messages ---
@@ -95,18 +96,18 @@ class Notes:
         ids = self._ids_of(batch)
         self._noted.published(pubend, ids)
         self._busy[pubend] = None
-        self._entries += len(ids)
+        self._entries += len(batch)
 
     def routed(self, pubend: int, upstream: int, batch: Batch, sent: Mapping[int, Rows]) -> None:
         """Note what came from a neighbour; `sent` tells which rows went on to which others."""
         ids = self._ids_of(batch)
         self._busy[pubend] = None
-        self._entries += len(ids)
-        masks = self._masks(len(ids), sent) if self.routing_sets else None
+        self._entries += len(batch)
+        masks = self._masks(len(batch), sent) if self.routing_sets else None
         if masks is None:
             self._noted.routed(pubend, upstream, ids)
         else:  # it is not joined with others
-            self._noted.others.append(Routed(pubend, upstream, ids.copy(), masks, tuple(self._neighbours)))
+            self._noted.others.append(Routed(pubend, upstream, ids_of(ids), masks, tuple(self._neighbours)))
 
     def forwarded(self, pubend: int, neighbour: int, batch: Batch) -> None:
         self._noted.forwarded(pubend, neighbour, self._ids_of(batch))
@@ -181,12 +182,13 @@ class Notes:
 
     # --- inside ---
 
-    def _ids_of(self, batch: Batch) -> Ids:
-        """Return a batch's ids, which are counted once for all notes of one batch: they follow each other."""
-        ids = batch.ids()
-        if self._last is not ids:
-            self._last = ids
-            self.size += 16 * len(ids)
+    def _ids_of(self, batch: Batch) -> bytes:
+        """Return a batch's ids, which are copied and counted once for all notes of one batch: they follow each other."""
+        last, ids = self._last
+        if last is not batch:
+            ids = batch.id_bytes()
+            self._last = (batch, ids)
+            self.size += len(ids)
         return ids
 
     def _forget(self) -> None:

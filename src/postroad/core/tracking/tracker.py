@@ -70,11 +70,17 @@ def omitted(subscriber: str, message_id: bytes, one_in: int) -> bool:
 
 
 class _Gathered:
-    """What is to be entered: ids of all events, and for each history the rows of those that it gets, never none."""
+    """What is to be entered: ids of all events, and for each history the rows of those that it gets, never none.
+
+    `wall_ms` is when the events that come were ordered.
+    """
 
     def __init__(self) -> None:
         self.rows: dict[_Name, list[RowNumbers]] = {}
+        self.wall_ms = 0
         self._arrays: list[Ids] = []
+        self._times: list[int] = []  # of each of them
+        self._starts: list[int] = []
         self._first_rows: dict[int, int] = {}  # events may share their ids
         self._size = 0
 
@@ -83,8 +89,15 @@ class _Gathered:
         first = self._first_rows.setdefault(id(ids), self._size)
         if first == self._size:
             self._arrays.append(ids)
+            self._times.append(self.wall_ms)
+            self._starts.append(first)
             self._size += len(ids)
         return first
+
+    def times(self, rows: RowNumbers) -> list[int]:
+        """Return when these rows were ordered."""
+        found: list[int] = np.array(self._times)[np.searchsorted(self._starts, rows, "right") - 1].tolist()
+        return found
 
     def add(self, name: _Name, rows: RowNumbers) -> None:
         if len(rows):
@@ -138,6 +151,7 @@ class Tracker:
         self._since_ms = wall_ms  # no history that is not here has an element that ended later
         self._due_ms: int | None = None  # when the first open element has lived long enough, at the earliest
         self._changed = False
+        self._latest_ms = wall_ms  # of the orders that are being taken
 
     @property
     def memory_bytes(self) -> int:
@@ -150,35 +164,42 @@ class Tracker:
     # --- taking ---
 
     def take(self, events: Sequence[TrackEvent | Crash], wall_ms: int) -> None:
-        """Take the events of one order, or of many."""
+        """Take the events of one order."""
+        self.take_orders([(wall_ms, events)])
+
+    def take_orders(self, orders: Sequence[tuple[int, Sequence[TrackEvent | Crash]]]) -> None:
+        """Take the events of many orders, each with its time. They may have waited: elements end when they would have."""
+        self._latest_ms = orders[-1][0]
         gathered = _Gathered()
-        deliveries: dict[int, list[Deliveries]] = {}
-        for event in events:
-            match event:
-                case Deliveries():
-                    deliveries.setdefault(event.pubend >> PUBEND_BITS, []).append(event)
-                case Delivered():
-                    gathered.add_all((event.pubend >> PUBEND_BITS, event.subscriber), event.ids)
-                case Published():
-                    gathered.add_all((event.pubend >> PUBEND_BITS, Kind.PUBLISHER, 0), event.ids)
-                case Routed():
-                    name = (event.pubend >> PUBEND_BITS, Kind.ROUTING, event.upstream)
-                    if self._routing_sets:
-                        self._enter_sets(name, event, wall_ms)
-                    else:
-                        gathered.add_all(name, event.ids)
-                case Forwarded():
-                    gathered.add_all((event.pubend >> PUBEND_BITS, Kind.NEIGHBOUR, event.neighbour), event.ids)
-                case _:
-                    self._record(event)
+        deliveries: dict[int, list[tuple[Deliveries, int]]] = {}  # and where their ids begin
+        for gathered.wall_ms, events in orders:
+            for event in events:
+                match event:
+                    case Deliveries():
+                        first = gathered.first_row(event.ids)
+                        deliveries.setdefault(event.pubend >> PUBEND_BITS, []).append((event, first))
+                    case Delivered():
+                        gathered.add_all((event.pubend >> PUBEND_BITS, event.subscriber), event.ids)
+                    case Published():
+                        gathered.add_all((event.pubend >> PUBEND_BITS, Kind.PUBLISHER, 0), event.ids)
+                    case Routed():
+                        name = (event.pubend >> PUBEND_BITS, Kind.ROUTING, event.upstream)
+                        if self._routing_sets:
+                            self._enter_sets(name, event, gathered.wall_ms)
+                        else:
+                            gathered.add_all(name, event.ids)
+                    case Forwarded():
+                        gathered.add_all((event.pubend >> PUBEND_BITS, Kind.NEIGHBOUR, event.neighbour), event.ids)
+                    case _:
+                        self._record(event)
         for origin, sent in deliveries.items():
-            for subscriber, rows in apart(sent, [gathered.first_row(each.ids) for each in sent]):
+            for subscriber, rows in apart([each for each, _ in sent], [first for _, first in sent]):
                 gathered.add((origin, subscriber), rows)
             self._pause()
         if self.settings.omit_one_in:
             gathered.omit(self.settings.omit_one_in)
         if gathered.rows and self.settings.strategy is not Strategy.NULL:
-            self._enter(gathered, wall_ms)
+            self._enter(gathered)
         self._ledger.additions.make()
 
     def _record(self, record: Span | Lost | Links | Horizon | Crash) -> None:
@@ -195,7 +216,7 @@ class Tracker:
         self._records[name] = record
         self._changed = True
 
-    def _enter(self, gathered: _Gathered, wall_ms: int) -> None:
+    def _enter(self, gathered: _Gathered) -> None:
         """Add what was gathered to its histories. What can be computed for all of them at once, is."""
         ids, rows = gathered.ids(), gathered.in_one()
         names: list[_Name] = []
@@ -209,10 +230,12 @@ class Tracker:
             names += [name] * len(parts)
             stops += parts
             start = stop
-        lows, highs = extents(ids, rows, np.array(stops))
-        ends = pairwise([0, *stops])
-        for name, (start, stop), low, high in zip(names, ends, _timestamps(lows), _timestamps(highs), strict=True):
-            self._add(name, Entry(ids, rows[start:stop]), low, high, wall_ms)
+        bounds = np.array([0, *stops])
+        lows, highs = extents(ids, rows, bounds[1:])
+        first_ms, last_ms = gathered.times(rows[bounds[:-1]]), gathered.times(rows[bounds[1:] - 1])
+        parts_of = zip(names, pairwise(bounds.tolist()), _timestamps(lows), _timestamps(highs), first_ms, last_ms, strict=True)
+        for name, (start, stop), low, high, first, last in parts_of:
+            self._add(name, Entry(ids, rows[start:stop]), low, high, last, first)
             self._pause()
 
     def _enter_sets(self, name: _Name, event: Routed, wall_ms: int) -> None:
@@ -224,17 +247,17 @@ class Tracker:
             timestamps = entry.timestamps()
             self._add(name, entry, int(timestamps.min()), int(timestamps.max()), wall_ms)
 
-    def _add(self, name: _Name, entry: Entry, low: int, high: int, wall_ms: int) -> None:
-        history = self._history(name, wall_ms)
-        for element in history.add(entry, low, high, wall_ms):
+    def _add(self, name: _Name, entry: Entry, low: int, high: int, wall_ms: int, first_ms: int | None = None) -> None:
+        history = self._history(name)
+        for element in history.add(entry, low, high, wall_ms, first_ms):
             self._finish(history, element, wall_ms)
         self._changed = True
 
-    def _history(self, name: _Name, wall_ms: int) -> History:
+    def _history(self, name: _Name) -> History:
         history = self._histories.get(name)
         if history is None:
             if len(self._histories) >= HISTORIES_MAX:
-                self._close_first(wall_ms)
+                self._close_first(self._latest_ms)
             history = self._histories[name] = History(_key(name), self.settings, self._since_ms, self._ledger)
             self._due(self._since_ms)
         return history
