@@ -104,12 +104,15 @@ def test_only_what_is_hashed_or_unsorted_has_bits() -> None:
 
 
 def test_ids_of_another_broker_are_kept_as_they_are() -> None:
-    """They do not fit the columns of `exact`, and nothing of them may be lost."""
+    """They do not fit the columns of `exact`, and nothing of them may be lost, nor of what stands before and after them."""
     ids = np.concatenate([ids_at([5, 6]), ids_at([7], broker=99)])
-    (back,) = elements_of(to_table(STAMP, [element(1, ids)], []))
-    assert back.ids is not None
-    assert back.ids.tobytes() == ids.tobytes()
-    assert back.strategy is Strategy.ASYNC
+    each_ids = (ids_at([1, 2]), ids, ids_at([3]))
+    given_elements = [element(number, each, incarnation=STAMP.incarnation) for number, each in enumerate(each_ids)]
+    found = list(elements_of(to_table(STAMP, given_elements, [])))
+    assert [plain(each) for each in found[::2]] == [plain(each) for each in given_elements[::2]]
+    assert found[1].ids is not None
+    assert found[1].ids.tobytes() == ids.tobytes()
+    assert found[1].strategy is Strategy.ASYNC
 
 
 def test_a_tick_beyond_what_spark_can_read_becomes_the_highest() -> None:

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import compress
+from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -117,27 +118,104 @@ class Stamp:
 
 
 def to_table(stamp: Stamp, elements: Iterable[Element], records: Iterable[Record], pause: Pause = no_pause) -> pa.Table:
-    """Return the rows of elements and records, in this order."""
+    """Return the rows of elements and records, in this order. Elements may be thousands: no row of theirs is looked at alone."""
+    held = tuple(elements)
     rows: list[Row] = []
-    for row in chain(map(_element_row, elements), map(_record_row, records)):
-        rows.append(row)
+    for record in records:
+        rows.append(_record_row(record))
         pause()
-    common: Row = {"broker": stamp.broker, "incarnation": stamp.incarnation, "sequence": stamp.sequence}
+    ids = _IdLists(held)
+    pause()
+    size = len(held) + len(rows)
+    known = {"strategy": ids.strategies, "bits": ids.bits}
     columns: list[pa.Array[Any]] = []
     for field in SCHEMA:
-        columns.append(_column(field, rows, common))
+        name = field.name
+        if name in _STAMPS:
+            columns.append(pa.array(np.full(size, getattr(stamp, name), np.int64)))
+        elif name in _ID_LISTS:
+            columns.append(ids.column(field, size))
+        else:
+            values = known[name]() if name in known else map(_OF_ELEMENT.get(name, _nothing), held)
+            columns.append(_column(field, [*values, *(row.get(name) for row in rows)]))
         pause()
     return pa.Table.from_arrays(columns, schema=SCHEMA)
 
 
-def _column(field: pa.Field[Any], rows: Sequence[Row], common: Row) -> pa.Array[Any]:
-    if field.name in common:
-        return pa.array(np.full(len(rows), common[field.name], np.int64))
+def _nothing(_element: Element) -> None:
+    """Return what an element has in the columns of records."""
+
+
+class _IdLists:
+    """The ids that elements hold in order of time: the parts of all of them, one element's after the other's."""
+
+    def __init__(self, elements: Sequence[Element]) -> None:
+        self._elements: Final = elements
+        self._origins: Final = np.array([element.key.origin for element in elements], np.int64)
+        self.listed: Sequence[bool] = [each.ids is not None and each.strategy is not Strategy.ASYNC for each in elements]
+        self._join()
+        foreign = self._parts["broker"] != np.repeat(self._origins, self._lengths)
+        if foreign.any():  # ids that do not say their origin: they are kept as they are
+            unfit = set(np.repeat(np.arange(len(elements)), self._lengths)[foreign].tolist())
+            self.listed = [is_listed and number not in unfit for number, is_listed in enumerate(self.listed)]
+            self._join()
+
+    def _join(self) -> None:
+        ids = [element.ids for element in compress(self._elements, self.listed) if element.ids is not None]
+        self._lengths: Numbers = np.zeros(len(self._elements), np.int64)
+        self._lengths[np.array(self.listed, np.bool_)] = [*map(len, ids)]
+        self._parts: Numbers = np.concatenate([np.empty(0, _VOID), *ids]).view(ID_DTYPE)
+
+    def column(self, field: pa.Field[Any], size: int) -> pa.Array[Any]:
+        """Return one of the three columns, with nulls up to a size."""
+        if field.name == "publishers":
+            values = self._parts["publisher"].astype(np.int64)
+        else:
+            ticks = self._parts["tick"].astype(np.uint64)
+            part = ticks >> np.uint64(COUNTER_BITS) if field.name == "milliseconds" else ticks & np.uint64(COUNTER_MAX)
+            values = part.astype(np.int64)
+        rest = size - len(self._elements)
+        is_null = ~np.array([*self.listed, *[False] * rest], np.bool_)
+        return _lists(np.concatenate([self._lengths, np.zeros(rest, np.int64)]), is_null, values, field.type)
+
+    def strategies(self) -> Iterator[Strategy]:
+        for element, is_listed in zip(self._elements, self.listed, strict=True):
+            yield element.strategy if element.ids is None or is_listed else Strategy.ASYNC
+
+    def bits(self) -> Iterator[bytes | memoryview | None]:
+        """Yield what stands in `bits`: blooms, and ids that are kept as they are."""
+        for element, is_listed in zip(self._elements, self.listed, strict=True):
+            if element.ids is not None:
+                yield None if is_listed else element.ids.tobytes()
+            else:
+                bits = b"" if element.bits is None else element.bits
+                yield bits.data if isinstance(bits, np.ndarray) else bits
+
+
+def _peer(element: Element) -> int | None:
+    kind = element.key.kind
+    return element.key.peer if kind is Kind.ROUTING or kind is Kind.NEIGHBOUR else None
+
+
+_STAMPS: Final = frozenset({"broker", "incarnation", "sequence"})
+_ID_LISTS: Final = frozenset({"milliseconds", "counters", "publishers"})
+_VALUES: Final = ("number", "opened_ms", "closed_ms", "from_ms", "to_ms", "singletons", "m", "k", "n", "count")
+_OF_ELEMENT: Final[Mapping[str, Callable[[Element], Any]]] = {
+    **{name: attrgetter(name) for name in _VALUES},
+    "kind": attrgetter("key.kind"),
+    "origin": attrgetter("key.origin"),
+    "peer": _peer,
+    "subscriber": lambda element: element.key.subscriber if element.key.kind is Kind.SUBSCRIBER else None,
+    "neighbours": lambda element: element.neighbours or None,
+}
+
+
+def _column(field: pa.Field[Any], values: Sequence[Any]) -> pa.Array[Any]:
     if field.name in _LISTS:
-        return _list_column([row.get(field.name) for row in rows], field.type)
+        return _list_column(values, field.type)
     if field.name == "bits":
-        return _binary_column([row.get(field.name) for row in rows])
-    made: pa.Array[Any] = pa.array([row.get(field.name) for row in rows], field.type)
+        return _binary_column(values)
+    made: pa.Array[Any] = pa.array(values, field.type)
     return made
 
 
@@ -150,54 +228,19 @@ def _binary_column(values: Sequence[bytes | memoryview | None]) -> pa.Array[Any]
 
 
 def _list_column(lists: Sequence[Numbers | Sequence[int] | None], kind: Any) -> pa.Array[Any]:
-    """Join arrays into one list column; an offset that is null makes the list null."""
-    lengths = np.array([0 if each is None else len(each) for each in lists], np.int32)
-    offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(lengths, dtype=np.int32)])
-    is_null = np.array([each is None for each in lists] + [False])
+    """Join arrays into one list column."""
+    lengths = np.array([0 if each is None else len(each) for each in lists], np.int64)
     filled = [np.asarray(each, np.int64) for each in lists if each is not None and len(each)]
     values = np.concatenate(filled) if filled else np.empty(0, np.int64)
-    made: pa.Array[Any] = pa.ListArray.from_arrays(pa.array(offsets, mask=is_null), pa.array(values, kind.value_type), type=kind)
+    return _lists(lengths, np.array([each is None for each in lists], np.bool_), values, kind)
+
+
+def _lists(lengths: Numbers, is_null: Numbers, values: Numbers, kind: Any) -> pa.Array[Any]:
+    """Return a list column; an offset that is null makes the list null."""
+    offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(lengths, dtype=np.int32)])
+    nulls = np.append(is_null, np.False_)
+    made: pa.Array[Any] = pa.ListArray.from_arrays(pa.array(offsets, mask=nulls), pa.array(values, kind.value_type), type=kind)
     return made
-
-
-def _element_row(element: Element) -> Row:
-    key = element.key
-    row: Row = {
-        "kind": key.kind.value,
-        "strategy": element.strategy.value,
-        "origin": key.origin,
-        "peer": key.peer if key.kind in {Kind.ROUTING, Kind.NEIGHBOUR} else None,
-        "subscriber": key.subscriber if key.kind is Kind.SUBSCRIBER else None,
-        "number": element.number,
-        "opened_ms": element.opened_ms,
-        "closed_ms": element.closed_ms,
-        "from_ms": element.from_ms,
-        "to_ms": element.to_ms,
-        "singletons": element.singletons,
-        "m": element.m,
-        "k": element.k,
-        "n": element.n,
-        "count": element.count,
-        "neighbours": element.neighbours or None,
-    }
-    if element.ids is None:
-        bits = b"" if element.bits is None else element.bits
-        row["bits"] = bits.data if isinstance(bits, np.ndarray) else bits
-        return row
-    row.update(_ids_row(element.ids, key.origin, element.strategy))
-    return row
-
-
-def _ids_row(ids: Ids, origin: int, strategy: Strategy) -> Row:
-    parts = ids.view(ID_DTYPE)
-    if strategy is Strategy.ASYNC or bool((parts["broker"] != origin).any()):
-        return {"strategy": Strategy.ASYNC.value, "bits": ids.tobytes()}
-    ticks = parts["tick"].astype(np.uint64)
-    return {
-        "milliseconds": (ticks >> np.uint64(COUNTER_BITS)).astype(np.int64),
-        "counters": (ticks & np.uint64(COUNTER_MAX)).astype(np.int64),
-        "publishers": parts["publisher"].astype(np.int64),
-    }
 
 
 def _record_row(record: Record) -> Row:
