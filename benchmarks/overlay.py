@@ -457,8 +457,8 @@ def paced(
         }
 
 
-TURN_S: Final = 8.0
-SETTLING_S: Final = 3.5  # of a turn: the tracking process of the broker before gathers for 3 s and has work to do then
+TURN_S: Final = 22.0
+SETTLING_S: Final = 11.0  # of a turn: T_p and a little, in which the broker before flushes its tracks; then comes a flush that counts
 
 
 @contextmanager
@@ -574,7 +574,7 @@ def _random_batch(rng: random.Random, count: int) -> Batch:
 
 # --- (t): tracking ------------------------------------------------------------------------------------------------------------
 
-ROUNDS_EACH: Final = 4  # turns of a pair of brokers
+ROUNDS_EACH: Final = 2  # turns of a pair of brokers
 PAIRS_MIN: Final = 5  # that can be drawn again by chance
 
 
@@ -648,7 +648,7 @@ def main() -> None:
     parser.add_argument("shapes", nargs="*", default=["a", "b", "c", "d"], help="a, b, c, d, e, t (default: all but e and t)")
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies the number of messages and the time of (b)")
     parser.add_argument("--minutes", type=float, default=10.0, help="how long (e) runs")
-    parser.add_argument("--rounds", type=int, default=20, help="turns of each in (t), of 3 to 8 s; fewer tell little")
+    parser.add_argument("--rounds", type=int, default=20, help="turns of each in (t), of 3 to 22 s; fewer tell little")
     parser.add_argument(
         "--loads", nargs="+", default=LOADS, choices=LOADS, help="which (t) runs: in columns, one by one, per second"
     )
