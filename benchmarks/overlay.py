@@ -458,7 +458,7 @@ def paced(
 
 
 TURN_S: Final = 22.0
-SETTLING_S: Final = 11.0  # of a turn: T_p and a little, in which the broker before flushes its tracks; then comes a flush that counts
+SETTLING_S: Final = 11.0  # of a turn, in which the broker before flushes its tracks; a flush in the rest counts: T_p is 10 s
 
 
 @contextmanager
