@@ -574,46 +574,48 @@ def _random_batch(rng: random.Random, count: int) -> Batch:
 
 # --- (t): tracking ------------------------------------------------------------------------------------------------------------
 
-ROUNDS_EACH: Final = 2  # turns of a pair of brokers
 PAIRS_MIN: Final = 5  # that can be drawn again by chance
 
 
 def shape_t(
-    scale: float, rounds: int, strategies: Sequence[str], loads: Sequence[str], *, apart: bool
+    scale: float, rounds: int, rounds_each: int, strategies: Sequence[str], loads: Sequence[str], *, apart: bool
 ) -> Iterator[dict[str, Any]]:
     """Run loads with each strategy and without tracking in turns, many times; the medians, and the ratios of turn to turn.
 
     Brokers are started anew after some turns: two that are alike may differ for as long as they live. All comparisons go on side
-    by side, so that the noise is measured at the same time as what it is compared with.
+    by side, so that the noise, if it is asked for by the strategy null, is measured at the same time as what it is compared with.
     """
     flows = {
         "columns": Flow(_rounded(2_000_000 * scale), TENTH, 0.1, 1000),
         "messages": Flow(_rounded(800_000 * scale), TENTH, 0.1),
     }
     series = {name: STRATEGIES[name] for name in ("null", *(each for each in strategies if each != "null"))}
-    series["null again"] = STRATEGIES["null"]
+    if "null" in strategies:
+        series["null again"] = STRATEGIES["null"]
     for load in loads:
         turns: dict[str, dict[str, list[dict[str, Any]]]] = {name: {"null": [], name: []} for name in [*series][1:]}
-        for done in range(0, rounds, ROUNDS_EACH):
+        for done in range(0, rounds, rounds_each):
             for name, found in turns.items():
                 print(f"{load}: {name} and null, {done} of {rounds} turns each", file=sys.stderr, flush=True)
-                pair = {each: series[each] for each in (found if done // ROUNDS_EACH % 2 else reversed(found))}
-                some = min(ROUNDS_EACH, rounds - done)
+                pair = {each: series[each] for each in (found if done // rounds_each % 2 else reversed(found))}
+                some = min(rounds_each, rounds - done)
                 if load in flows:
                     taken = throughput_in_turns(flows[load], pair, some, seed=done)
                 else:
                     taken = latency_in_turns(float(load), pair, some, seed=done, apart=apart)
                 for each, runs in taken.items():
                     found[each] += runs
-        yield from compared(load, turns, THROUGHPUT if load in flows else LATENCY)
+        yield from compared(load, turns, THROUGHPUT if load in flows else LATENCY, rounds_each)
 
 
-def compared(load: str, turns: dict[str, dict[str, list[dict[str, Any]]]], figures: Sequence[str]) -> Iterator[dict[str, Any]]:
+def compared(
+    load: str, turns: dict[str, dict[str, list[dict[str, Any]]]], figures: Sequence[str], rounds_each: int
+) -> Iterator[dict[str, Any]]:
     """Compare each turn with the one without tracking beside it. *Null again* is without tracking itself: the noise."""
     for figure in figures:
         plain = {name: [run[figure] for run in both["null"]] for name, both in turns.items()}
         samples = {name: [run[figure] for run in both[name]] for name, both in turns.items()}
-        by_name = {name: ratios(np.array(samples[name]) / np.array(plain[name])) for name in turns}
+        by_name = {name: ratios(np.array(samples[name]) / np.array(plain[name]), rounds_each) for name in turns}
         others = [name for name in turns if name != "null again"]
         yield {
             "shape": f"t: {load}",
@@ -621,17 +623,17 @@ def compared(load: str, turns: dict[str, dict[str, list[dict[str, Any]]]], figur
             "null": round(statistics.median(value for each in plain.values() for value in each), 2),
             **{name: round(statistics.median(samples[name]), 2) for name in others},
             **{f"{name} / null": by_name[name] for name in others},
-            "null again": by_name["null again"],
+            "null again": by_name.get("null again", ""),
             "samples": {"null": plain, **samples},
         }
 
 
-def ratios(found: np.ndarray[Any, np.dtype[np.float64]]) -> str:
+def ratios(found: np.ndarray[Any, np.dtype[np.float64]], rounds_each: int) -> str:
     """Return the median of the turns' ratios, and where 90% of such medians lie when pairs of brokers are drawn again by chance.
 
     With few pairs, single turns are drawn.
     """
-    pairs = np.split(found, range(ROUNDS_EACH, len(found), ROUNDS_EACH))
+    pairs = np.split(found, range(rounds_each, len(found), rounds_each))
     drawn_from = pairs if len(pairs) >= PAIRS_MIN else np.split(found, len(found))
     random = np.random.default_rng(1)
     numbers = random.integers(len(drawn_from), size=(4_000, len(drawn_from)))
@@ -652,6 +654,7 @@ def main() -> None:
     parser.add_argument(
         "--loads", nargs="+", default=LOADS, choices=LOADS, help="which (t) runs: in columns, one by one, per second"
     )
+    parser.add_argument("--each", type=int, default=2, help="turns after which the brokers of (t) are started anew")
     parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES), choices=list(STRATEGIES), help="which (t) compares")
     parser.add_argument(
         "--apart", action="store_true", help="for the latencies of (t), brokers and their clients have cores of their own"
@@ -664,7 +667,7 @@ def main() -> None:
         "c": lambda: shape_c(options.scale),
         "d": lambda: shape_d(options.scale),
         "e": lambda: shape_e(options.minutes),
-        "t": lambda: shape_t(options.scale, options.rounds, options.strategies, options.loads, apart=options.apart),
+        "t": lambda: shape_t(options.scale, options.rounds, options.each, options.strategies, options.loads, apart=options.apart),
     }
     results = []
     for shape in options.shapes:
