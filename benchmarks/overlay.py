@@ -655,7 +655,9 @@ def main() -> None:
         "--loads", nargs="+", default=LOADS, choices=LOADS, help="which (t) runs: in columns, one by one, per second"
     )
     parser.add_argument("--each", type=int, default=2, help="turns after which the brokers of (t) are started anew")
-    parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES), choices=list(STRATEGIES), help="which (t) compares")
+    parser.add_argument(
+        "--strategies", nargs="+", default=list(STRATEGIES), choices=list(STRATEGIES), help="which (t) compares; null: the noise"
+    )
     parser.add_argument(
         "--apart", action="store_true", help="for the latencies of (t), brokers and their clients have cores of their own"
     )

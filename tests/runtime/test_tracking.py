@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
@@ -152,22 +153,28 @@ def test_without_tracking_there_is_neither_thread_nor_file(tmp_path: Path) -> No
     run(scenario)
 
 
+@asynccontextmanager
+async def gathering(path: Path) -> AsyncIterator[tuple[Node, postroad.Publisher]]:
+    """Run a broker in which no flush is due, and somebody who publishes there."""
+    node = Node(config(path, tracking=Tracking(persistence_ms=60_000)))
+    await node.start()
+    async with postroad.connect(node.url) as client:
+        yield node, client.publisher()
+    await node.stop()
+
+
 def test_a_question_does_not_wait_for_orders_to_gather(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was ordered before it is taken at once, and known to the answer."""
     monkeypatch.setattr(tracking_module, "GATHER_S", 3600.0)
 
     async def scenario() -> None:
-        node = Node(config(tmp_path, tracking=Tracking(persistence_ms=60_000)))
-        await node.start()
-        async with postroad.connect(node.url) as client:
-            publisher = client.publisher()
+        async with gathering(tmp_path) as (node, publisher):
             for _ in range(3):
                 ids = [await publisher.publish({}) for _ in range(10)]
                 await publisher.flush()
                 await asyncio.sleep(0.1)  # the thread gathers
                 keys = await keys_of(node, ids)
                 assert [len(each) for each in keys] == [1] * 10
-        await node.stop()
 
     run(scenario)
 
@@ -181,15 +188,11 @@ def test_orders_are_taken_without_anybody_asking(
     monkeypatch.setattr(tracking_module, "TAKE_BYTES", take_bytes)
 
     async def scenario() -> None:
-        node = Node(config(tmp_path, tracking=Tracking(persistence_ms=60_000)))
-        await node.start()
-        async with postroad.connect(node.url) as client:
-            publisher = client.publisher()
+        async with gathering(tmp_path) as (node, publisher):
             for _ in range(10):
                 await publisher.publish({})
             await publisher.flush()
             await until(lambda: node.stats()["tracking_entries"] == 10)
-        await node.stop()
 
     run(scenario)
 

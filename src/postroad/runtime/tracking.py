@@ -1,10 +1,10 @@
 """The thread that tracks: it is handed orders, and nobody waits for it.
 
-It runs beside the event loop of a broker, or as the work of a tracking process (`runtime/tracker.py`). Orders gather for a moment
-and are taken together: a history costs about the same for one id and for ten, and waking the thread for each turn of a loop would
-cost the loop more than the tracking itself. It also pauses after each moment of work, for whoever wants the interpreter or the
-processor and is more in a hurry. What waits is bounded. Beyond that events are dropped, counted, and a hole in the tracks says
-so. Whatever goes wrong here is logged and shown in the figures; messages flow on.
+It runs beside the event loop of a broker, or as the work of a tracking process (`runtime/tracker.py`). Orders gather until a
+flush and are taken together: a history costs about the same for one id and for ten, and waking the thread for each turn of a
+loop would cost the loop more than the tracking itself. It also pauses after each moment of work, for whoever wants the
+interpreter or the processor and is more in a hurry. What waits is bounded. Beyond that events are dropped, counted, and a hole
+in the tracks says so. Whatever goes wrong here is logged and shown in the figures; messages flow on.
 """
 
 from __future__ import annotations

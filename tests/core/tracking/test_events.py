@@ -57,6 +57,20 @@ def test_each_subscriber_gets_its_own_in_the_order_of_sending(sent: Sent, orders
     assert found == expected
 
 
+def test_only_events_of_the_same_batches_share_their_ids() -> None:
+    """Though the first batch, the last one and their number are the same."""
+    first, second, other, last = (make_ids(1, seed=number).tobytes() for number in range(4))
+    noted = Noted()
+    for ids in (first, second, last):
+        noted.published(256, ids)
+    for ids in (first, other, last):
+        noted.forwarded(256, 9, ids)
+    published, forwarded = noted.take()
+    assert isinstance(published, Published)
+    assert isinstance(forwarded, Forwarded)
+    assert (published.ids.tobytes(), forwarded.ids.tobytes()) == (first + second + last, first + other + last)
+
+
 def test_events_in_columns_say_the_same() -> None:
     """A tracker makes the same histories and records of them, and spans come after the messages they speak of."""
     ids = [make_ids(4, seed=number) for number in range(12)]

@@ -350,6 +350,20 @@ def test_a_history_that_was_closed_early_begins_anew_where_it_ended(monkeypatch:
     assert reopened.singletons.tolist() == [WALL_MS]
 
 
+def test_a_history_that_is_closed_early_ends_with_the_last_order_that_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not with that of the history it makes room for, which may be older than its own last id."""
+    monkeypatch.setattr(module, "HISTORIES_MAX", 1)
+    tracker = started()
+    early, late = (make_ids(1, start_ms=WALL_MS + passed) for passed in (0, 500))
+    orders = [
+        (WALL_MS, [Delivered("a", PUBEND, early), Delivered("b", PUBEND, early)]),
+        (WALL_MS + 500, [Delivered("a", PUBEND, late)]),
+    ]
+    tracker.take_orders(orders)
+    first = tracker.flush(WALL_MS + 1_000).closed[0]
+    assert (first.key.subscriber, first.count, first.closed_ms - WALL_MS) == ("a", 2, 500)
+
+
 def test_too_many_records_want_a_flush(monkeypatch: pytest.MonkeyPatch) -> None:
     """Records are bounded like everything that grows."""
     monkeypatch.setattr(module, "RECORDS_MAX", 3)

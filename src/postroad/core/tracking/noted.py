@@ -18,6 +18,7 @@ from postroad.core.batch import Ids
 from postroad.core.messages import ids_of
 from postroad.core.streams.selection import Rows
 from postroad.core.tracking.events import Deliveries, Forwarded, Published, Routed, TrackEvent
+from postroad.types import MESSAGE_ID_BYTES
 
 
 def _numbers() -> array[int]:
@@ -40,7 +41,7 @@ class _Sent:
     def add(self, ids: bytes, subscribers: Sequence[str], selections: Sequence[Rows]) -> None:
         first = self.size
         self.ids.append(ids)
-        self.size = first + (len(ids) >> 4)
+        self.size = first + len(ids) // MESSAGE_ID_BYTES
         if len(selections) == 1 and len(selections[0]) == 1:
             self.whose.append(self.names[subscribers[0]])
             self.counts.append(1)
@@ -58,7 +59,7 @@ class _Sent:
 
 
 class Noted:
-    """Events since they were taken last. Ids are given 16 bytes each, one after the other."""
+    """Events since they were taken last. Ids are given as bytes, one after the other."""
 
     __slots__ = ("_messages", "_sent", "others")
 

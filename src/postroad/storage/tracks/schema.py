@@ -151,19 +151,19 @@ class _IdLists:
 
     def __init__(self, elements: Sequence[Element]) -> None:
         self._elements: Final = elements
-        self._origins: Final = np.array([element.key.origin for element in elements], np.int64)
-        self.listed: Sequence[bool] = [each.ids is not None and each.strategy is not Strategy.ASYNC for each in elements]
+        self._listed: Sequence[bool] = [each.ids is not None and each.strategy is not Strategy.ASYNC for each in elements]
         self._join()
-        foreign = self._parts["broker"] != np.repeat(self._origins, self._lengths)
+        origins = np.array([element.key.origin for element in elements], np.int64)
+        foreign = self._parts["broker"] != np.repeat(origins, self._lengths)
         if foreign.any():  # ids that do not say their origin: they are kept as they are
             unfit = set(np.repeat(np.arange(len(elements)), self._lengths)[foreign].tolist())
-            self.listed = [is_listed and number not in unfit for number, is_listed in enumerate(self.listed)]
+            self._listed = [is_listed and number not in unfit for number, is_listed in enumerate(self._listed)]
             self._join()
 
     def _join(self) -> None:
-        ids = [element.ids for element in compress(self._elements, self.listed) if element.ids is not None]
+        ids = [element.ids for element in compress(self._elements, self._listed) if element.ids is not None]
         self._lengths: Numbers = np.zeros(len(self._elements), np.int64)
-        self._lengths[np.array(self.listed, np.bool_)] = [*map(len, ids)]
+        self._lengths[np.array(self._listed, np.bool_)] = [*map(len, ids)]
         self._parts: Numbers = np.concatenate([np.empty(0, _VOID), *ids]).view(ID_DTYPE)
 
     def column(self, field: pa.Field[Any], size: int) -> pa.Array[Any]:
@@ -175,16 +175,16 @@ class _IdLists:
             part = ticks >> np.uint64(COUNTER_BITS) if field.name == "milliseconds" else ticks & np.uint64(COUNTER_MAX)
             values = part.astype(np.int64)
         rest = size - len(self._elements)
-        is_null = ~np.array([*self.listed, *[False] * rest], np.bool_)
+        is_null = ~np.array([*self._listed, *[False] * rest], np.bool_)
         return _lists(np.concatenate([self._lengths, np.zeros(rest, np.int64)]), is_null, values, field.type)
 
     def strategies(self) -> Iterator[Strategy]:
-        for element, is_listed in zip(self._elements, self.listed, strict=True):
+        for element, is_listed in zip(self._elements, self._listed, strict=True):
             yield element.strategy if element.ids is None or is_listed else Strategy.ASYNC
 
     def bits(self) -> Iterator[bytes | memoryview | None]:
         """Yield what stands in `bits`: blooms, and ids that are kept as they are."""
-        for element, is_listed in zip(self._elements, self.listed, strict=True):
+        for element, is_listed in zip(self._elements, self._listed, strict=True):
             if element.ids is not None:
                 yield None if is_listed else element.ids.tobytes()
             else:
