@@ -124,8 +124,8 @@ def _end_all(built: Stage) -> None:
         _end(process)
 
 
-def run(tmp_path: Path, disturb: Callable[[Stage, Callable[[], int]], None]) -> tuple[list[str], dict[int, int]]:
-    """Put all messages, start sixteen takers, disturb, wait until all is done. Return the log lines and the priorities put."""
+def run(tmp_path: Path, disturb: Callable[[Stage, Callable[[], int]], None]) -> tuple[list[list[str]], dict[int, int]]:
+    """Put all messages, start sixteen takers, disturb, wait until all is done. Return the takers' logs and the priorities put."""
     with stage(tmp_path) as built:
         queue_id, priorities = asyncio.run(_fill(built.ports[0]))
         for i in range(TAKER_PROCESSES):
@@ -133,13 +133,13 @@ def run(tmp_path: Path, disturb: Callable[[Stage, Callable[[], int]], None]) -> 
             built.takers.append(subprocess.Popen([sys.executable, "-c", TAKER, *arguments], env=_environment()))
 
         def done_so_far() -> int:
-            return sum(line.startswith("D") for line in _lines(tmp_path))
+            return sum(line.startswith("D") for lines in _logs(tmp_path) for line in lines)
 
         disturber = threading.Thread(target=disturb, args=(built, done_so_far))
         disturber.start()
         asyncio.run(_wait_empty(built.ports, queue_id))
         disturber.join()
-        return _lines(tmp_path), priorities
+        return _logs(tmp_path), priorities
 
 
 async def _fill(port: int) -> tuple[int, dict[int, int]]:
@@ -168,15 +168,16 @@ async def _wait_empty(ports: list[int], queue_id: int) -> None:
         raise AssertionError("the queue is not empty in time")
 
 
-def _lines(tmp_path: Path) -> list[str]:
-    """Return whole lines only: a killed process may leave half of one."""
+def _logs(tmp_path: Path) -> list[list[str]]:
+    """Return the lines of each taker, whole ones only: a killed process may leave half of one."""
     texts = [path.read_text() for path in sorted(tmp_path.glob("log*"))]
-    return [line for text in texts for line in text[: text.rfind("\n") + 1].splitlines()]
+    return [text[: text.rfind("\n") + 1].splitlines() for text in texts]
 
 
-def _check(lines: list[str], priorities: dict[int, int], *, killed: bool) -> None:
-    done = Counter(int(line.split()[1]) for line in lines if line.startswith("D"))
-    taken = [tuple(map(int, line.split()[1:])) for line in lines if line.startswith("T")]
+def _check(logs: list[list[str]], priorities: dict[int, int], *, killed: bool) -> None:
+    done = Counter(int(line.split()[1]) for lines in logs for line in lines if line.startswith("D"))
+    by_taker = [[tuple(map(int, line.split()[1:])) for line in lines if line.startswith("T")] for lines in logs]
+    taken = [each for those in by_taker for each in those]
     deliveries = Counter((message, delivery) for message, delivery, _, _ in taken)
     assert max(deliveries.values()) == 1, "one delivery went to two takers"
     assert max(done.values()) == 1, "a message was finished twice"
@@ -185,14 +186,15 @@ def _check(lines: list[str], priorities: dict[int, int], *, killed: bool) -> Non
     if not killed:
         assert set(done) == set(priorities)
         assert len(taken) == MESSAGES, "a message was delivered more than once"
-    for (_, _, priority, take), (_, _, next_priority, next_take) in pairwise(taken):
+    pairs = (pair for those in by_taker for pair in pairwise(those))  # each taker numbers its takes from 0
+    for (_, _, priority, take), (_, _, next_priority, next_take) in pairs:
         assert take != next_take or priority >= next_priority, "priorities fall within a take"
 
 
 def test_each_of_twenty_thousand_messages_is_delivered_once_by_two_brokers_to_sixteen_takers(tmp_path: Path) -> None:
     """Nothing is killed: one delivery and one end per message; each taker sees priorities fall, never rise."""
-    lines, priorities = run(tmp_path, lambda _stage, _done: None)
-    _check(lines, priorities, killed=False)
+    logs, priorities = run(tmp_path, lambda _stage, _done: None)
+    _check(logs, priorities, killed=False)
     for path in sorted(tmp_path.glob("log*")):
         seen = [int(line.split()[3]) for line in path.read_text().splitlines() if line.startswith("T")]
         assert seen == sorted(seen, reverse=True)
@@ -221,10 +223,10 @@ def test_nothing_is_lost_when_a_taker_a_broker_and_postgres_are_killed(tmp_path:
         at(MESSAGES // 2)
         built.start_server(0)
 
-    lines, priorities = run(tmp_path, disturb)
+    logs, priorities = run(tmp_path, disturb)
     assert len(finished_before_kill) == 4
     assert finished_before_kill[2] < MESSAGES, "the kills came while work was under way"
-    _check(lines, priorities, killed=True)
+    _check(logs, priorities, killed=True)
     finished_at: dict[int, int] = {}
     for path in sorted(tmp_path.glob("log*")):
         for number, line in enumerate(path.read_text().splitlines()):
