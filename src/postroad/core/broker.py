@@ -54,6 +54,7 @@ from postroad.core.writing import WRITER_KEY, Writing
 from postroad.errors import PostroadError, WrongRoleError
 
 FAST_S: Final = 0.05  # how often gaps and catch-ups are looked at while there are any
+TELLING_PERIODS: Final = 5  # of silence, in which every client is told its positions once
 NOTES_S: Final = 0.5  # after which notes are ordered to be tracked,
 NOTES_BYTES: Final = 16 << 10  # or when they are so many, at the next look: some hundred messages, a fraction of a millisecond;
 NOTES_BYTES_MAX: Final = 1 << 20  # or so many, at once
@@ -540,7 +541,7 @@ class Broker:
             self._learned(pubend, segment, now)
         for stream in self._parts.streams.values():
             stream.flush(now)
-        self._parts.edge.begin_telling(max(1, round(self._config.silence_s / FAST_S)))
+        self._parts.edge.begin_telling(max(1, round(TELLING_PERIODS * self._config.silence_s / FAST_S)))
         self._parts.keeper.expire(now)
         self._releasing.tell(again=True)
         self._releasing.release(now)

@@ -34,7 +34,7 @@ class BrokerConfig:
     """What an operator may set of the machine; times in seconds."""
 
     cache_bytes: int = 64 << 20  # per pubend
-    silence_s: float = 1.0  # how often silence, positions and holds are told
+    silence_s: float = 1.0  # how often silence and holds are told, and every fifth time positions
     subscriber_grace_s: float = 30.0  # how long the logs are held for a client that may come back
     keep_s: float = 0.0  # how long messages are kept though nobody needs them
     publish_window_bytes: int = 4 << 20

@@ -195,7 +195,9 @@ class Overlay(_Section, frozen=True):
     """`[overlay]`: how this broker takes part in the network of brokers."""
 
     cache_bytes: Annotated[Bytes, described("Memory for recent messages of each stream, from which gaps are filled.")] = 64 << 20
-    silence_s: Annotated[Seconds, described("How often brokers tell each other, and clients, that nothing was published.")] = 1.0
+    silence_s: Annotated[
+        Seconds, described("How often brokers tell each other that nothing was published; clients hear of it every fifth time.")
+    ] = 1.0
     retired: Annotated[
         tuple[BrokerId, ...],
         described("Brokers that are gone for good: the logs are not held for them, and durable names are not looked for there."),
