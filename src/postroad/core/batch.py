@@ -223,16 +223,16 @@ class Batch:
         """Return the ids as 16-byte items without a copy; `.view(">u8").reshape(-1, 2)` gives them as numbers."""
         if self._ids is None:
             if self._columns is None and self._rows is not None:
-                self._ids = ids_of(self.id_bytes())
+                self._ids = ids_of(b"".join(self._rows.ids()))
             else:
                 self._ids = id_array(self.columns.column(ID))
         return self._ids
 
-    def id_bytes(self) -> bytes:
-        """Return a copy of the ids, one after the other."""
+    def id_pieces(self) -> Sequence[bytes]:
+        """Return the ids apart from everything else of the batch: joined they stand one after the other."""
         if self._columns is None and self._rows is not None:
-            return b"".join(self._rows.ids())
-        return self.ids().tobytes()
+            return self._rows.ids()
+        return (self.ids().tobytes(),)
 
     def payloads(self) -> pa.Array[Any]:
         return self.columns.column(PAYLOAD)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.tracking.ids import make_ids
 
+from postroad.core.batch import Ids
 from postroad.core.tracking import events as events_module
 from postroad.core.tracking.elements import Horizon, Span
 from postroad.core.tracking.events import Delivered, Deliveries, Forwarded, Published, Routed, TrackEvent, apart
@@ -30,6 +31,11 @@ batches = st.lists(
 )
 
 
+def pieces(ids: Ids) -> list[bytes]:
+    """Return ids as a batch of few rows has them: one by one."""
+    return [item.tobytes() for item in ids]
+
+
 @given(batches, st.integers(1, 4), st.booleans())
 def test_each_subscriber_gets_its_own_in_the_order_of_sending(sent: Sent, orders: int, one_by_one: bool) -> None:
     """Taking all batches apart at once gives what going through them one by one does, in however many orders they come."""
@@ -39,7 +45,7 @@ def test_each_subscriber_gets_its_own_in_the_order_of_sending(sent: Sent, orders
         ids = make_ids(rows, seed=number)
         known = {tuple(each): np.array(each, np.intp) for _, each in whose}  # equal selections are one object
         noted[number * orders // len(sent)].delivered(
-            pubend, ids.tobytes(), [name for name, _ in whose], [known[tuple(each)] for _, each in whose]
+            pubend, [ids.tobytes()], rows, [name for name, _ in whose], [known[tuple(each)] for _, each in whose]
         )
         for name, each in whose:
             expected.setdefault((pubend, name), []).extend(ids[row].tobytes() for row in each)
@@ -59,7 +65,7 @@ def test_each_subscriber_gets_its_own_in_the_order_of_sending(sent: Sent, orders
 
 def test_only_events_of_the_same_batches_share_their_ids() -> None:
     """Though the first batch, the last one and their number are the same."""
-    first, second, other, last = (make_ids(1, seed=number).tobytes() for number in range(4))
+    first, second, other, last = ([make_ids(1, seed=number).tobytes()] for number in range(4))
     noted = Noted()
     for ids in (first, second, last):
         noted.published(256, ids)
@@ -68,7 +74,8 @@ def test_only_events_of_the_same_batches_share_their_ids() -> None:
     published, forwarded = noted.take()
     assert isinstance(published, Published)
     assert isinstance(forwarded, Forwarded)
-    assert (published.ids.tobytes(), forwarded.ids.tobytes()) == (first + second + last, first + other + last)
+    assert published.ids.tobytes() == b"".join(first + second + last)
+    assert forwarded.ids.tobytes() == b"".join(first + other + last)
 
 
 def test_events_in_columns_say_the_same() -> None:
@@ -79,16 +86,16 @@ def test_events_in_columns_say_the_same() -> None:
     noted = Noted()
     for number in range(0, 12, 4):
         first, second, third, fourth = ids[number : number + 4]
-        firsts = first.tobytes()  # the same object is given twice, as of one batch
+        firsts, seconds = pieces(first), pieces(second)  # the same object is given twice, as of one batch
         masked = Routed(512, 7, fourth, np.ones(4, np.uint64), (7,))
         noted.published(256, firsts)
-        noted.routed(512, 7, second.tobytes())
-        noted.routed(512, 8, third.tobytes())
+        noted.routed(512, 7, seconds)
+        noted.routed(512, 8, pieces(third))
         noted.others.append(masked)
-        noted.forwarded(512, 9, second.tobytes())
-        noted.delivered(256, firsts, ["a", "b"], [np.array([0, 1]), np.array([3])])
+        noted.forwarded(512, 9, seconds)
+        noted.delivered(256, firsts, 4, ["a", "b"], [np.array([0, 1]), np.array([3])])
         noted.others.append(span)
-        noted.delivered(512, second.tobytes(), ["b"], [np.array([2])])
+        noted.delivered(512, seconds, 4, ["b"], [np.array([2])])
         one_by_one += [
             Published(256, first),
             Routed(512, 7, second),

@@ -24,7 +24,8 @@ from postroad.core.orders import LinkId
 from postroad.core.streams.selection import Rows
 from postroad.core.tracking.elements import Horizon, Links, Lost, Masks, Span
 from postroad.core.tracking.events import Routed, TrackEvent
-from postroad.core.tracking.noted import Noted
+from postroad.core.tracking.noted import IdPieces, Noted
+from postroad.types import MESSAGE_ID_BYTES
 
 SPANS_MAX: Final = 4096
 QUIET_MS: Final = 60_000
@@ -69,7 +70,7 @@ class Notes:
         self._noted: Final = Noted()
         self._entries = 0  # ids that they add to histories
         self.size = 0  # of the ids and the rows, in bytes
-        self._last: tuple[Batch | None, bytes] = (None, b"")  # the batch that was noted last, and its ids
+        self._last: tuple[Batch | None, IdPieces] = (None, ())  # the batch that was noted last, and its ids
         self._busy: dict[int, None] = {}  # pubends of messages since the last flush
         self._horizons_ms = 0  # when horizons were noted last
         self._attachments: dict[int, Attachment] = {}  # the next to be noted stands first
@@ -87,7 +88,7 @@ class Notes:
         taken = self._noted.take()
         entries, size = self._entries, self.size + EVENT_BYTES * len(taken)
         self._entries = self.size = 0
-        self._last = (None, b"")
+        self._last = (None, ())
         return taken, entries, size
 
     # --- messages ---
@@ -107,7 +108,7 @@ class Notes:
         if masks is None:
             self._noted.routed(pubend, upstream, ids)
         else:  # it is not joined with others
-            self._noted.others.append(Routed(pubend, upstream, ids_of(ids), masks, tuple(self._neighbours)))
+            self._noted.others.append(Routed(pubend, upstream, ids_of(b"".join(ids)), masks, tuple(self._neighbours)))
 
     def forwarded(self, pubend: int, neighbour: int, batch: Batch) -> None:
         self._noted.forwarded(pubend, neighbour, self._ids_of(batch))
@@ -119,7 +120,7 @@ class Notes:
 
     def delivered_rows(self, subscribers: Sequence[str], pubend: int, batch: Batch, selections: Sequence[Rows]) -> None:
         """Note that each of these subscribers was sent its selection of a batch."""
-        self._noted.delivered(pubend, self._ids_of(batch), subscribers, selections)
+        self._noted.delivered(pubend, self._ids_of(batch), len(batch), subscribers, selections)
         self._busy[pubend] = None
         entries = sum(map(len, selections))
         self._entries += entries
@@ -182,13 +183,13 @@ class Notes:
 
     # --- inside ---
 
-    def _ids_of(self, batch: Batch) -> bytes:
-        """Return a batch's ids, which are copied and counted once for all notes of one batch: they follow each other."""
+    def _ids_of(self, batch: Batch) -> IdPieces:
+        """Return a batch's ids, which are taken and counted once for all notes of one batch: they follow each other."""
         last, ids = self._last
         if last is not batch:
-            ids = batch.id_bytes()
+            ids = batch.id_pieces()
             self._last = (batch, ids)
-            self.size += len(ids)
+            self.size += MESSAGE_ID_BYTES * len(batch)
         return ids
 
     def _forget(self) -> None:
