@@ -27,7 +27,7 @@ import tempfile
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
@@ -181,7 +181,7 @@ REST_S: Final = 1.0  # after a turn: what the brokers still have to do
 
 async def publish_flow(start: Start, turns: Sequence[str], flow: Flow) -> list[tuple[Moment, Moment]]:
     """Publish to each broker in its turn; return when each turn began and when everything in it was acknowledged."""
-    publish = _publish_messages if flow.batch_rows == 1 else _publish_columns
+    publish = publish_messages if flow.batch_rows == 1 else publish_columns
     async with AsyncExitStack() as stack:
         clients = {url: await stack.enter_async_context(postroad.connect(url)) for url in sorted(set(turns))}
         publishers = {url: client.publisher() for url, client in clients.items()}
@@ -197,7 +197,7 @@ async def publish_flow(start: Start, turns: Sequence[str], flow: Flow) -> list[t
         return moments
 
 
-async def _publish_columns(publisher: postroad.Publisher, flow: Flow) -> None:
+async def publish_columns(publisher: postroad.Publisher, flow: Flow) -> None:
     rows = flow.batch_rows
     symbols = (SYMBOLS * (rows // len(SYMBOLS) + 1))[:rows]
     columns = {"symbol": symbols, "price": np.arange(rows, dtype=np.float64), "volume": np.arange(rows)}
@@ -206,7 +206,7 @@ async def _publish_columns(publisher: postroad.Publisher, flow: Flow) -> None:
         await publisher.publish_many(columns, payloads)
 
 
-async def _publish_messages(publisher: postroad.Publisher, flow: Flow) -> None:
+async def publish_messages(publisher: postroad.Publisher, flow: Flow) -> None:
     publish = publisher.publish
     for number in range(flow.count):
         await publish({"symbol": SYMBOLS[number % 10], "price": number * 0.5, "volume": number}, PAYLOAD)
@@ -574,6 +574,7 @@ def _random_batch(rng: random.Random, count: int) -> Batch:
 
 # --- (t): tracking ------------------------------------------------------------------------------------------------------------
 
+FLOWS: Final = {"columns": Flow(2_000_000, TENTH, 0.1, 1000), "messages": Flow(800_000, TENTH, 0.1)}
 PAIRS_MIN: Final = 5  # that can be drawn again by chance
 
 
@@ -585,10 +586,7 @@ def shape_t(
     Brokers are started anew after some turns: two that are alike may differ for as long as they live. All comparisons go on side
     by side, so that the noise, if it is asked for by the strategy null, is measured at the same time as what it is compared with.
     """
-    flows = {
-        "columns": Flow(_rounded(2_000_000 * scale), TENTH, 0.1, 1000),
-        "messages": Flow(_rounded(800_000 * scale), TENTH, 0.1),
-    }
+    flows = {name: replace(flow, count=_rounded(flow.count * scale)) for name, flow in FLOWS.items()}
     series = {name: STRATEGIES[name] for name in ("null", *(each for each in strategies if each != "null"))}
     if "null" in strategies:
         series["null again"] = STRATEGIES["null"]

@@ -1,12 +1,15 @@
-"""What tracking costs within one broker: `python -m benchmarks.switched [--rates 500 2000 5000] [--pairs 40]`.
+"""What tracking costs within one broker: `python -m benchmarks.switched [--loads columns messages 5000 500] [--pairs 40]`.
 
 Two brokers that are alike differ by a tenth in latency for as long as they live, which is twice what tracking may cost. So one
-broker is compared with itself: its tracking is switched off and on, in random order within each pair of stretches, under the load
-of the tracking paper (200 publishers, 500 subscribers). While it is off the machine notes nothing, as with the strategy `null`,
-and the tracking process sleeps. A stretch has 12 s, of which the first does not count: the flush that switching off begins with
-ends in it. So there is one flush in each 11 s that count with tracking, a tenth of them less than in the broker's life (T_p is
-10 s). Brokers are started anew after some pairs, since those that are alike differ. Figures are medians over pairs; in brackets
-where 90% of such medians lie when pairs are drawn again by chance.
+broker is compared with itself: its tracking is switched off and on, in random order within each pair of stretches. While it is
+off the machine notes nothing, as with the strategy `null`, and the tracking process sleeps. Brokers are started anew after some
+pairs. Figures are medians over pairs; in brackets where 90% of such medians lie when pairs are drawn again by chance.
+
+For latency the load is that of the tracking paper (200 publishers, 500 subscribers). A stretch has 12 s, of which the first does
+not count: the flush that switching off begins with ends in it. So there is one flush in each 11 s that count with tracking, a
+tenth less than in a broker's life (T_p is 10 s). `p99_seconds_ms` is the geometric mean of p99 of each second: a moment in which
+the machine stands still moves it little, a flush as much as it should. For throughput a stretch is the flow of
+`benchmarks.overlay a`, in columns or message by message.
 
 On a virtual machine others may take the processor away (`steal` in /proc/stat), for minutes at a time, and then a message takes
 seconds. Pairs in which more than `STOLEN_MAX` of the processors was taken do not count; how many did is said.
@@ -24,16 +27,33 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 
-from benchmarks.overlay import RESULTS, STRATEGIES, Worker, publish_paced, ratios, receive_paced
+import postroad
+from benchmarks.overlay import (
+    FLOW_S_MAX,
+    FLOWS,
+    LOADS,
+    RESULTS,
+    STRATEGIES,
+    Flow,
+    Moment,
+    Start,
+    Worker,
+    publish_columns,
+    publish_messages,
+    publish_paced,
+    ratios,
+    receive_flow,
+    receive_paced,
+)
 from postroad.runtime.config import NodeConfig
 from postroad.runtime.node import Node
 from postroad.runtime.serve import serve
@@ -45,6 +65,8 @@ SETTLING_S: Final = 1.0
 WARM_S: Final = 12.0
 STOLEN_MAX: Final = 0.02
 OFF, ON = signal.SIGUSR1, signal.SIGUSR2
+Floats: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+Pair: TypeAlias = dict[bool, dict[str, float]]  # the figures without and with tracking
 PERCENTS: Final = {"p50_ms": 50.0, "p90_ms": 90.0, "p99_ms": 99.0, "p99.9_ms": 99.9}
 
 
@@ -159,7 +181,13 @@ def switch_in_turns(pid: int, pairs: int, seed: int) -> list[Stretch]:
     return stretches
 
 
-def measure(rate: float, strategy: str, pairs: int, seed: int) -> list[dict[bool, dict[str, float]]]:
+def p99_of_seconds(latencies_ms: Floats, seconds: Floats) -> float:
+    """Return the geometric mean of p99 of each whole second."""
+    whole = [np.percentile(latencies_ms[seconds == each], 99) for each in range(int(STRETCH_S - SETTLING_S))]
+    return float(np.exp(np.mean(np.log(whole))))
+
+
+def measure(rate: float, strategy: str, pairs: int, seed: int) -> list[Pair]:
     """Return for each pair the figures without and with tracking."""
     seconds = WARM_S + 2 * pairs * STRETCH_S
     with switched_broker(strategy) as (url, pid):
@@ -178,11 +206,52 @@ def measure(rate: float, strategy: str, pairs: int, seed: int) -> list[dict[bool
     for both in zip(stretches[::2], stretches[1::2], strict=True):
         pair = {}
         for each in both:
-            those = latencies_ms[(published_ns >= each.began_ns) & (published_ns < each.ended_ns)]
+            within = (published_ns >= each.began_ns) & (published_ns < each.ended_ns)
+            those, seconds_of = latencies_ms[within], (published_ns[within] - each.began_ns) // 1_000_000_000
             figures = {name: float(np.percentile(those, percent)) for name, percent in PERCENTS.items()}
+            figures["p99_seconds_ms"] = p99_of_seconds(those, seconds_of)
             pair[each.tracking] = {**figures, "mean_ms": float(those.mean()), "broker_cpu": each.cpu, "stolen": each.stolen}
         found.append(pair)
     return found
+
+
+async def publish_switched(
+    start: Start, url: str, pid: int, stretches: Sequence[bool], flow: Flow
+) -> list[tuple[Moment, Moment]]:
+    """Publish the flow once for each stretch; return when each began and when everything in it was acknowledged."""
+    publish = publish_messages if flow.batch_rows == 1 else publish_columns
+    moments = []
+    async with postroad.connect(url) as client:
+        publisher = client.publisher()
+        await start()
+        for tracking in stretches:
+            os.kill(pid, ON if tracking else OFF)
+            await asyncio.sleep(SETTLING_S)
+            began = Moment.now()
+            await publish(publisher, flow)
+            await publisher.flush()
+            moments.append((began, Moment.now()))
+    return moments
+
+
+def measure_flow(flow: Flow, strategy: str, pairs: int, seed: int) -> list[Pair]:
+    """Do as `measure` for messages as fast as they come, after one stretch that does not count."""
+    rng = random.Random(seed)
+    turns = [tracking for _ in range(pairs) for tracking in rng.sample((False, True), 2)]
+    stretches, seconds_max = [True, *turns], FLOW_S_MAX * (2 * pairs + 1)
+    with switched_broker(strategy) as (url, pid):
+        receiver = Worker.start(receive_flow, [url] * len(stretches), flow)
+        receiver.ready()
+        sender = Worker.start(publish_switched, url, pid, stretches, flow)
+        sender.ready()
+        receiver.go()
+        sender.go()
+        (published, _), (received, _) = sender.result(seconds_max), receiver.result(seconds_max)
+    figures = []
+    for (began, acknowledged), (waited, ended) in zip(published[1:], received[1:], strict=True):
+        clients = acknowledged.cpu_s - began.cpu_s + ended.cpu_s - waited.cpu_s
+        figures.append({"messages_per_s": flow.count / (ended.at_s - began.at_s), "clients_cpu_us": clients / flow.count * 1e6})
+    return [dict(zip(turns[at : at + 2], figures[at : at + 2], strict=True)) for at in range(0, len(turns), 2)]
 
 
 # --- the whole -------------------------------------------------------------------------------------------------------------
@@ -190,33 +259,36 @@ def measure(rate: float, strategy: str, pairs: int, seed: int) -> list[dict[bool
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rates", nargs="+", type=float, default=[500, 2000, 5000], help="messages per second")
-    parser.add_argument("--pairs", type=int, default=40, help="of stretches, at each rate; each takes 24 s")
+    parser.add_argument("--loads", nargs="+", default=LOADS, choices=LOADS, help="in columns, one by one, messages per second")
+    parser.add_argument("--pairs", type=int, default=40, help="of stretches, of each load; each takes up to 24 s")
     parser.add_argument("--each", type=int, default=5, help="pairs after which the broker is started anew")
     parser.add_argument("--strategy", default="bloom", choices=[name for name in STRATEGIES if name != "null"])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, default=RESULTS / "switched.json", help="where the results are written")
     options = parser.parse_args()
     results = []
-    for rate in options.rates:
-        pairs: list[dict[bool, dict[str, float]]] = []
+    for load in options.loads:
+        pairs: list[Pair] = []
         while len(pairs) < options.pairs:
-            print(f"{rate:,.0f}/s: {len(pairs)} of {options.pairs} pairs", file=sys.stderr, flush=True)
-            some = min(options.each, options.pairs - len(pairs))
-            pairs += measure(rate, options.strategy, some, options.seed + len(pairs))
-        results.append({"rate": rate, "pairs": [{"off": pair[False], "on": pair[True]} for pair in pairs]})
-        _print(rate, options.strategy, pairs)
+            print(f"{load}: {len(pairs)} of {options.pairs} pairs", file=sys.stderr, flush=True)
+            some, seed = min(options.each, options.pairs - len(pairs)), options.seed + len(pairs)
+            if load in FLOWS:
+                pairs += measure_flow(FLOWS[load], options.strategy, some, seed)
+            else:
+                pairs += measure(float(load), options.strategy, some, seed)
+        results.append({"load": load, "pairs": [{"off": pair[False], "on": pair[True]} for pair in pairs]})
+        _print(load, options.strategy, pairs)
     options.json.parent.mkdir(exist_ok=True)
     options.json.write_text(json.dumps({"strategy": options.strategy, "results": results}, indent=2) + "\n", encoding="utf-8")
 
 
-def _print(rate: float, strategy: str, pairs: list[dict[bool, dict[str, float]]]) -> None:
-    counted = [pair for pair in pairs if max(each["stolen"] for each in pair.values()) <= STOLEN_MAX]
-    print(f"\n| {rate:,.0f} messages/s, {len(counted)} of {len(pairs)} pairs | off | {strategy} | ratio |\n|---|---:|---:|---|")
-    for figure in (*PERCENTS, "mean_ms", "broker_cpu"):
+def _print(load: str, strategy: str, pairs: list[Pair]) -> None:
+    counted = [pair for pair in pairs if max(each.get("stolen", 0.0) for each in pair.values()) <= STOLEN_MAX]
+    print(f"\n| {load}, {len(counted)} of {len(pairs)} pairs | off | {strategy} | ratio |\n|---|---:|---:|---|")
+    for figure in pairs[0][False]:
         off, on = (np.array([pair[tracking][figure] for pair in counted]) for tracking in (False, True))
-        if counted:
-            print(f"| {figure} | {np.median(off):.2f} | {np.median(on):.2f} | {ratios(on / off, 1)} |", flush=True)
+        if counted and figure != "stolen":
+            print(f"| {figure} | {np.median(off):,.2f} | {np.median(on):,.2f} | {ratios(on / off, 1)} |", flush=True)
 
 
 if __name__ == "__main__":
