@@ -40,7 +40,7 @@ from postroad.core.filters.filter import Filter
 from postroad.core.filters.index import FilterIndex
 from postroad.core.rows import build_batches
 from postroad.runtime.config import Neighbour, NodeConfig, Tracking
-from postroad.runtime.process import BrokerProcess
+from postroad.runtime.process import BrokerProcess, with_children
 from postroad.testing import free_ports
 from postroad.transport.loops import run
 
@@ -71,10 +71,15 @@ def broker(directory: Path, number: int = 1, neighbours: Sequence[str] = (), tra
     return BrokerProcess(config, directory)
 
 
-def cpu_s(process: BrokerProcess) -> float:
+def cpu_s(broker_pid: int) -> float:
     """Return the CPU time a broker has used, its tracking process included."""
-    used = [Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()[11:13] for pid in process.pids]
+    pids = with_children(broker_pid)
+    used = [Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()[11:13] for pid in pids]
     return sum(int(ticks) for each in used for ticks in each) / os.sysconf("SC_CLK_TCK")
+
+
+def _cpu_of(brokers: Sequence[BrokerProcess]) -> float:
+    return sum(cpu_s(each.pid) for each in brokers)
 
 
 def memory_mb(process: BrokerProcess) -> float:
@@ -298,12 +303,12 @@ def _run_flow(
     receiver.ready()
     sender = Worker.start(publish_flow, [here for here, _ in turns], flow)
     sender.ready()
-    before = [sum(map(cpu_s, group)) for group in groups]
+    before = [_cpu_of(group) for group in groups]
     receiver.go()
     sender.go()
     seconds_max = FLOW_S_MAX * len(turns)
     (published, _), (received, _) = sender.result(seconds_max), receiver.result(seconds_max)
-    cpus = [sum(map(cpu_s, group)) - used for group, used in zip(groups, before, strict=True)]
+    cpus = [_cpu_of(group) - used for group, used in zip(groups, before, strict=True)]
     runs = []
     for (began, acknowledged), (waited, ended) in zip(published, received, strict=True):
         elapsed = ended.at_s - began.at_s
@@ -433,7 +438,7 @@ def paced(
         receiver.ready()
         sender = Worker.start(publish_paced, [process.url], rate, seconds)
         sender.ready()
-        before, began = cpu_s(process), time.monotonic()
+        before, began = cpu_s(process.pid), time.monotonic()
         receiver.go()
         sender.go()
         while time.monotonic() - began < seconds:
@@ -441,7 +446,7 @@ def paced(
                 watch(process, time.monotonic() - began)
             time.sleep(min(5.0, seconds / 4))
         (sent, _), _ = sender.result(seconds)
-        cpu = cpu_s(process) - before
+        cpu = cpu_s(process.pid) - before
         (moments, taken), _ = receiver.result(seconds)
         skip = len(taken) // 10  # the beginning, while connections warm up
         at, latencies = np.array(moments[skip:]), np.array(taken[skip:]) / 1e6
@@ -496,12 +501,12 @@ def latency_in_turns(
             receiver.ready()
             sender = Worker.start(publish_paced, [brokers[name].url for name in names], rate, TURN_S)
             sender.ready()
-        before = {name: cpu_s(process) for name, process in brokers.items()}
+        before = {name: cpu_s(process.pid) for name, process in brokers.items()}
         receiver.go()
         sender.go()
         (_, began_ns), _ = sender.result(seconds)
         (moments, taken), _ = receiver.result(seconds)
-        cpu = {name: (cpu_s(process) - before[name]) / (TURN_S * rounds) for name, process in brokers.items()}
+        cpu = {name: (cpu_s(process.pid) - before[name]) / (TURN_S * rounds) for name, process in brokers.items()}
     published_s, latencies = (np.array(moments) - np.array(taken) - began_ns) / 1e9, np.array(taken) / 1e6
     turns, within_s = np.divmod(published_s, TURN_S)
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in trackings}

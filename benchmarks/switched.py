@@ -47,6 +47,7 @@ from benchmarks.overlay import (
     Moment,
     Start,
     Worker,
+    cpu_s,
     publish_columns,
     publish_messages,
     publish_paced,
@@ -132,16 +133,6 @@ def switched_broker(strategy: str) -> Iterator[tuple[str, int]]:
         finally:
             process.terminate()
             process.join()
-
-
-def cpu_s(pid: int) -> float:
-    """Return the CPU time that a broker and its tracking process have used."""
-    children = [each.read_text(encoding="ascii").split() for each in Path(f"/proc/{pid}/task").glob("*/children")]
-    used = 0
-    for each in (str(pid), *(child for found in children for child in found)):
-        fields = Path(f"/proc/{each}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
-        used += int(fields[11]) + int(fields[12])
-    return used / os.sysconf("SC_CLK_TCK")
 
 
 def stolen_s() -> float:

@@ -28,6 +28,12 @@ def own_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))}
 
 
+def with_children(pid: int) -> list[int]:
+    """Return a process and those it started."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [pid, *(int(each) for task in tasks for each in task.read_text(encoding="ascii").split())]
+
+
 class BrokerProcess:
     """One broker that can be killed and started again. Its configuration and log are in `directory`."""
 
@@ -68,8 +74,7 @@ class BrokerProcess:
     @property
     def pids(self) -> list[int]:
         """Return its process and those it started."""
-        tasks = Path(f"/proc/{self.pid}/task").glob("*/children")
-        return [self.pid, *(int(each) for task in tasks for each in task.read_text(encoding="ascii").split())]
+        return with_children(self.pid)
 
     @property
     def running(self) -> bool:
