@@ -276,6 +276,12 @@ class ShuttingDownError(WireError):
     retryable = True
 
 
+class InternalError(WireError):
+    """The broker failed to process a packet because of a bug of its own. It closes this connection and serves the others."""
+
+    code = 355
+
+
 class ListenError(PostroadError):
     """A broker cannot listen on its address: another program does, or the address is not this machine's."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.runtime.raw_client import HELLO, answers, assert_still_serves, error_of, raw, talk
 
 import postroad
 import postroad.sync
@@ -29,60 +30,14 @@ from postroad.runtime.node import Node
 from postroad.storage.segment.disk import Disk
 from postroad.testing import broker
 from postroad.wire.codec import decode, encode
-from postroad.wire.framing import Frame, FrameDecoder
 from postroad.wire.packets.session import Hello, Role, Welcome
 from postroad.wire.packets.telesto import CreateQueue, Error, Ping, Pong
-
-HELLO = Hello(1, 1, Role.CLIENT, 0, "test")
 
 
 @pytest.fixture
 def url() -> Iterator[str]:
     with broker() as address:
         yield address
-
-
-async def talk(url: str, *sends: bytes, wait_s: float = 5.0) -> list[Frame]:
-    """Send raw bytes and return the frames that came until the broker closed the connection or went quiet."""
-    host, port = url.removeprefix("postroad://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    decoder, frames = FrameDecoder(), []
-    try:
-        for data in sends:
-            writer.write(data)
-            await writer.drain()
-            await asyncio.sleep(0.05)
-        async with asyncio.timeout(wait_s):
-            while data := await reader.read(1 << 16):
-                frames += decoder.feed(data)
-    except (TimeoutError, ConnectionError):
-        pass
-    finally:
-        writer.transport.abort()
-    return frames
-
-
-def raw(packet: msgspec.Struct, packet_id: int = 1) -> bytes:
-    return b"".join(encode(packet, packet_id))
-
-
-def answers(url: str, *sends: bytes, wait_s: float = 5.0) -> list[tuple[msgspec.Struct, int]]:
-    return [decode(frame)[:2] for frame in asyncio.run(talk(url, *sends, wait_s=wait_s))]
-
-
-def error_of(url: str, *sends: bytes) -> tuple[int, int]:
-    """Return the code of the error the broker closed the connection with, and the packet it answers."""
-    last, packet_id = answers(url, *sends)[-1]
-    assert isinstance(last, Error)
-    return last.code, packet_id
-
-
-def assert_still_serves(url: str) -> None:
-    with postroad.sync.connect(url) as client:
-        publisher = client.publisher()
-        subscription = client.subscribe("alive = TRUE")
-        publisher.publish({"alive": True}, b"yes")
-        assert next(iter(subscription)).payload == b"yes"
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ BrokerId = Annotated[int, Meta(ge=1, le=0xFFFF_FFFF)]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 Milliseconds = Annotated[int, Meta(ge=1, le=86_400_000)]
 Bytes = Annotated[int, Meta(ge=1024, le=1 << 50)]
+FrameBytes = Annotated[int, Meta(ge=128 << 10, le=1 << 30)]
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 Cost = Annotated[int, Meta(ge=1, le=1_000_000)]
 Address = Annotated[str, Meta(pattern=r"^.+:\d{1,5}$")]
@@ -50,7 +51,7 @@ class Limits(_Section, frozen=True):
     connections_max: Annotated[Count, described("Connections at a time; more are refused.")] = 10_000
     handshakes_max: Annotated[Count, described("Connections at a time that have not said who they are.")] = 1_000
     handshake_s: Annotated[Seconds, described("Time to say who one is before the connection is closed.")] = 5.0
-    frame_bytes_max: Annotated[Bytes, described("The largest frame taken from an identified peer.")] = 16 << 20
+    frame_bytes_max: Annotated[FrameBytes, described("The largest frame taken from an identified peer.")] = 16 << 20
     client_backlog_high_bytes: Annotated[
         Bytes, described("A client whose unread messages pass this gets no more until it has read most of them.")
     ] = 4 << 20

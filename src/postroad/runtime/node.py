@@ -18,6 +18,8 @@ from postroad.core.batch import Batch
 from postroad.core.broker import Broker
 from postroad.core.orders import (
     Append,
+    Appended,
+    AppendFailed,
     ClientUp,
     Congested,
     Drained,
@@ -31,6 +33,7 @@ from postroad.core.orders import (
     SearchTracks,
     Send,
     Store,
+    Stored,
     Track,
     Tracked,
     TracksSearched,
@@ -39,7 +42,7 @@ from postroad.core.packets import Packet
 from postroad.core.parts import BrokerConfig
 from postroad.core.tracking.answers import Findings
 from postroad.core.tracking.settings import Strategy
-from postroad.errors import FrameTooLargeError, HandshakeError, PostroadError, ShuttingDownError, StorageError
+from postroad.errors import FrameTooLargeError, HandshakeError, InternalError, PostroadError, ShuttingDownError, StorageError
 from postroad.runtime.config import NodeConfig, split_address
 from postroad.runtime.disk import Disk, open_disk
 from postroad.runtime.links import Dialler, newer_wins
@@ -54,6 +57,7 @@ from postroad.transport.outbox import OutboxLimits
 from postroad.transport.writes import Writes
 from postroad.version import VERSION
 from postroad.wire.deliveries import ROWS
+from postroad.wire.framing import FRAME_BYTES_MAX_LEAST
 from postroad.wire.packets.session import (
     PROTOCOL_VERSION,
     PROTOCOL_VERSION_OLDEST,
@@ -84,6 +88,7 @@ class Node:
         self._by_method: Final = {method: service for service in services for method in service.methods}
         self.peers: Final[dict[int, Peer]] = {}
         self.failure: Exception | None = None
+        self.internal_errors = 0  # exceptions that ended a connection or a read, and not the broker
         self._links = 0
         self._by_broker: dict[int, Peer] = {}
         self._planned: asyncio.Handle | None = None  # the pump at the end of this turn
@@ -245,6 +250,7 @@ class Node:
             "incarnation": self._disk.state.incarnation,
             "appends": self._disk.appends,
             "appended_rows": self._disk.appended_rows,
+            "internal_errors": self.internal_errors,
             "connections": len(self.peers),
             "backlog_bytes": sum(peer.channel.backlog for peer in self.peers.values()),
             "dropped_frames": sum(peer.channel.outbox.dropped_frames for peer in self.peers.values()),
@@ -255,13 +261,23 @@ class Node:
     # --- the machine -----------------------------------------------------------------------------------------------------
 
     def _fact(self, fact: Fact) -> None:
-        """Tell the machine. An error of ours in it leaves nothing to trust: the broker stops, and its disk is what counts."""
+        """Tell the machine. If it fails on a write, nobody knows what was acknowledged: the broker stops and reads its disk back.
+
+        Any other fact concerns one connection or one read.
+        """
         self._broker.clock(_wall_ms())
         try:
             self._broker.fact(fact, now=self._loop.time())
         except Exception as error:
-            log.exception("the machine failed")
-            self._fail(error)
+            log.exception("the machine failed on %s", type(fact).__name__)
+            self.internal_errors += 1
+            match fact:
+                case Appended() | AppendFailed() | Stored():
+                    self._fail(error)
+                case LinkUp() | ClientUp() | Congested() | Drained():
+                    self._give_up(fact.link)
+                case _:
+                    pass
         self._plan_pump()
 
     def _disk_fact(self, fact: Fact) -> None:
@@ -292,7 +308,12 @@ class Node:
             self._broker.wake(now=now)
             deadline = self._broker.deadline()
         for order in self._broker.outputs():
-            self._carry_out(order)
+            try:
+                self._carry_out(order)
+            except Exception as error:
+                log.exception("the order %s failed", type(order).__name__)
+                self.internal_errors += 1
+                self._order_failed(order, error)
         self._watch_publishers()
         self._set_timer(deadline)
 
@@ -333,6 +354,29 @@ class Node:
             case SearchTracks():
                 self._search_tracks(order)
 
+    def _order_failed(self, order: Order, error: Exception) -> None:
+        """Limit a failure to what the order concerns: a connection or a question. Only a failed write stops the broker."""
+        match order:
+            case Send() | Refuse():
+                self._give_up(order.link)
+            case SearchTracks():
+                self._fact(TracksSearched(order.token, StorageError(f"tracks could not be searched: {error}")))
+            case Append() | Store() | ReleaseLog() | ReadLog():
+                self._fail(error)
+            case Track():
+                pass  # tracks lack something; messages flow on
+
+    def _give_up(self, link: int) -> None:
+        """Close a connection that we failed to serve."""
+        peer = self.peers.get(link)
+        if peer is None:
+            return
+        try:
+            peer.refuse(InternalError("the broker failed to serve this connection; its log has the details"))
+        except Exception:
+            log.exception("the error could not be sent to %r", peer)
+            peer.channel.abort()
+
     def _search_tracks(self, order: SearchTracks) -> None:
         """Have something looked up in the tracks, and tell the machine what was found, or why nothing could be."""
         assert self.tracking is not None
@@ -356,9 +400,9 @@ class Node:
         control = peer.role is Role.BROKER and not order.data
         try:
             peer.channel.send(order.message, order.packet, order.batch, control=control)
-        except FrameTooLargeError:
-            log.exception("a %s does not fit a frame of %r", type(order.message).__name__, peer)
-            peer.channel.abort()
+        except FrameTooLargeError as error:
+            log.error("a %s does not fit a frame of %r", type(order.message).__name__, peer)  # noqa: TRY400  # no bug of ours
+            peer.refuse(error)
 
     def _fail(self, error: Exception) -> None:
         """Stop: the disk failed in a way that only reading it back can clear up."""
@@ -433,6 +477,8 @@ class Node:
 
     def _identified(self, peer: Peer, role: Role, peer_id: int, incarnation: int, name: str, frame_bytes_max: int) -> None:
         limits, links = self.config.limits, self.config.links
+        if frame_bytes_max < FRAME_BYTES_MAX_LEAST:
+            raise HandshakeError(f"frame_bytes_max is {frame_bytes_max:,}; it must be at least {FRAME_BYTES_MAX_LEAST:,}")
         if role is Role.CLIENT:
             bounds = OutboxLimits(
                 limits.client_backlog_max_bytes,
@@ -479,9 +525,10 @@ class Node:
             self._plan_pump()
         try:
             self._broker.receive(packet, link=peer.link, now=self._loop.time(), batch=batch, packet=packet_id)
-        except Exception as error:
+        except Exception:
             log.exception("the machine failed on %s of %r", type(packet).__name__, peer)
-            self._fail(error)
+            self.internal_errors += 1
+            self._give_up(peer.link)
 
     def backlog_high(self, peer: Peer) -> None:
         if peer.role is Role.CLIENT:

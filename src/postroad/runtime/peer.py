@@ -21,6 +21,7 @@ from postroad.core.packets import Packet, Publish, PublishColumns
 from postroad.errors import (
     FrameTooLargeError,
     HandshakeError,
+    InternalError,
     NotIdentifiedError,
     PostroadError,
     UnknownMethodError,
@@ -40,6 +41,8 @@ from postroad.wire.registry import REGISTRY, Direction
 
 log = logging.getLogger("postroad.peer")
 
+LOG_CHARS_MAX: Final = 500
+
 _CAME: Final[Mapping[Role, Direction]] = {Role.CLIENT: Direction.CLIENT_TO_BROKER, Role.BROKER: Direction.BROKER_TO_BROKER}
 
 
@@ -49,6 +52,11 @@ def _methods(role: Role | None) -> frozenset[int]:
     if role is None:
         return frozenset(spec.method for spec in REGISTRY if not spec.needs_identification)
     return frozenset(spec.method for spec in REGISTRY if _CAME[role] in spec.direction)
+
+
+def shorten(text: str) -> str:
+    """Cut a text that may quote what a peer sent, for one line of the log."""
+    return text if len(text) <= LOG_CHARS_MAX else f"{text[:LOG_CHARS_MAX]}..."
 
 
 class PeerHost(Protocol):
@@ -144,7 +152,7 @@ class Peer:
     def refuse(self, error: PostroadError, packet_id: int = 0) -> None:
         """Tell the peer what was wrong and close the connection."""
         if not self.channel.closing:
-            log.warning("closing %r: %s [error %d]", self, error, error.code)
+            log.warning("closing %r: %s [error %d]", self, shorten(str(error)), error.code)
             self.channel.close(error, packet_id)
 
     # --- the channel's owner ---------------------------------------------------------------------------------------------
@@ -161,6 +169,10 @@ class Peer:
                 self._take(frame)
             except PostroadError as error:
                 self.refuse(error, frame[1])
+                return
+            except Exception:
+                log.exception("a frame of %r could not be processed", self)
+                self.refuse(InternalError("the broker failed on this frame; its log has the details"), frame[1])
                 return
 
     def malformed(self, error: WireError) -> None:
@@ -209,10 +221,10 @@ class Peer:
             case Welcome() if self.role is None and self.dialled:
                 self._host.welcomed(self, packet)
             case Goodbye():
-                log.info("%r says goodbye: %s", self, packet.reason)
+                log.info("%r says goodbye: %s", self, shorten(packet.reason))
                 self.channel.close()
             case Error():
-                log.warning("%r refused us: %s [error %d]", self, packet.text, packet.code)
+                log.warning("%r refused us: %s [error %d]", self, shorten(packet.text), packet.code)
                 self.channel.close()
             case Hello() | Welcome():
                 raise HandshakeError(f"{type(packet).__name__} out of place: the handshake is over or goes the other way")

@@ -28,6 +28,8 @@ FRAME_BYTES_MAX: Final = 16 << 20
 """Default maximum of a frame on an identified connection."""
 FRAME_BYTES_MAX_UNIDENTIFIED: Final = 64 << 10
 """Default maximum of a frame before the peer has identified itself."""
+FRAME_BYTES_MAX_LEAST: Final = 64 << 10
+"""The least maximum a peer may state for itself: every answer and every error fits into it."""
 
 # Frames up to here are put together when they are made: one buffer is written, counted and kept faster than four.
 _JOINED_BYTES_MAX: Final = 16 << 10

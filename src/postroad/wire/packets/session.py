@@ -2,8 +2,8 @@
 
 Version rule: Hello states the oldest and the newest version its sender speaks; the receiver answers Welcome with the newest
 version both speak, or Error 307 and closes. Within a version, abilities that one side may lack are `features`: plain names;
-each side uses only what both named. `frame_bytes_max` is the largest frame its sender accepts; until it has got Welcome a
-peer sends no frame above 64 KiB.
+each side uses only what both named. `frame_bytes_max` is the largest frame its sender accepts, at least 64 KiB: a smaller value
+is refused with Error 351. Until it has got Welcome a peer sends no frame above 64 KiB.
 """
 
 from __future__ import annotations
