@@ -12,6 +12,7 @@ from postroad.core.guards import Guards
 from postroad.core.orders import Send
 from postroad.core.packets import (
     Acknowledge,
+    AcknowledgementStored,
     Advance,
     Deliver,
     Flow,
@@ -30,6 +31,7 @@ from postroad.core.packets import (
     pubend_id,
 )
 from postroad.core.rows import build_batches
+from postroad.core.session import events as told
 from postroad.core.session.events import (
     Delivered,
     Event,
@@ -456,6 +458,28 @@ def test_silence_is_acknowledged_once_every_delivered_message_is() -> None:
     assert send.message == Acknowledge(number, {PUBEND: 120})
     client.hear(link, Advance(number, {PUBEND: 130}))
     assert client.session.positions(key) == {PUBEND: 130}
+
+
+def test_an_acknowledgement_is_asked_to_be_confirmed_until_it_is() -> None:
+    """The question goes out again after a reconnect; the answer ends it and is told as an event."""
+    client = Client()
+    link = client.connect(Broker(7))
+    key = client.session.subscribe("n > 0", name="orders")
+    activate(client, link, 100)
+    client.hear(link, Deliver(handle(client, key), PUBEND, 100, 120), rows(110, 120))
+    client.session.acknowledge(key, PUBEND, 110, confirm=True)
+    assert [each.message for each in client.sent()] == [Acknowledge(handle(client, key), {PUBEND: 110}, confirm=True)]
+    client.cut(link)
+    link = client.connect(Broker(8))
+    activate(client, link, 100)
+    assert [each.message for each in client.sent()] == [Acknowledge(handle(client, key), {PUBEND: 110}, confirm=True)]
+    assert not client.session.is_stored(key, {PUBEND: 110})
+    client.events()
+    client.hear(link, AcknowledgementStored(handle(client, key), {PUBEND: 110}))
+    assert client.session.is_stored(key, {PUBEND: 110})
+    assert client.events() == [told.AcknowledgementStored(key, {PUBEND: 110})]
+    client.session.acknowledge(key, PUBEND, 120)
+    assert [each.message for each in client.sent()] == [Acknowledge(handle(client, key), {PUBEND: 120})]
 
 
 def test_a_reader_that_asked_for_no_more_rows_says_so_again_after_a_reconnect() -> None:

@@ -29,6 +29,7 @@ from postroad.core.batch import Batch
 from postroad.core.filters.filter import Filter
 from postroad.core.packets import Packet, PubendSpan, TracksAnswered
 from postroad.core.session.events import (
+    AcknowledgementStored,
     Delivered,
     Event,
     MessagesRefused,
@@ -474,7 +475,14 @@ class Client:
                 self._tell_subscription(event)
 
     def _tell_subscription(
-        self, event: SubscriptionActive | PubendJoined | Delivered | Missed | SubscriptionFailed | SubscriptionEnded
+        self,
+        event: SubscriptionActive
+        | PubendJoined
+        | Delivered
+        | AcknowledgementStored
+        | Missed
+        | SubscriptionFailed
+        | SubscriptionEnded,
     ) -> None:
         subscription = self._subscriptions.get(event.subscription)
         if subscription is None:
@@ -486,6 +494,8 @@ class Client:
                 subscription.active(starts)
             case PubendJoined(_, pubend, tick):
                 subscription.joined(pubend, tick)
+            case AcknowledgementStored():
+                subscription.acknowledgement_stored()
             case Missed(_, pubend, lo, hi):
                 subscription.missed(GapError(pubend, lo, hi))
             case SubscriptionFailed(_, error):

@@ -48,8 +48,8 @@ class Subscription:
     """Made by `Client.subscribe`. Iterate over it for messages, or over `batches()` for columns; not both at a time.
 
     Messages of one pubend come in order, each once. `ack()` says that the application has done with all it was given; what is not
-    acknowledged comes again after a crash of the client, if the subscription has a name or a position file. A subscription
-    without either acknowledges by itself.
+    acknowledged comes again after a crash of the client, if the subscription has a name or a position file. What `ack()` has
+    returned for is stored and never comes again. A subscription without a name or a file acknowledges by itself.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class Subscription:
         self._arrived: Final = asyncio.Event()
         self._active: Final[asyncio.Future[None]] = asyncio.get_running_loop().create_future()
         self._ended: Final = asyncio.Event()
+        self._stored: Final = asyncio.Event()  # set when the broker confirmed acknowledgements, and when it never will
         self._failure: Exception | None = None
         self._current: Iterator[ReceivedMessage] = iter(())
         self._current_arrived: _Arrived | None = None
@@ -164,25 +165,44 @@ class Subscription:
 
     # --- acknowledging ---------------------------------------------------------------------------------------------------
 
-    async def ack(self, message: ReceivedMessage | None = None) -> None:
+    async def ack(self, message: ReceivedMessage | None = None, *, wait: bool = True) -> None:
         """Say that everything given so far is done with, or everything of its pubend up to one message.
 
-        With a position file, the positions are safe in it when this returns.
+        When this returns, the acknowledgement is stored: with a position file in the file, else, if the subscription has a
+        name, on the disk of its broker. After a crash of the client or the broker nothing acknowledged comes again. Without
+        a connection it waits for one; use `asyncio.timeout` to wait no longer than you like.
+
+        Acknowledgements are cumulative and many are stored with one write, so acknowledge now and then rather than after each
+        message. With `wait=False` a subscription with a name does not wait for its broker: the acknowledgement is sent and
+        stored within about a second, and after a crash before that the messages come again.
         """
+        ticks = dict(self._given) if message is None else {}
         if message is None:
             message = self._last
-            self._acknowledge(self._given)
         if message is not None:
-            self._acknowledge({message.pubend: message.tick})
+            ticks[message.pubend] = message.tick
+        wait = wait and self.name is not None and self._file is None
+        self._acknowledge(ticks, confirm=wait)
         if self._file is not None:
             await self._save()
+        elif wait:
+            await self._wait_stored(ticks)
 
-    def _acknowledge(self, ticks: dict[int, int]) -> None:
+    def _acknowledge(self, ticks: dict[int, int], *, confirm: bool = False) -> None:
         session = self._client.session
         if self._key in session.subscriptions:
             for pubend, tick in ticks.items():
-                session.acknowledge(self._key, pubend, tick)
+                session.acknowledge(self._key, pubend, tick, confirm=confirm)
             self._client.plan_pump()
+
+    async def _wait_stored(self, ticks: dict[int, int]) -> None:
+        while not self._client.session.is_stored(self._key, ticks):
+            if self._failure is not None:
+                raise self._failure
+            if self._ended.is_set():
+                raise ClosedError("the subscription ended before its broker confirmed the acknowledgement")
+            self._stored.clear()
+            await self._stored.wait()
 
     async def _save(self) -> None:
         assert self._file is not None
@@ -255,6 +275,9 @@ class Subscription:
         elif self._buffered > self._receive_bytes + FLOOD_BYTES:
             self._client.flooded(self._buffered)
 
+    def acknowledgement_stored(self) -> None:
+        self._stored.set()
+
     def missed(self, gap: GapError) -> None:
         self._waiting.append(gap)
         self._arrived.set()
@@ -266,10 +289,12 @@ class Subscription:
             self._active.exception()  # nobody may be waiting for it
         self._arrived.set()
         self._ended.set()
+        self._stored.set()
 
     def ended(self) -> None:
         self._ended.set()
         self._arrived.set()
+        self._stored.set()
 
     def stop(self) -> None:
         """End what runs in the background."""
@@ -281,6 +306,7 @@ class Subscription:
 
     def _drop(self, error: Exception) -> None:
         self._failure = self._failure or error
+        self._stored.set()
         self._current_arrived = self._last = None
         self._buffered = 0
         self._waiting.clear()

@@ -116,8 +116,8 @@ class Subscription:
         while (batch := self._loop.call(following())) is not None:
             yield batch
 
-    def ack(self, message: ReceivedMessage | None = None) -> None:
-        self._loop.call(self._inner.ack(message))
+    def ack(self, message: ReceivedMessage | None = None, *, wait: bool = True) -> None:
+        self._loop.call(self._inner.ack(message, wait=wait))
 
     def positions(self) -> dict[int, int]:
         async def ask() -> dict[int, int]:

@@ -170,7 +170,18 @@ class Gap(Packet, frozen=True, array_like=True):
 
 
 class Acknowledge(Packet, frozen=True, array_like=True):
-    """The client has done with everything up to these ticks."""
+    """The client has done with everything up to these ticks.
+
+    With `confirm`, and if the subscription is durable, `AcknowledgementStored` follows when the broker has them on disk.
+    """
+
+    handle: U32
+    positions: Positions
+    confirm: bool = False
+
+
+class AcknowledgementStored(Packet, frozen=True, array_like=True):
+    """The broker has stored these cursors of a durable subscription: after any crash it goes on from there or later."""
 
     handle: U32
     positions: Positions

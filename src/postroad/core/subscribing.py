@@ -14,6 +14,7 @@ from postroad.core.batch import Batch, concat
 from postroad.core.orders import LinkId, LogRead, ReadLog
 from postroad.core.packets import (
     Acknowledge,
+    AcknowledgementStored,
     CatchUp,
     CatchUpReply,
     DurableHome,
@@ -61,6 +62,8 @@ class Subscribing:
         self._unanswered: dict[int, int] = {}  # number of subscription -> request
         self._unsettled: dict[int, Subscription] = {}  # those that have pubends their client does not know of
         self._moves: dict[str, Move] = {}
+        self._unconfirmed: dict[int, Positions] = {}  # number of subscription -> cursors its client wants to know stored
+        self._storing_acknowledged = False
         self._local = ReducedSet()
         self._requests: dict[int, tuple[int, int]] = {}  # request -> (subscription, pubend)
         self._joined: tuple[int, ...] = ()  # the pubends every subscription takes part in
@@ -110,8 +113,44 @@ class Subscribing:
         if subscription is None:
             return  # it ended while the acknowledgement was on its way
         self._parts.edge.acknowledge(subscription, packet.positions)
-        if subscription.name is not None:
-            self._parts.durables.moved_on(subscription.name, self._parts.edge.cursors(subscription))
+        if subscription.name is None:
+            return
+        cursors = self._parts.edge.cursors(subscription)
+        self._parts.durables.moved_on(subscription.name, cursors)
+        if packet.confirm:
+            asked = self._unconfirmed.setdefault(subscription.number, {})
+            asked.update({pubend: cursors[pubend] for pubend in packet.positions if pubend in cursors})
+            self._store_acknowledged()
+
+    def _store_acknowledged(self) -> None:
+        """Store what clients wait for, all that came while the last write was under way with one write, then confirm it."""
+        if self._storing_acknowledged or not self._unconfirmed:
+            return
+        asked, self._unconfirmed = self._unconfirmed, {}
+        subscriptions, durables = self._parts.edge.subscriptions, self._parts.durables
+        for number, positions in asked.items():
+            name = subscriptions[number].name if number in subscriptions else None
+            if name in durables.here and not durables.is_kept(name, positions):
+                durables.mark(name)
+
+        def stored(_now: float) -> None:
+            self._storing_acknowledged = False
+            for number, positions in asked.items():
+                self._confirm(number, positions)
+            self._store_acknowledged()
+
+        if durables.dirty:
+            self._storing_acknowledged = True
+            self._parts.store(durables.changes(), stored)
+        else:
+            stored(0.0)
+
+    def _confirm(self, number: int, positions: Positions) -> None:
+        subscription = self._parts.edge.subscriptions.get(number)
+        if subscription is None or subscription.name is None:
+            return  # its client asks again where it is now
+        if self._parts.durables.is_kept(subscription.name, positions):
+            self._parts.send(subscription.link, AcknowledgementStored(subscription.handle, positions))
 
     def flow(self, link: LinkId, packet: Flow, now: float) -> None:
         subscription = self._parts.edge.find(link, packet.handle)

@@ -81,7 +81,7 @@ class MountedQueues:
             subscription = await client.subscribe(binding.filter_text, name=_name(binding), positions=dict(cursors) or None)
             async for pubend, batch in subscription.deliveries():
                 yield FedBatch(pubend, int(batch.ticks()[-1]), _rows(batch))
-                await subscription.ack()
+                await subscription.ack(wait=False)
 
     async def _forget(self, binding: Binding) -> None:
         """Let go of the logs that were held for a binding."""

@@ -15,6 +15,7 @@ from typing import Final
 from postroad.core.packets import Packet, TracksAnswered
 from postroad.core.rows import build_batches
 from postroad.core.session.events import (
+    AcknowledgementStored,
     Delivered,
     Event,
     MessagesRefused,
@@ -533,7 +534,7 @@ class ClientNode:
                 self._refused(first, last)
             case PublisherFailed(error=error):
                 self.world.note("refused", f"{self.name}: publisher: {error}")
-            case SubscriptionEnded():
+            case AcknowledgementStored() | SubscriptionEnded():
                 pass
             case PubendsListed():
                 self.listed.append(event)

@@ -62,6 +62,17 @@ class Delivered:
 
 
 @dataclass(frozen=True, slots=True)
+class AcknowledgementStored:
+    """The broker has stored the acknowledgements of a durable subscription up to these ticks.
+
+    After any crash of the client or the broker, nothing up to them is delivered again to a subscription of this name.
+    """
+
+    subscription: int
+    positions: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Missed:
     """The messages of a pubend in (lo, hi] were released before this subscription got them."""
 
@@ -160,6 +171,7 @@ Event: TypeAlias = (
     | SubscriptionActive
     | PubendJoined
     | Delivered
+    | AcknowledgementStored
     | Missed
     | SubscriptionFailed
     | SubscriptionEnded

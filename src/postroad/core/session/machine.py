@@ -23,6 +23,7 @@ from postroad.core.guards import ALL_ON, Guards
 from postroad.core.orders import LinkId, Send
 from postroad.core.packets import (
     Acknowledge,
+    AcknowledgementStored,
     Advance,
     AskTracks,
     Deliver,
@@ -43,6 +44,7 @@ from postroad.core.packets import (
     Unsubscribe,
     Unsubscribed,
 )
+from postroad.core.session import events as told
 from postroad.core.session.events import (
     Delivered,
     Event,
@@ -179,6 +181,8 @@ class Session:
                     self._acknowledged(message, link)
             case Advance():
                 self._advance(message)
+            case AcknowledgementStored():
+                self._acknowledgement_stored(message)
             case PublishRefused():
                 if link != self.main or not self.writing.publish_refused(message):
                     self._publish_refused(message, link, now)
@@ -252,8 +256,8 @@ class Session:
                     ]
         self.writing.send_frames(self._clock_ms)
         for subscription in self.subscriptions.values():
-            if subscription.active and self.main is not None and subscription.has_news():
-                self._outputs.append(Send(self.main, Acknowledge(subscription.handle, subscription.take_acknowledged())))
+            if subscription.active and subscription.has_news():
+                self._send_acknowledgement(subscription)
         outputs, self._outputs = self._outputs, []
         return outputs
 
@@ -485,9 +489,19 @@ class Session:
         self._subscribe(subscription)
         return key
 
-    def acknowledge(self, key: int, pubend: int, tick: int) -> None:
-        """Note that the application has done with everything of the pubend up to this tick."""
-        self.subscriptions[key].acknowledge(pubend, tick)
+    def acknowledge(self, key: int, pubend: int, tick: int, *, confirm: bool = False) -> None:
+        """Note that the application has done with everything of the pubend up to this tick.
+
+        With `confirm`, `AcknowledgementStored` follows when the broker has stored it; only for a subscription with a name.
+        """
+        subscription = self.subscriptions[key]
+        subscription.acknowledge(pubend, tick)
+        if confirm and subscription.name is not None and not subscription.saved:
+            subscription.wants_confirmation(pubend)
+
+    def is_stored(self, key: int, positions: Mapping[int, int]) -> bool:
+        """Tell whether the broker has confirmed that acknowledgements up to these ticks are on its disk."""
+        return key in self.subscriptions and self.subscriptions[key].is_stored(positions)
 
     def positions(self, key: int) -> dict[int, int]:
         """Return, per pubend, the tick up to which the application has done with everything: what to save."""
@@ -511,10 +525,23 @@ class Session:
         subscription.ending = True
         if self.main is not None and subscription.handle:
             if subscription.active and subscription.has_news():
-                self._outputs.append(Send(self.main, Acknowledge(subscription.handle, subscription.take_acknowledged())))
+                self._send_acknowledgement(subscription)
             self._outputs.append(Send(self.main, Unsubscribe(subscription.handle, forget), packet=self._next_packet()))
         else:
             self._end(subscription)
+
+    def _send_acknowledgement(self, subscription: SubscriptionState) -> None:
+        if self.main is None:
+            return
+        positions = subscription.take_acknowledged()
+        confirm = not subscription.awaited.keys().isdisjoint(positions)
+        self._outputs.append(Send(self.main, Acknowledge(subscription.handle, positions, confirm)))
+
+    def _acknowledgement_stored(self, message: AcknowledgementStored) -> None:
+        subscription = self._handles.get(message.handle)
+        if subscription is not None:
+            subscription.confirmed(message.positions)
+            self._events.append(told.AcknowledgementStored(subscription.key, dict(message.positions)))
 
     def _subscribe(self, subscription: SubscriptionState) -> None:
         if self.main is None or subscription.retry_at is not None or subscription.ending:
@@ -548,6 +575,7 @@ class Session:
         subscription = self._handles.get(message.handle)
         if subscription is not None:
             self._missed(subscription, message.pubend, subscription.join(message.pubend, message.tick))
+            subscription.changed.add(message.pubend)  # the broker may know an older acknowledgement
             self._events.append(PubendJoined(subscription.key, message.pubend, message.tick))
 
     def _deliver(self, message: Deliver, batch: Batch | None) -> None:

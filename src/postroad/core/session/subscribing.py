@@ -51,6 +51,8 @@ class SubscriptionState:
     saved: bool = False  # positions are kept in a file: the broker hears of them only when they are there
     changed: set[int] = field(default_factory=set)  # pubends whose acknowledgement the broker does not know
     approved: dict[int, int] = field(default_factory=dict)  # with `saved`: what the file holds
+    awaited: dict[int, int] = field(default_factory=dict)  # acknowledgements the broker is to confirm once they are on its disk
+    stored: dict[int, int] = field(default_factory=dict)  # acknowledgements it has confirmed
 
     def request(self) -> Subscribe:
         positions = {pubend: state.position for pubend, state in self.pubends.items()}
@@ -115,6 +117,24 @@ class SubscriptionState:
         state.acknowledged = min(tick, state.position)
         state.settle()
         self.changed.add(pubend)
+
+    def wants_confirmation(self, pubend: int) -> None:
+        """Ask the broker to confirm what is acknowledged of a pubend now, unless it did."""
+        acknowledged = self.pubends[pubend].acknowledged if pubend in self.pubends else 0
+        if acknowledged > self.stored.get(pubend, 0):
+            self.awaited[pubend] = acknowledged
+            self.changed.add(pubend)
+
+    def confirmed(self, positions: Mapping[int, int]) -> None:
+        """Take in what the broker has stored."""
+        for pubend, tick in positions.items():
+            self.stored[pubend] = max(tick, self.stored.get(pubend, 0))
+            if self.awaited.get(pubend, tick + 1) <= tick:
+                del self.awaited[pubend]
+
+    def is_stored(self, positions: Mapping[int, int]) -> bool:
+        """Tell whether the broker has confirmed that it stored acknowledgements up to these ticks."""
+        return all(self.stored.get(pubend, 0) >= tick for pubend, tick in positions.items())
 
     def take_acknowledged(self) -> dict[int, int]:
         """Return the acknowledgements the broker has not heard."""

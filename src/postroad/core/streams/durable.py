@@ -171,6 +171,11 @@ class Durables:
                 durable.cursors[pubend] = tick
                 self._dirty[name] = None
 
+    def is_kept(self, name: str, positions: Positions) -> bool:
+        """Tell whether cursors at least as far as these are on disk."""
+        durable = self.here.get(name)
+        return durable is not None and all(durable.kept.get(pubend, -1) >= tick for pubend, tick in positions.items())
+
     def holds(self) -> Positions:
         """Return the lowest position per pubend that a durable subscription may go on from: what is on disk counts."""
         ticks: Positions = {}

@@ -240,6 +240,9 @@ class Edge:
             progress = subscription.progress.get(pubend)
             if progress is not None and progress.phase is not Phase.WAITING:
                 progress.acknowledged = max(progress.acknowledged, min(tick, self.reached(progress, pubend)))
+            elif pubend in subscription.done:  # it waits for a pubend, or that is out of reach
+                at_most = min(tick, subscription.positions.get(pubend, 0))
+                subscription.done[pubend] = max(subscription.done[pubend], at_most)
 
     def holds(self) -> dict[int, int]:
         """Return for each pubend the lowest position that a subscription still needs the log from."""

@@ -35,6 +35,7 @@ one_way(0x0218, _DOWN, carries_body=True)(packets.Deliver)
 one_way(0x021A, _DOWN)(packets.Advance)
 one_way(0x021C, _DOWN)(packets.Gap)
 one_way(0x021E, _DOWN)(packets.DeliverRows)
+one_way(0x0220, _DOWN)(packets.AcknowledgementStored)
 
 request(0x0221, _UP)(packets.ListPubends)
 response(0x0222, _DOWN)(packets.Pubends)
