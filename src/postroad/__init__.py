@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from postroad.errors import FilterSyntaxError, PostroadError
 from postroad.types import MessageId
-from postroad.version import VERSION
 
 if TYPE_CHECKING:
     from postroad.client.connection import Client, ClientConfig, connect
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from postroad.core.tracking.explaining import Explanation
     from postroad.core.tracking.reconstruction import Trace
 
-__version__ = VERSION
+    __version__: str
 
 __all__ = [
     "Batch",
@@ -60,6 +59,8 @@ _LATER: Final = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":  # looking it up takes as long as starting Python
+        return import_module("postroad.version").VERSION
     if name in _LATER:
         return getattr(import_module(_LATER[name]), name)
     raise AttributeError(f"module 'postroad' has no attribute {name!r}")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import postroad.cli.early  # noqa: F401  # first: signals that come while the rest is imported
+
+# isort: split
+
 from typing import Final
 
 import click
 
-from postroad import __version__
 from postroad.cli.lazy import LazyGroup
 
 # name -> (module, attribute, one line for --help)
@@ -31,7 +34,17 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
 }
 
 
+def _show_version(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
+        from postroad.version import VERSION  # noqa: PLC0415  # looking it up takes as long as starting Python
+
+        click.echo(f"postroad, version {VERSION}")
+        context.exit()
+
+
 @click.group(cls=LazyGroup, lazy=COMMANDS)
-@click.version_option(__version__, prog_name="postroad")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show the version and exit."
+)
 def main() -> None:
     """Postroad: messaging you can audit."""

@@ -103,24 +103,28 @@ class Node:
         self._broker: Broker
         self._disk: Disk
         self.tracking: Keeper | None = None  # None: nothing is tracked
-        self._listener: Listener
+        self._listener: Listener | None = None
+        self._started: list[Service] = []
+        self._ended = False  # nothing more goes to the machine or comes from it
 
     # --- life ------------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Read the disk back, listen, and dial the neighbours."""
+        """Read the disk back, start the services, listen, and dial the neighbours."""
         self._loop = asyncio.get_running_loop()
         self._writes = Writes(self._loop)
         self._disk = await asyncio.to_thread(open_disk, self.config, self._loop, self._disk_fact, self._fail)
         try:
             self._broker = Broker(self._disk.state, self._machine_config(), now=self._loop.time())
             self.tracking = await self._open_tracking()
-            self._listener = Listener(self.config.listen, self.config.limits, self._make_peer, self._count)
+            self._listener = Listener(
+                self.config.listen, self.config.limits, self.config.limits.connections_max, self._make_peer, self._count
+            )
+            await self._listener.bind()
+            await self._start_services()
             await self._listener.start()
-            for service in self._services:
-                await service.start(self)
         except BaseException:
-            await self._close_files()
+            await self._abandon_start()
             raise
         self._plan_pump()
         self._tasks.append(self._loop.create_task(self._heartbeats()))
@@ -129,8 +133,24 @@ class Node:
             self._tasks.append(self._loop.create_task(dialler.run()))
         log.info("broker %d (%s) listens on port %d", self.config.id, self.config.title, self.port)
 
+    async def _start_services(self) -> None:
+        """Make the services ready before the port opens, so that no client finds one missing."""
+        for service in self._services:
+            await service.start(self)
+            self._started.append(service)
+
+    async def _abandon_start(self) -> None:
+        """Close what a start that failed or was cancelled has opened."""
+        self._ended = True
+        if self._listener is not None:
+            await self._listener.stop()
+        for service in self._started:
+            await service.stop()
+        await self._close_files()
+
     @property
     def port(self) -> int:
+        assert self._listener is not None
         return self._listener.port
 
     @property
@@ -156,13 +176,18 @@ class Node:
     def request_stop(self) -> None:
         self._finished.set()
 
+    async def stop_requested(self) -> None:
+        """Wait until `request_stop` was called."""
+        await self._finished.wait()
+
     async def stop(self) -> None:
         """Accept nothing more, finish what is being written, say goodbye, close."""
         if self._stopping:
             return
         self._stopping = True
-        await self._listener.stop()
-        for service in self._services:
+        if self._listener is not None:
+            await self._listener.stop()
+        for service in self._started:
             await service.stop()
         for task in self._tasks:
             task.cancel()
@@ -178,6 +203,7 @@ class Node:
         if self._timer is not None:
             self._timer.cancel()
         self._say_farewell()
+        self._ended = True
         await self._close_files()
         log.info("broker %d stopped", self.config.id)
 
@@ -265,6 +291,8 @@ class Node:
 
         Any other fact concerns one connection or one read.
         """
+        if self._ended:
+            return
         self._broker.clock(_wall_ms())
         try:
             self._broker.fact(fact, now=self._loop.time())
@@ -294,6 +322,8 @@ class Node:
         if self._planned is not None:
             self._planned.cancel()
             self._planned = None
+        if self._ended:
+            return  # the farewell was the last thing to be tracked
         try:
             self._writes.during(self._turn)
         except Exception as error:
@@ -520,6 +550,8 @@ class Node:
 
     def packet(self, peer: Peer, packet: Packet, batch: Batch | None, packet_id: int, size: int) -> None:  # noqa: ARG002
         """Hand a packet to the machine."""
+        if self._ended:
+            return
         if self._planned is None:
             self._broker.clock(_wall_ms())
             self._plan_pump()

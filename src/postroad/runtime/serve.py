@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from postroad.runtime.config import NodeConfig
-from postroad.runtime.node import Node
+from postroad.runtime.node import STOP_S_MAX, Node
 from postroad.runtime.services import Service
 from postroad.transport.loops import run
+
+log = logging.getLogger("postroad.node")
 
 # The machine's state has few cycles; with the default threshold a busy broker looks for them hundreds of times a second.
 GC_THRESHOLD: Final = 50_000
@@ -35,10 +37,32 @@ def serve(config: NodeConfig, ready: Callable[[int], None], services: Sequence[S
 
 async def _serve(config: NodeConfig, ready: Callable[[int], None], services: Sequence[Service]) -> None:
     node = Node(config, services, tracking_process=config.tracking.process)
-    await node.start()
-    gc.freeze()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, node.request_stop)
+    loop.add_signal_handler(signal.SIGHUP, log.info, "SIGHUP is ignored: the configuration is read at the start only")
+    if not await _start(node):
+        log.info("broker %d stopped during its start", config.id)
+        return
+    gc.freeze()
     ready(node.port)
     await node.run()
+
+
+async def _start(node: Node) -> bool:
+    """Start a broker; tell whether it serves. A start that was told to stop may finish within a few seconds."""
+    starting = asyncio.create_task(node.start())
+    told = asyncio.create_task(node.stop_requested())
+    try:
+        await asyncio.wait((starting, told), return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            await asyncio.wait((starting,), timeout=STOP_S_MAX)
+            starting.cancel()
+        await starting
+    except asyncio.CancelledError:
+        if not starting.cancelled():
+            raise
+        return False
+    finally:
+        told.cancel()
+    return True

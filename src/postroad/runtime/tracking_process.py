@@ -69,6 +69,7 @@ class _Life(asyncio.Protocol):
         self._buffer_bytes: Final = buffer_bytes
         self._decoder: Final = Decoder(FromTracker)
         self._transport: asyncio.Transport
+        self._all_said = False
 
     @classmethod
     async def start(
@@ -90,12 +91,13 @@ class _Life(asyncio.Protocol):
         return life
 
     def say(self, message: ToTracker) -> None:
-        if not self.ended.done():
+        if not self.ended.done() and not self._all_said:
             self._transport.writelines(encode(message))
 
     def say_all(self) -> None:
         """Say that nothing more comes."""
-        if not self.ended.done():
+        if not self.ended.done() and not self._all_said:
+            self._all_said = True
             self._transport.write_eof()
 
     def abandon(self) -> None:
@@ -183,7 +185,7 @@ class TrackingProcess:
     # --- what the broker says
 
     def track(self, order: Track) -> None:
-        if self._life is None:
+        if self._life is None or self._finishing:
             self._backlog.drop(order)
         elif self._backlog.admit(order):
             self._say_missed(self._life)
