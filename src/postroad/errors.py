@@ -440,6 +440,12 @@ class WrongRoleError(OverlayError):
     code = 507
 
 
+class ImplausibleError(OverlayError):
+    """A broker said something that cannot be: a number beyond its bound, or something that is not its to say."""
+
+    code = 509
+
+
 class SkewError(OverlayError):
     """A message's timestamp and the broker's clock differ by more than the broker tolerates: one of the clocks was stepped.
 

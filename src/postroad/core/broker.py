@@ -39,6 +39,7 @@ from postroad.core.packets import pubend_broker
 from postroad.core.parts import FULL_HOPS, KNOWN_KEY, BrokerConfig, Parts
 from postroad.core.publishing import HORIZON_KEY, PUBLISHER_KEY, Publishing
 from postroad.core.reading import OF_A_READ, Reading, bare
+from postroad.core.recovery import Recovery
 from postroad.core.releasing import Releasing
 from postroad.core.routing.linkstate import LinkStateRouter
 from postroad.core.streams.cache import COMPLETE, Segment
@@ -46,12 +47,14 @@ from postroad.core.streams.durable import DURABLE_KEY, HOME_KEY, Durables
 from postroad.core.streams.edge import CATCH_UP_BYTES, Edge
 from postroad.core.streams.holds import FLOOR_KEY, HOLD_KEY, HoldKeeper, HoldTable
 from postroad.core.streams.pubend import Pubend
+from postroad.core.streams.stream import Stream
 from postroad.core.subscribing import Subscribing, pieces
 from postroad.core.tracing import Tracing
 from postroad.core.tracking.notes import Notes, link_brokers
 from postroad.core.tracking.settings import Strategy, TrackingSettings
+from postroad.core.trust import believable, check, latest_tick
 from postroad.core.writing import WRITER_KEY, Writing
-from postroad.errors import PostroadError, WrongRoleError
+from postroad.errors import ImplausibleError, PostroadError, TooManyError, WrongRoleError
 
 FAST_S: Final = 0.05  # how often gaps and catch-ups are looked at while there are any
 TELLING_PERIODS: Final = 5  # of silence, in which every client is told its positions once
@@ -60,6 +63,7 @@ NOTES_BYTES: Final = 16 << 10  # or when they are so many, at the next look: som
 NOTES_BYTES_MAX: Final = 1 << 20  # or so many, at once
 MEMBERSHIP_S: Final = 1.0  # after which a new attachment is on disk
 READS_MAX: Final = 1024
+STREAMS_MAX: Final = 1 << 16
 ReadDone = Callable[[LogRead, float], None]
 
 
@@ -91,6 +95,7 @@ class Broker:
             if key.startswith(WRITER_KEY):
                 self._writing.load(key, value)
         self._tracing = Tracing(self._parts, self._read)
+        self._recovery = Recovery(self._parts, metadata)
         for pubend_id, pubend in self._parts.pubends.items():
             self._parts.ensure_stream(pubend_id).active_tick = pubend.horizon
 
@@ -130,6 +135,8 @@ class Broker:
     def clock(self, wall_ms: int) -> None:
         """Set the wall clock; it may step back."""
         self._parts.wall_ms = wall_ms
+        if not self._parts.router.started_ms:
+            self._parts.router.started_ms = wall_ms
         for pubend in self._parts.pubends.values():
             pubend.wall_ms = wall_ms
         if self._parts.notes is not None:
@@ -254,6 +261,7 @@ class Broker:
             "clients_reads": len(self._reading),
             "writers": len(self._writing),
             "traces": self._tracing.waiting,
+            "disbelieved": parts.disbelieved,
         }
 
     @property
@@ -299,6 +307,9 @@ class Broker:
                 raise WrongRoleError(f"a client may not send {type(message).__name__}")
 
     def _from_broker(self, message: p.Packet, link: LinkId, batch: Batch | None, now: float) -> None:
+        if not self._believe(message, link, batch):
+            self._parts.disbelieved += 1
+            return
         match message:
             case p.Knowledge():
                 segment = Segment(message.lo, message.hi, message.epoch, batch)
@@ -306,25 +317,68 @@ class Broker:
             case p.Nack():
                 self._nacked(link, message, now)
             case p.Interest():
-                self._parts.ensure_stream(message.pubend).child_interest(link, message, self._parts.filter, now)
+                self._child_stream(message.pubend).child_interest(link, message, self._parts.filter, now)
                 self._subscribing.check_waiting(message.pubend, now)
             case p.InterestActive():
-                stream = self._parts.ensure_stream(message.pubend)
+                stream = self._parts.streams[message.pubend]
                 if stream.interest_active(link, message.epoch, message.tick, now):
                     self._subscribing.check_waiting(message.pubend, now, message.tick)
                     self._parts.edge.advance(message.pubend, now)
             case p.Released():
                 self._released(message, link)
             case p.LinkState():
-                if self._parts.router.receive(message, link):
-                    self._parts.get_to_know(message.origin, message.pubends)
-                    self._routes_changed(now)
+                self._link_state(message, link, now)
             case p.DurableHome():
                 self._subscribing.home_learned(message, link, now)
             case p.Unicast():
                 self._unicast(message, link, batch, now)
             case _:
                 raise WrongRoleError(f"a broker may not send {type(message).__name__}")
+
+    def _believe(self, message: p.Packet, link: LinkId, batch: Batch | None) -> bool:
+        """Tell whether a packet of a neighbour may be acted on; raise when it cannot be so.
+
+        Knowledge counts from the stream's parent only: late word of a former parent is asked for again.
+        """
+        try:
+            check(message, batch)
+        except ImplausibleError:
+            if isinstance(message, p.Unicast) and message.source != self._parts.brokers[link]:
+                return False  # it is not the neighbour's fault, who passed it on
+            raise
+        latest = latest_tick(self._parts.wall_ms)
+        match message:
+            case p.Knowledge():
+                return self._is_parent(message.pubend, link) and message.hi <= latest
+            case p.InterestActive() | p.Released():
+                return self._is_parent(message.pubend, link) and message.tick <= latest
+            case p.CatchUpReply():
+                return message.hi <= latest and message.released <= latest
+            case _:
+                return True
+
+    def _is_parent(self, pubend: int, link: LinkId) -> bool:
+        stream = self._parts.streams.get(pubend)
+        if not self._config.guards.knowledge_is_idempotent:
+            return stream is not None
+        return stream is not None and not stream.hosted_here and stream.parent == link
+
+    def _child_stream(self, pubend: int) -> Stream:
+        """Return the stream a neighbour asks for. Word of its broker may still be on its way to us."""
+        if pubend not in self._parts.streams and len(self._parts.streams) >= STREAMS_MAX:
+            raise TooManyError(f"this broker follows at most {STREAMS_MAX} pubends")
+        return self._parts.ensure_stream(pubend)
+
+    def _link_state(self, record: p.LinkState, link: LinkId, now: float) -> None:
+        if record.origin == self._parts.broker:
+            self._recovery.heard_of_self(record)
+            return
+        life = self._parts.router.life(record.origin)
+        if self._parts.router.receive(record, link):
+            self._parts.get_to_know(record.origin, record.pubends)
+            if self._parts.router.life(record.origin) != life:
+                self._parts.keeper.tell_again(record.origin)
+            self._routes_changed(now)
 
     def _unicast(self, message: p.Unicast, link: LinkId, batch: Batch | None, now: float) -> None:
         if isinstance(message, p.CatchUp) and self._answer_catch_up(message, link):
@@ -340,6 +394,8 @@ class Broker:
         match message:
             case p.Hold():
                 self._releasing.take(message)
+            case p.HoldConfirmed() if message.refused:
+                self._recovery.hold_refused(message)
             case p.HoldConfirmed():
                 self._releasing.confirmed(message)
                 self._subscribing.answer_ready()
@@ -354,7 +410,8 @@ class Broker:
             case p.HomeQuery():
                 self._subscribing.home_asked(message)
             case p.HomeReply():
-                self._subscribing.home_answered(message, now)
+                cursors = believable(message.cursors, self._parts.wall_ms)
+                self._subscribing.home_answered(msgspec.structs.replace(message, cursors=cursors), now)
             case p.TrackQuery():
                 self._tracing.asked(message)
             case p.TrackReply():
@@ -420,6 +477,8 @@ class Broker:
             return False
         del link
         horizon = self._parts.pubends[ask.pubend].horizon
+        if ask.lo >= horizon:
+            return True  # nothing is decided there; it asks again
 
         def read(result: LogRead, now: float) -> None:
             del now

@@ -103,7 +103,15 @@ class SearchTracks:
     question: TracksQuestion | CoverageQuestion
 
 
-Order: TypeAlias = Send | Refuse | Append | Store | ReadLog | ReleaseLog | Track | SearchTracks
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Tell the operator, in the log of the broker."""
+
+    text: str
+    error: bool = False
+
+
+Order: TypeAlias = Send | Refuse | Append | Store | ReadLog | ReleaseLog | Track | SearchTracks | Notice
 
 
 # --- facts ---------------------------------------------------------------------------------------------------------------

@@ -298,13 +298,17 @@ class EpochSealed(Packet, frozen=True, array_like=True):
 
 
 class LinkState(Packet, frozen=True, array_like=True):
-    """What one broker tells all about itself, flooded; the newest (incarnation, sequence) counts."""
+    """What one broker tells all about itself, flooded; the newest (incarnation, sequence) counts.
+
+    `started_ms` is the broker's clock at its start: it tells two lives apart that have the same incarnation.
+    """
 
     origin: U32
     incarnation: U64
     sequence: U64
     neighbours: Annotated[list[tuple[U32, U32]], Meta(max_length=4096)]  # (broker, cost)
     pubends: Annotated[list[U64], Meta(max_length=256)]
+    started_ms: WallMs = 0
 
 
 class DurableHome(Packet, frozen=True, array_like=True):
@@ -384,11 +388,15 @@ class Hold(Unicast, frozen=True, array_like=True):
 
 
 class HoldConfirmed(Unicast, frozen=True, array_like=True):
-    """The hold is durable; `released` tells what was gone already."""
+    """The hold is durable; `released` tells what was gone already.
+
+    With `refused`, it is older than the hold that is known of its broker, which is this one.
+    """
 
     incarnation: U64
     version: U64
     released: Positions
+    refused: bool = False
 
 
 class CatchUp(Unicast, frozen=True, array_like=True):

@@ -71,6 +71,7 @@ class Parts:
     epoch: int = 0
     request: int = 0
     filters: dict[str, Filter] = field(default_factory=dict)
+    disbelieved: int = 0  # packets of other brokers that were left out; see `trust`
 
     def next_token(self) -> int:
         self.token += 1

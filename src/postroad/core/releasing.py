@@ -63,14 +63,20 @@ class Releasing:
         return ((FLOOR_KEY, msgspec.msgpack.encode(self._floor)),)
 
     def confirmed(self, packet: HoldConfirmed) -> None:
+        """Take the answer to a hold of ours."""
         self._parts.keeper.confirmed(packet.source, packet.incarnation, packet.version, packet.released)
 
     # --- others' holds ---
 
     def take(self, hold: Hold) -> None:
         """Take a hold; confirm it, after it is durable if it is new or lower than before."""
-        taken = self._parts.table.take(hold)
+        here = self._parts.pubends
+        ticks = {pubend: min(tick, here[pubend].horizon) for pubend, tick in hold.ticks.items() if pubend in here}
+        taken = self._parts.table.take(msgspec.structs.replace(hold, ticks=ticks))
         if not taken.accepted:
+            if taken.newer is not None and hold.source != self._parts.broker:
+                newest = taken.newer.incarnation, taken.newer.version
+                self._parts.unicast(HoldConfirmed(hold.source, self._parts.broker, FULL_HOPS, *newest, {}, refused=True))
             return
         if not taken.store and hold.source not in self._storing:
             self._confirm(hold)

@@ -26,6 +26,7 @@ from postroad.core.orders import (
     Fact,
     LinkLost,
     LinkUp,
+    Notice,
     Order,
     ReadLog,
     Refuse,
@@ -383,6 +384,8 @@ class Node:
                 self.tracking.track(order)
             case SearchTracks():
                 self._search_tracks(order)
+            case Notice(text, error):
+                log.log(logging.ERROR if error else logging.INFO, text)
 
     def _order_failed(self, order: Order, error: Exception) -> None:
         """Limit a failure to what the order concerns: a connection or a question. Only a failed write stops the broker."""
@@ -393,8 +396,8 @@ class Node:
                 self._fact(TracksSearched(order.token, StorageError(f"tracks could not be searched: {error}")))
             case Append() | Store() | ReleaseLog() | ReadLog():
                 self._fail(error)
-            case Track():
-                pass  # tracks lack something; messages flow on
+            case Track() | Notice():
+                pass  # tracks or the log lack something; messages flow on
 
     def _give_up(self, link: int) -> None:
         """Close a connection that we failed to serve."""

@@ -21,6 +21,7 @@ from postroad.core.orders import (
     LinkLost,
     LinkUp,
     LogReleased,
+    Notice,
     Order,
     ReadLog,
     Refuse,
@@ -178,6 +179,10 @@ class BrokerNode:
         if reader is None:
             return
         for packet, packet_id, batch in reader.feed(data):
+            if isinstance(packet, Error):  # a broker ends a link on which it was refused
+                self.world.note("refused", f"broker {self.broker} on link {end.link}: {packet.text}")
+                end.cable.reset()
+                return
             assert isinstance(packet, Packet)
             self._input(lambda p=packet, i=packet_id, b=batch: self._receive(end.link, p, i, b))  # type: ignore[misc]
 
@@ -269,6 +274,8 @@ class BrokerNode:
                 self._refuse(order)
             case Track():
                 self.tracks.take(order, self._fact)
+            case Notice(text):
+                self.world.note("notice", f"broker {self.broker}: {text}")
             case SearchTracks(token, question):
                 self.world.after(SEARCH_S, self._searched, machine, TracksSearched(token, self.tracks.look_up(question)))
 

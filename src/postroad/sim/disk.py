@@ -15,6 +15,7 @@ from typing import Final, TypeAlias
 
 from postroad.core.batch import Batch
 from postroad.core.orders import Append, Appended, BrokerState, LogRead, PubendState, ReadLog, ReleaseLog, Store, Stored
+from postroad.core.recovery import started_incarnation
 from postroad.sim.world import World
 
 PENDING_MAX: Final = 100_000
@@ -139,7 +140,9 @@ class Disk:
         """Hand out what a starting broker finds; its incarnation is stored first."""
         self.incarnation += 1
         pubends = tuple(log.state() for log in self.logs.values())
-        return BrokerState(broker, self.incarnation, pubends, tuple(sorted(self.metadata.items())))
+        return BrokerState(
+            broker, started_incarnation(self.incarnation, self.metadata), pubends, tuple(sorted(self.metadata.items()))
+        )
 
     def crash(self) -> None:
         """Lose what was not synced, but for a prefix that was, untold."""

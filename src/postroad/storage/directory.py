@@ -21,6 +21,7 @@ from typing import Final
 import msgspec
 
 from postroad.core.orders import BrokerState
+from postroad.core.recovery import started_incarnation
 from postroad.errors import LogMissingError, StorageFormatError, WrongBrokerError
 from postroad.storage.segment.disk import Disk
 from postroad.storage.segment.log import LOCK_NAME, LogOptions, SegmentLog, write_error
@@ -74,11 +75,12 @@ def open_broker_storage(
         stack.callback(metadata.close)
         disk.sync_directory(path)
         logs = _open_logs(path / PUBENDS_NAME, metadata, pubends, options, disk, stack)
+        stored = metadata.load()
         state = BrokerState(
             broker=broker_id,
-            incarnation=metadata.next_incarnation(),
+            incarnation=started_incarnation(metadata.next_incarnation(), dict(stored)),
             pubends=tuple(log.state() for log in logs.values()),
-            metadata=metadata.load(),
+            metadata=stored,
         )
         torn = tuple(log.torn for log in logs.values() if log.torn is not None)
         return BrokerStorage(path, state, logs, metadata, torn, stack.pop_all())

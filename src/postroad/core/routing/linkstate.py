@@ -1,8 +1,9 @@
 """Link-state routing: who is there, and which way to go.
 
 Every broker floods a `LinkState` that names its neighbours with costs and the pubends it hosts. The newest (incarnation,
-sequence) of an origin counts. From the records each broker computes shortest paths from itself; a link counts when both its
-ends name it, so a broker that is gone disappears as soon as its neighbours notice.
+sequence) of an origin counts. An origin that hears a newer record of itself, from a former life whose disk is gone or from a
+broker with a bug, outbids it, so that the others listen to it again. From the records each broker computes shortest paths from
+itself; a link counts when both its ends name it, so a broker that is gone disappears as soon as its neighbours notice.
 
 For a pubend the neighbour on a shortest path to its broker is the parent. Where several neighbours are equally near, a
 mixing function of pubend and neighbour chooses, so that the pubends of one broker spread over the paths; every choice is
@@ -18,6 +19,7 @@ from typing import Final, NamedTuple
 
 from postroad.core.orders import LinkId, Order, Send
 from postroad.core.packets import LinkState, pubend_broker
+from postroad.core.trust import COUNT_MAX, INCARNATION_MAX
 
 BROKERS_MAX: Final = 4096
 _MIX: Final = 0x9E37_79B9_7F4A_7C15
@@ -43,6 +45,7 @@ class LinkStateRouter:
 
     def __init__(self, broker: int, incarnation: int, pubends: tuple[int, ...], orders: list[Order]) -> None:
         self.broker = broker
+        self.started_ms = 0  # by the broker's clock, once it was told
         self._incarnation = incarnation
         self._sequence = 0
         self._pubends = pubends
@@ -79,6 +82,34 @@ class LinkStateRouter:
         self._first_hops = None
         self._orders.extend(Send(n.link, record) for n in self._neighbours.values() if n.link != link)
         return True
+
+    def outbid(self, record: LinkState) -> int | None:
+        """Take a record of ourselves that we may not have written.
+
+        Return the incarnation it takes to be newer; None where it is not newer, or where a higher sequence was enough.
+        """
+        if record.incarnation < self._incarnation:
+            return None
+        if record.incarnation == self._incarnation and record.started_ms in (0, self.started_ms):
+            if record.sequence <= self._sequence:
+                return None
+            if record.sequence + 1 < COUNT_MAX:
+                self._sequence = record.sequence
+                self._announce()
+                return None
+        if record.incarnation + 1 >= INCARNATION_MAX:
+            self._sequence = max(self._sequence, record.sequence)
+        return min(record.incarnation + 1, INCARNATION_MAX - 1)
+
+    def adopt(self, incarnation: int) -> None:
+        """Go on under a higher incarnation."""
+        self._incarnation = incarnation
+        self._announce()
+
+    def life(self, broker: int) -> tuple[int, int]:
+        """Return which life of a broker is known: its incarnation and when it started."""
+        record = self._records.get(broker)
+        return (0, 0) if record is None else (record.incarnation, record.started_ms)
 
     # --- what it knows ---
 
@@ -117,7 +148,7 @@ class LinkStateRouter:
     def _own_record(self) -> LinkState:
         self._sequence += 1
         links = [(n.broker, n.cost) for n in self._neighbours.values()]
-        record = LinkState(self.broker, self._incarnation, self._sequence, links, list(self._pubends))
+        record = LinkState(self.broker, self._incarnation, self._sequence, links, list(self._pubends), self.started_ms)
         self._records[self.broker] = record
         self._first_hops = None
         return record

@@ -21,6 +21,7 @@ import msgspec
 from postroad.core.guards import ALL_ON, Guards
 from postroad.core.orders import LinkId
 from postroad.core.packets import DurableHome, Positions
+from postroad.core.trust import COUNT_MAX
 
 DURABLE_KEY: Final = "durable/"
 HOME_KEY: Final = "home/"
@@ -66,16 +67,18 @@ class Durables:
         """Take what was stored: a record of ours, or where another one is at home."""
         if key.startswith(HOME_KEY):
             home = msgspec.msgpack.decode(value, type=DurableHome)
-            self._know(home)
+            if home.version < COUNT_MAX:
+                self._know(home)
             return
         name = key.removeprefix(DURABLE_KEY)
         record = msgspec.msgpack.decode(value, type=DurableRecord)
+        version = record.version if record.version < COUNT_MAX else 1  # no other can be outbid by its home
         durable = Durable(
-            name, record.filter, record.version, dict(record.cursors), dict(record.cursors), stored=True, settled=record.settled
+            name, record.filter, version, dict(record.cursors), dict(record.cursors), stored=True, settled=record.settled
         )
         self.here[name] = durable
         if durable.settled:
-            self._know(DurableHome(name, record.version, self._broker, settled=True))
+            self._know(DurableHome(name, version, self._broker, settled=True))
 
     def _know(self, home: DurableHome) -> None:
         known = self.homes.get(home.name)

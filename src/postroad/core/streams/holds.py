@@ -7,6 +7,9 @@ new one is awaited.
 At the pubend's broker (`HoldTable`): the newest hold of each broker, by (incarnation, version). One that is new or lower is
 stored before it is confirmed; one that rose is stored when convenient, since an older value only keeps more.
 
+A hold that is older than what is known of its broker is refused with the newer one's number, so that a broker whose numbers
+fell, as with a lost disk, can outbid it.
+
 Invariant: nothing above any stored or accepted hold is released, except by the bound on retention, which is told as a gap.
 """
 
@@ -19,6 +22,7 @@ import msgspec
 
 from postroad.core.guards import ALL_ON, Guards
 from postroad.core.packets import Hold, Positions
+from postroad.core.trust import COUNT_MAX, INCARNATION_MAX
 
 HOLD_KEY: Final = "hold/"
 FLOOR_KEY: Final = "hold-floor"
@@ -40,6 +44,7 @@ class Taken:
 
     accepted: bool
     store: bool  # it must be durable before it is confirmed
+    newer: HoldRecord | None = None  # what it was refused for
 
 
 class HoldTable:
@@ -51,7 +56,10 @@ class HoldTable:
         self._dirty: dict[int, None] = {}
 
     def load(self, key: str, value: bytes) -> None:
-        self._records[int(key.removeprefix(HOLD_KEY))] = msgspec.msgpack.decode(value, type=HoldRecord)
+        record = msgspec.msgpack.decode(value, type=HoldRecord)
+        if record.incarnation >= INCARNATION_MAX or record.version >= COUNT_MAX:  # it keeps the log, but holds up no other
+            record = HoldRecord(0, 0, record.ticks)
+        self._records[int(key.removeprefix(HOLD_KEY))] = record
 
     def retire(self, broker: int) -> None:
         """Let go of what a broker holds that will never come back."""
@@ -61,7 +69,7 @@ class HoldTable:
     def take(self, hold: Hold) -> Taken:
         known = self._records.get(hold.source)
         if known is not None and (known.incarnation, known.version) > (hold.incarnation, hold.version):
-            return Taken(accepted=False, store=False)
+            return Taken(accepted=False, store=False, newer=known)
         if known is None and len(self._records) >= HOLDERS_MAX:
             return Taken(accepted=False, store=False)
         before = known.ticks if known is not None else {}
@@ -147,8 +155,20 @@ class HoldKeeper:
     def sent_version(self, broker: int) -> int:
         return self._sent_version.get(broker, 0)
 
+    def adopt(self, incarnation: int, version: int) -> None:
+        """Go on under a number that is newer than any before: everybody is told again."""
+        self.incarnation = incarnation
+        self.version = max(self.version, version)
+        for broker in self._sent:
+            self.tell_again(broker)
+
+    def tell_again(self, broker: int) -> None:
+        """Let a broker that may have forgotten our hold be told it again."""
+        if self._sent.get(broker):
+            self._sent[broker] = {}
+
     def confirmed(self, broker: int, incarnation: int, version: int, released: Positions) -> None:
-        if incarnation == self.incarnation:
+        if incarnation == self.incarnation and version <= self._sent_version.get(broker, 0):
             self._released.update(released)
             self._confirmed[broker] = max(version, self._confirmed.get(broker, 0))
 
