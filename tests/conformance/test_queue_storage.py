@@ -239,6 +239,48 @@ def test_reading_by_time_gives_the_oldest_first(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("mode", list(ReadMode))
+def test_puts_keep_their_order_when_the_clock_goes_back(bench: Bench, mode: ReadMode) -> None:
+    """The order of puts counts, not the time of arrival: also for responses and for what a binding feeds."""
+
+    async def body(b: Bench) -> None:
+        jobs, bound = await b.queue(), await b.queue("bound")
+        binding = await b.storage.bind(bound, "TRUE")
+        for place in range(4):
+            await b.put(jobs, b"%d" % place)
+            await b.put(jobs, b"mine %d" % place, receiver_id=ME)
+            await b.put(jobs, b"response %d" % place, receiver_id=YOU, context=7)
+            await b.storage.feed(binding.binding_id, 1, place + 1, [FeedRow(place + 1, b"%016d" % place, b"%d" % place)])
+            await b.advance(-5_000)
+        assert await b.take_payloads(jobs, SOMEBODY, mode=mode, limit=1) == [b"0"]
+        assert await b.take_payloads(jobs, ME, mode=mode, limit=9) == [
+            b"mine 0",
+            *(x % i for i in (1, 2, 3) for x in (b"%d", b"mine %d")),
+        ]
+        assert await b.take_payloads(jobs, YOU, mode=mode, context=7, limit=9) == [b"response %d" % i for i in range(4)]
+        assert await b.take_payloads(bound, ME, mode=mode, limit=9) == [b"%d" % i for i in range(4)]
+
+    bench.run(body)
+
+
+def test_puts_of_each_sender_under_way_together_keep_their_order(bench: Bench) -> None:
+    """Single calls and batches of several senders, none waiting for an answer before the next is made."""
+
+    async def body(b: Bench) -> None:
+        queue_id, senders = await b.queue(), (11, 12, 13)
+        calls = [
+            b.storage.put([NewMessage(queue_id, sender, b"%d" % (10 * place + i)) for i in range(1 + place % 3)])
+            for place in range(400)
+            for sender in senders
+        ]
+        await asyncio.gather(*calls)
+        for sender in senders:
+            wanted = [b"%d" % (10 * place + i) for place in range(400) for i in range(1 + place % 3)]
+            assert await b.take_payloads(queue_id, sender_id=sender, limit=1_000) == wanted
+
+    bench.run(body)
+
+
+@pytest.mark.parametrize("mode", list(ReadMode))
 def test_a_reader_gets_messages_for_it_or_for_anybody(bench: Bench, mode: ReadMode) -> None:
     """Both kinds are merged in one order; messages for others stay."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -650,3 +651,72 @@ def test_postgres_away_is_a_retryable_error_and_the_service_comes_back(postgres_
                     assert await asyncio.wait_for(waiting, 5) is not None
 
     asyncio.run(main())
+
+
+# order
+
+
+def test_pipelined_puts_of_one_client_are_read_in_their_order(make_storage: MakeStorage) -> None:
+    """Two producers put at full speed while a consumer waits: each producer's messages come in the order of its calls."""
+    count = 1_500
+
+    async def body(server: QueueServer, ann: QueueClient) -> None:
+        queue = await ann.create_queue("jobs")
+        async with QueueClient.register("127.0.0.1", server.port, name="bob") as bob:
+            got: dict[int, list[int]] = {ann.client_id: [], bob.client_id: []}
+
+            async def consume(client: QueueClient) -> None:
+                while sum(map(len, got.values())) < 2 * count:
+                    for delivery in await client.take_batch(queue, random.choice((1, 3, 100)), timeout=5):
+                        got[delivery.message.sender_id].append(int(delivery.payload))
+
+            consumer = asyncio.create_task(consume(ann))
+            await asyncio.gather(*(p.put(queue, str(i)) for i in range(count) for p in (ann, bob)))
+            await asyncio.wait_for(consumer, 60)
+            assert got == {ann.client_id: list(range(count)), bob.client_id: list(range(count))}
+
+    serve(body, make_storage())
+
+
+def test_a_later_put_is_not_handed_over_while_an_earlier_one_is_under_way() -> None:
+    """The sleeping take gets the batch that came first, though a single message could have been handed to it."""
+
+    class Slow(MemoryQueueStorage):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lane = asyncio.Lock()
+
+        async def put(self, rows: Sequence[NewMessage]) -> list[PutResult]:
+            async with self.lane:
+                results = await super().put(rows)
+                await asyncio.sleep(0.05)
+                return results
+
+    async def body(_server: QueueServer, client: QueueClient) -> None:
+        queue = await client.create_queue("jobs")
+        waiting = asyncio.create_task(client.take_batch(queue, 5, timeout=20))
+        await asyncio.sleep(0.1)
+        batch = asyncio.create_task(client.put_batch([q.NewMessage(queue.queue_id, b"a"), q.NewMessage(queue.queue_id, b"b")]))
+        await asyncio.sleep(0)
+        await asyncio.gather(batch, client.put(queue, b"c"))
+        assert (await waiting)[0].payload == b"a"
+
+    serve(body, Slow())
+
+
+def test_requests_leave_in_the_order_of_the_calls_when_the_connection_has_room_again() -> None:
+    """A call made while earlier ones wait for room does not pass them."""
+
+    async def body(_server: QueueServer, client: QueueClient) -> None:
+        queue = await client.create_queue("jobs")
+        connection = client._connection
+        assert connection is not None
+        connection.pause_writing()
+        calls = [asyncio.create_task(client.put(queue, b"1")), asyncio.create_task(client.put(queue, b"2"))]
+        await asyncio.sleep(0)
+        calls.append(asyncio.create_task(client.put(queue, b"3")))
+        connection.resume_writing()
+        await asyncio.gather(*calls)
+        assert [m.message async for m in client.read_messages(queue)] == [b"1", b"2", b"3"]
+
+    serve(body)

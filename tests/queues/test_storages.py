@@ -17,7 +17,7 @@ from tests.private_postgres import PrivatePostgres
 
 from postroad.errors import InvalidValueError, QueueBusyError, StorageInUseError, StorageSchemaError, StorageUnavailableError
 from postroad.storage.queues import migrations
-from postroad.storage.queues.base import ClientMode, NewMessage, TakeRequest
+from postroad.storage.queues.base import ClientMode, NewMessage, PutResult, TakeRequest
 from postroad.storage.queues.combine import Combiner
 from postroad.storage.queues.migrations import Migration, load_migrations
 from postroad.storage.queues.postgres import PostgresQueueStorage
@@ -253,5 +253,62 @@ def test_a_combiner_is_bounded_and_tells_every_caller_of_a_failure() -> None:
         assert all(isinstance(r, StorageUnavailableError) for r in results)
         assert await combiner.call([6, 7]) == [12, 14]
         assert await combiner.call([]) == []
+
+    asyncio.run(body())
+
+
+def test_a_combiner_keeps_a_lane_in_order_and_serves_other_lanes_meanwhile() -> None:
+    """A slow call holds up its own lane only; what waits in a lane leaves after it, in the order of the calls."""
+
+    async def body() -> None:
+        gates = {"slow": asyncio.Event(), "other": asyncio.Event()}
+        ran: list[str] = []
+
+        async def run(items: list[str]) -> list[str]:
+            await gates[items[0].split()[0]].wait()
+            ran.extend(items)
+            return items
+
+        combiner = Combiner(run, parallel=2, rows_max=2, lane=lambda item: item.split()[0])
+        slow = [asyncio.create_task(combiner.call([f"slow {i}"])) for i in range(5)]
+        await asyncio.sleep(0)
+        other = [asyncio.create_task(combiner.call([f"other {i}"])) for i in range(3)]
+        gates["other"].set()
+        await asyncio.gather(*other)
+        assert ran == ["other 0", "other 1", "other 2"]
+        gates["slow"].set()
+        await asyncio.gather(*slow)
+        assert ran[3:] == [f"slow {i}" for i in range(5)]
+
+    asyncio.run(body())
+
+
+def test_a_slow_transaction_is_not_overtaken_by_a_later_put_of_the_same_sender(
+    postgres_cluster: PrivatePostgres, postgres_schema: str
+) -> None:
+    """The later put would be read first, or by somebody who does not see the earlier one yet."""
+
+    class SlowFirst(PostgresQueueStorage):
+        calls = 0
+
+        async def _put_batch(self, rows: list[NewMessage]) -> list[PutResult]:
+            self.calls += 1
+            if self.calls == 1:
+                await asyncio.sleep(0.3)
+            return await super()._put_batch(rows)
+
+    async def body() -> None:
+        storage = SlowFirst(postgres_cluster.dsn, schema=postgres_schema)
+        await storage.open()
+        queue = await storage.create_queue("jobs")
+        first = asyncio.create_task(storage.put([NewMessage(queue.queue_id, 1, b"first")]))
+        await asyncio.sleep(0)
+        second = asyncio.create_task(storage.put([NewMessage(queue.queue_id, 1, b"second")]))
+        assert (await storage.put([NewMessage(queue.queue_id, 2, b"of another")]))[0].message_id is not None
+        assert not second.done()
+        await asyncio.gather(first, second)
+        taken = await storage.take(TakeRequest(queue.queue_id, 9, sender_id=1, limit=9))
+        assert [m.message for m in taken] == [b"first", b"second"]
+        await storage.close()
 
     asyncio.run(body())

@@ -101,7 +101,7 @@ class QueueClient:
         self._addresses = list(addresses)
         self._retry_s = retry_s
         self._connection: Connection | None = None
-        self._opening = asyncio.Lock()
+        self._sending = asyncio.Lock()  # requests leave in the order of the calls, also while a connection is opened or full
         self._place = 0
         self._closed = False
         self._new: tuple[str, ClientMode] | None = None
@@ -138,7 +138,8 @@ class QueueClient:
         return client
 
     async def connect(self) -> Self:
-        await self._connected()
+        async with self._sending:
+            await self._connected()
         return self
 
     async def close(self) -> None:
@@ -394,8 +395,10 @@ class QueueClient:
         pause = RETRY_PAUSE_S
         while True:
             try:
-                connection = await self._connected()
-                return await connection.call(packet, expected)
+                async with self._sending:
+                    connection = await self._connected()
+                    answer = await connection.send(packet, expected)
+                return await answer
             except PostroadError as error:
                 if not (safe and error.retryable) or self._closed or time.monotonic() + pause > deadline:
                     raise
@@ -407,10 +410,8 @@ class QueueClient:
             raise ConnectionLostError("this client was closed")
         if self._connection is not None and self._connection.is_open:
             return self._connection
-        async with self._opening:
-            if self._connection is None or not self._connection.is_open:
-                self._connection = await self._open()
-            return self._connection
+        self._connection = await self._open()
+        return self._connection
 
     async def _open(self) -> Connection:
         """Open a connection to the first address that answers, beginning with the last that did."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from itertools import count
 from typing import Final, TypeVar, cast
 
@@ -74,6 +75,10 @@ class Connection(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     async def call(self, packet: Packet, expected: type[PacketT]) -> PacketT:
+        return await (await self.send(packet, expected))
+
+    async def send(self, packet: Packet, expected: type[PacketT]) -> Awaitable[PacketT]:
+        """Send a request as soon as there is room, and return what waits for its answer."""
         if len(self._pending) >= REQUESTS_UNDER_WAY_MAX:
             raise QueueBusyError(f"{REQUESTS_UNDER_WAY_MAX:,} requests are under way on this connection")
         await self._writable.wait()
@@ -86,6 +91,9 @@ class Connection(asyncio.Protocol):
         if not self._outbox:
             asyncio.get_running_loop().call_soon(self._flush)
         self._outbox += buffers
+        return self._answer(packet_id, future, expected)
+
+    async def _answer(self, packet_id: int, future: asyncio.Future[Packet], expected: type[PacketT]) -> PacketT:
         try:
             answer = await future
         finally:

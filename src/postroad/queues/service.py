@@ -300,6 +300,7 @@ class QueueService:
         """Put; what a sleeping take may have is put as leased to it and handed over when it is durable."""
         waiters = self._signals.reserve(rows)
         leased = [_leased_to(waiters[i], row) if i in waiters else row for i, row in enumerate(rows)]
+        self._signals.put_started(leased)
         put = asyncio.ensure_future(self.storage.put(leased))
         try:
             results = await asyncio.shield(put)
@@ -308,8 +309,7 @@ class QueueService:
             put.add_done_callback(lambda done: self._hand_over_later(done, leased, waiters))
             raise
         except BaseException:
-            for waiter in waiters.values():
-                waiter.let_go()
+            self._put_failed(leased, waiters)
             raise
         self._after_put(leased, results, waiters)
         return results
@@ -318,12 +318,17 @@ class QueueService:
         self, put: asyncio.Task[list[PutResult]], rows: Sequence[NewMessage], waiters: dict[int, Waiter]
     ) -> None:
         if put.cancelled() or put.exception() is not None:
-            for waiter in waiters.values():
-                waiter.let_go()
+            self._put_failed(rows, waiters)
         else:
             self._after_put(rows, put.result(), waiters)
 
+    def _put_failed(self, rows: Sequence[NewMessage], waiters: dict[int, Waiter]) -> None:
+        self._signals.put_ended(rows)
+        for waiter in waiters.values():
+            waiter.let_go()
+
     def _after_put(self, rows: Sequence[NewMessage], results: Sequence[PutResult], waiters: dict[int, Waiter]) -> None:
+        self._signals.put_ended(rows)  # in one step with `visible` below: nothing is handed over in between
         for i, (row, result) in enumerate(zip(rows, results, strict=True)):
             self._counts.of(row.queue_id).put_total += 1
             for delay_ms in (row.delay_ms, row.ttl_ms, row.lease_ms):

@@ -5,12 +5,14 @@ that may have it, the longest waiting first; when it is not known what became vi
 waiters of the queue wake. A waiter that was woken and leaves without trying passes the wake on.
 
 A message put while a take sleeps is handed over: the sleeper is reserved, the message is put as leased to its client, in one
-transaction instead of two, and the sleeper gets it when that is durable.
+transaction instead of two, and the sleeper gets it when that is durable. It is not handed over while an earlier put of its sender
+into that queue is under way: the take would get the later message first.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
@@ -89,6 +91,7 @@ class Signals:
     def __init__(self, *, waiters_max: int) -> None:
         self._waiters_max = waiters_max
         self._queues: dict[int, dict[Waiter, None]] = {}  # insertion order: the longest waiting first
+        self._putting: Counter[tuple[int, int]] = Counter()  # (queue, sender): messages under way that nobody is promised
         self.waiting = 0
 
     @contextmanager
@@ -117,17 +120,33 @@ class Signals:
         reserved: dict[int, Waiter] = {}
         if not self._queues:
             return reserved
+        passed: set[tuple[int, int]] = set()
         for place, message in enumerate(messages[:_RESERVED_MAX]):
-            if message.delay_ms:
+            lane = (message.queue_id, message.sender_id)
+            if message.delay_ms or lane in passed or lane in self._putting:
                 continue
+            passed.add(lane)
             for waiter in self._queues.get(message.queue_id, ()):
                 request = waiter.request
                 few = request.limit == 1 or len(messages) == 1
                 if few and waiter.sleeps and request.lease_ms != 0 and waiter.may_have(message):
                     waiter.reserved = True
                     reserved[place] = waiter
+                    passed.discard(lane)
                     break
         return reserved
+
+    def put_started(self, messages: Iterable[NewMessage]) -> None:
+        """Hear of a put under way. `put_ended` must follow with the same messages."""
+        self._putting.update((m.queue_id, m.sender_id) for m in messages if m.lease_to is None)
+
+    def put_ended(self, messages: Iterable[NewMessage]) -> None:
+        for message in messages:
+            if message.lease_to is None:
+                lane = (message.queue_id, message.sender_id)
+                self._putting[lane] -= 1
+                if not self._putting[lane]:
+                    del self._putting[lane]
 
     def waits_on(self, queue_id: int) -> bool:
         return queue_id in self._queues

@@ -12,7 +12,9 @@ Invariants every storage keeps:
 - the delivery number of a message grows by one with each take and never goes back, so (message, delivery, client) names a
   lease for ever and an older lease can never end a newer one;
 - a change is durable when its call returns; a call that raises `StorageUnavailableError` may or may not have happened;
-- rows of a bound queue and the cursor that covers them are one transaction.
+- rows of a bound queue and the cursor that covers them are one transaction;
+- puts of one sender become visible in the order of the `put` calls, and get ids in that order. Messages of one priority are
+  read in the order of their ids, whatever the clock says.
 """
 
 from __future__ import annotations
@@ -242,5 +244,5 @@ class QueueStorage(Protocol):
 
 def in_reading_order(messages: list[Message], mode: ReadMode) -> list[Message]:
     if mode is ReadMode.PRIORITY:
-        return sorted(messages, key=lambda m: (-m.priority, m.time_of_arrival_ms, m.message_id))
-    return sorted(messages, key=lambda m: (m.time_of_arrival_ms, m.message_id))
+        return sorted(messages, key=lambda m: (-m.priority, m.message_id))
+    return sorted(messages, key=lambda m: m.message_id)

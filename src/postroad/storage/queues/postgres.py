@@ -97,7 +97,9 @@ class PostgresQueueStorage:
         self._watched: set[int] = set()
         self._callback: VisibleCallback | None = None
         self._listener: asyncio.Task[None] | None = None
-        self._puts: Combiner[NewMessage, PutResult] = Combiner(self._put_batch, parallel=2, item_bytes=lambda r: len(r.payload))
+        self._puts: Combiner[NewMessage, PutResult] = Combiner(
+            self._put_batch, parallel=2, item_bytes=lambda r: len(r.payload), lane=lambda r: r.sender_id
+        )
         self._takes: Combiner[TakeRequest, list[Message] | UnknownQueueError] = Combiner(
             self._take_batch, parallel=2, rows_max=64
         )

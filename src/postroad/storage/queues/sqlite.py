@@ -46,10 +46,10 @@ _UNEXPIRED: Final = "(expires IS NULL OR expires > :now)"
 
 def _take_statement(mode: ReadMode, *, one_sender: bool) -> str:
     """Two index scans (for me, for anybody), merged by SQLite in the order both have."""
-    order = "priority DESC, time_of_arrival, message_id" if mode is ReadMode.PRIORITY else "time_of_arrival, message_id"
+    order = "priority DESC, message_id" if mode is ReadMode.PRIORITY else "message_id"
     sender = "AND sender_id = :sender_id" if one_sender else ""
     scan = (
-        "SELECT priority, time_of_arrival, message_id, length(message) FROM messages "  # noqa: S608 - constants only
+        "SELECT priority, message_id, length(message) FROM messages "  # noqa: S608 - constants only
         f"WHERE queue_id = :queue_id AND coalesce(receiver_id, 0) = {{}} {sender} AND state = 0 AND {_UNEXPIRED}"
     )
     return f"{scan.format(':client_id')} UNION ALL {scan.format('0')} ORDER BY {order} LIMIT :limit"
@@ -57,9 +57,9 @@ def _take_statement(mode: ReadMode, *, one_sender: bool) -> str:
 
 _TAKES: Final = {(mode, one): _take_statement(mode, one_sender=one) for mode in ReadMode for one in (False, True)}
 _TAKE_RESPONSE: Final = (
-    "SELECT priority, time_of_arrival, message_id, length(message) FROM messages WHERE queue_id = :queue_id "  # noqa: S608 - constants only
+    "SELECT priority, message_id, length(message) FROM messages WHERE queue_id = :queue_id "  # noqa: S608 - constants only
     f"AND coalesce(receiver_id, 0) = :client_id AND context = :context AND state = 0 AND {_UNEXPIRED} "
-    "ORDER BY time_of_arrival, message_id LIMIT :limit"
+    "ORDER BY message_id LIMIT :limit"
 )
 _PUT: Final = (
     "INSERT INTO messages (queue_id, sender_id, receiver_id, context, priority, time_of_arrival, message, state, key, "
@@ -388,7 +388,7 @@ def _take(db: sqlite3.Connection, request: TakeRequest, now: int) -> list[Messag
     statement = _TAKE_RESPONSE if request.context is not None else _TAKES[request.mode, request.sender_id is not None]
     taken: list[Message] = []
     total = 0
-    for _, _, message_id, size in db.execute(statement, values).fetchall():
+    for _, message_id, size in db.execute(statement, values).fetchall():
         total += size
         if taken and total > request.bytes_max:
             break
