@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
+from postroad.topics.drivers import store_role
+
 SOURCE = Path(__file__).parents[2] / "src"
 
 
@@ -33,9 +35,20 @@ class Service:
         for index, address in enumerate(self.addresses):
             self.commands[f"proxy{index}"] = [*base, "proxy", f"proxy{index}", "--bind", address, "--data", str(root / "data")]
         known = [word for address in self.addresses for word in ("--proxy", address)]
+        self._server = [*base, "server"]
+        self._options = [*known, "--data", str(root / "data"), "--period", str(period_s)]
         for index in range(servers):
-            more = ["--data", str(root / "data"), "--period", str(period_s)]
-            self.commands[f"server{index}"] = [*base, "server", f"server{index}", *known, *more]
+            self.commands[f"server{index}"] = [*self._server, f"server{index}", *self._options]
+
+    def join(self, name: str) -> None:
+        """Start a server that was not there at first."""
+        self.add(name, [*self._server, name, *self._options])
+        self.start(name)
+
+    def files(self, name: str) -> list[Path]:
+        """Return the database files of a server or proxy."""
+        role = store_role(name.rstrip("0123456789"), name.encode())
+        return list((self.root / "data").glob(f"{role}.sqlite3*"))
 
     def add(self, name: str, command: list[str]) -> None:
         self.commands[name] = command

@@ -46,16 +46,22 @@ class Worker:
                 self.write(kind="got", topic=topic, id=last.id.decode(), body=last.body.decode())
 
     def subscribe(self) -> None:
-        done = {line["topic"] for line in self.lines if line["kind"] == "subscribed"}
-        for topic in self.topics:
-            while topic not in done:
-                self.write(kind="subscribe", topic=topic)
-                try:
-                    self.client.subscribe(topic)
-                except TopicsError:
-                    continue
-                self.write(kind="subscribed", topic=topic)
-                break
+        """Subscribe where the journal does not say that we are; in an order of our own, so that owners of new topics differ."""
+        last = {line["topic"]: line["kind"] for line in self.lines if "subscribe" in str(line["kind"])}
+        for topic in self.rng.sample(self.topics, len(self.topics)):
+            while last.get(topic) != "subscribed":
+                last[topic] = "subscribed" if self.change("subscribe", topic) else ""
+
+    def change(self, kind: str, topic: str) -> bool:
+        """Subscribe or unsubscribe; tell whether it succeeded."""
+        self.write(kind=kind, topic=topic)
+        try:
+            self.client.subscribe(topic) if kind == "subscribe" else self.client.unsubscribe(topic)
+        except TopicsError as error:
+            must_be_retryable(error)
+            return False
+        self.write(kind=f"{kind}d", topic=topic)
+        return True
 
     def finish(self, topic: str) -> bool:
         unfinished = self.client.unfinished(topic)
@@ -96,7 +102,10 @@ class Worker:
         self.subscribe()
         while not (self.root / "finish").exists():
             topic = self.rng.choice(self.topics)
-            if self.rng.random() < 0.3 and self.finish(topic):
+            if self.rng.random() < 0.01:
+                self.change("unsubscribe", topic)
+                self.subscribe()
+            elif self.rng.random() < 0.3 and self.finish(topic):
                 self.put(topic)
             else:
                 self.get(topic)

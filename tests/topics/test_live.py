@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import sqlite3
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from tests.topics.live_worker import read_journal
 from postroad.topics.checkers import Books, Verdicts, check
 
 WORKER = Path(__file__).with_name("live_worker.py")
-TOPICS = ["alpha", "beta", "gamma delta", "a/b/../c"]
+TOPICS = ["alpha", "beta", "gamma delta", "a/b/../c", "epsilon", "zeta"]
 CLIENTS = [f"client{i}" for i in range(8)]
 
 
@@ -25,9 +27,9 @@ def books_of(root: Path) -> Books:
         for line in read_journal(root / f"{name}.journal"):
             at, topic = float(str(line["time"])), str(line.get("topic", ""))
             match line["kind"]:
-                case "subscribe":
-                    books.subscription(name, topic, joining=True, now=at)
-                case "subscribed":
+                case "subscribe" | "unsubscribe":
+                    books.subscription(name, topic, joining=line["kind"] == "subscribe", now=at)
+                case "subscribed" | "unsubscribed":
                     books.subscriptions[name, topic][-1].done = at
                 case "put":
                     books.new_put(name, topic, int(str(line["number"])), at)
@@ -42,6 +44,23 @@ def subscriptions(root: Path) -> int:
     return sum(line["kind"] == "subscribed" for name in CLIENTS for line in read_journal(root / f"{name}.journal"))
 
 
+def moved_topics(root: Path) -> int:
+    """Count the topics that had two owners and were merged, as the servers' own files tell it."""
+    moved = 0
+    for path in (root / "data").glob("server-*.sqlite3"):
+        with closing(sqlite3.connect(path)) as database:
+            moved += database.execute("SELECT count(*) FROM moved").fetchone()[0]
+    return moved
+
+
+def lose_list(service: Service, proxy: str) -> None:
+    """Kill a proxy, remove what it stored, and start it again."""
+    service.kill(proxy)
+    for path in service.files(proxy):
+        path.unlink()
+    service.start(proxy)
+
+
 def run_live(root: Path, *, seconds: float, seed: int) -> tuple[Books, int]:
     rng = random.Random(seed)
     service = Service(root, proxies=3, servers=3)
@@ -53,8 +72,15 @@ def run_live(root: Path, *, seconds: float, seed: int) -> tuple[Books, int]:
         assert eventually(lambda: subscriptions(root) == len(CLIENTS) * len(TOPICS), within_s=60), service.failed()
         end = time.monotonic() + seconds
         down: dict[str, float] = {}
+        surprises = ["server3 joins", "proxy1 loses its list"]
         while time.monotonic() < end:
             time.sleep(rng.uniform(0.2, 1.2))
+            if surprises and time.monotonic() > end - seconds * len(surprises) / 3:
+                if surprises.pop(0) == "server3 joins":
+                    service.join("server3")
+                else:
+                    down.pop("proxy1", None)
+                    lose_list(service, "proxy1")
             for name in [n for n, until in down.items() if until < time.monotonic()]:
                 del down[name]
                 service.start(name)
@@ -70,6 +96,7 @@ def run_live(root: Path, *, seconds: float, seed: int) -> tuple[Books, int]:
         (root / "drain").touch()
         assert eventually(lambda: all((root / f"{n}.drained").exists() for n in CLIENTS), within_s=90), service.failed()
         assert not service.failed()
+    assert moved_topics(root), "no topic ever had two owners: this run shows nothing about merges"
     return books_of(root), kills
 
 

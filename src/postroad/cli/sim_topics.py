@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -57,19 +58,31 @@ def topics(*, seeds: range, as_json: bool, jobs: int, without_stamps: bool, with
     """
     run = partial(simulate, stamps=not without_stamps, homes=not without_homes, settle=not without_settling)
     total = dict.fromkeys([*COUNTS, "faults", "messages", "received", "merges"], 0)
+    kinds: Counter[str] = Counter()
     digest = xxhash.xxh3_64()
     bad: list[int] = []
     for outcome in _progress(_outcomes(run, seeds, jobs), len(seeds)):
         counts = {name: getattr(outcome.verdicts, name) for name in COUNTS}
-        facts = {"faults": outcome.faults, "messages": outcome.messages, "received": outcome.received, "merges": outcome.merges}
+        facts = {
+            "faults": outcome.faults.total(),
+            "messages": outcome.messages,
+            "received": outcome.received,
+            "merges": outcome.merges,
+        }
         for name, value in {**counts, **facts}.items():
             total[name] += value
+        kinds += outcome.faults
         digest.update(outcome.digest.encode())
         if outcome.verdicts.total:
             bad.append(outcome.seed)
         _tell(outcome, {"seed": outcome.seed, **counts, **facts, "digest": outcome.digest}, as_json=as_json)
     summary = {"seeds": len(seeds), "violating_seeds": len(bad), **total, "digest": digest.hexdigest()}
-    print(json.dumps(summary) if as_json else "  ".join(f"{name} {value}" for name, value in summary.items()))
+    by_kind = dict(kinds.most_common())
+    if as_json:
+        print(json.dumps({**summary, "faults_by_kind": by_kind}))
+    else:
+        print("  ".join(f"{name} {value}" for name, value in summary.items()))
+        print("faults: " + ", ".join(f"{value} {name}" for name, value in by_kind.items()))
     if bad:
         flags = "".join(
             [" --without-stamps" * without_stamps, " --without-homes" * without_homes, " --without-settling" * without_settling]

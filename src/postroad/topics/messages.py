@@ -11,9 +11,11 @@ Every length is bounded before anything is copied; whatever is wrong raises `Top
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
+
+import xxhash
 
 from postroad.errors import InvalidValueError, TopicsProtocolError
 
@@ -27,6 +29,7 @@ INTEGER_MAX: Final = (1 << 63) - 1  # what a database column holds
 # A TRANSFER of one largest message, all of whose bytes need escaping, and its lines.
 PAYLOAD_BYTES_MAX: Final = 2 * BODY_BYTES_MAX + (16 << 20)
 ANNOUNCEMENT_BYTES_MAX: Final = 16 << 20  # the names in one PERIODIC, or in the answer to it
+SERVERS_BYTES_MAX: Final = 32_768  # one list of servers with their addresses, in an extension field
 NO_MESSAGE_ID: Final = b"-1"
 
 _SPECIAL: Final = re.compile(rb"[\x00-\x20\x7f%]")
@@ -290,6 +293,40 @@ def extend(**values: int | bytes | None) -> dict[str, bytes]:
         for key, value in values.items()
         if value is not None
     }
+
+
+def format_servers(servers: Mapping[bytes, bytes], start: int = 0) -> bytes:
+    """Write servers and their addresses as one extension value: as many as fit, beginning at the `start`-th name.
+
+    A caller who counts `start` up sends every server sooner or later, however many there are.
+    """
+    ordered = sorted(servers.items())
+    turn = start % len(ordered) if ordered else 0
+    words: list[bytes] = []
+    size = 0
+    for server, address in ordered[turn:] + ordered[:turn]:
+        word = b",".join(encode_name(part).replace(b",", b"%2C") for part in (server, address))
+        size += len(word) + 1
+        if size > SERVERS_BYTES_MAX:
+            break
+        words.append(word)
+    return b",".join(words)
+
+
+def parse_servers(extensions: Extensions, key: str) -> dict[bytes, bytes]:
+    """Read what `format_servers` wrote; nothing when the field is absent."""
+    value = extensions.get(key, b"")
+    parts = value.split(b",") if value else []
+    if len(value) > SERVERS_BYTES_MAX or len(parts) % 2:
+        raise TopicsProtocolError(f"a list of servers needs pairs of id and address in at most {SERVERS_BYTES_MAX} bytes")
+    names = [decode_name(part) for part in parts]
+    return dict(zip(names[::2], names[1::2], strict=True))
+
+
+def digest_servers(servers: Iterable[bytes]) -> int:
+    """Give a number by which two parties see whether they know the same servers."""
+    digest = xxhash.xxh3_64(b" ".join(map(encode_name, sorted(servers))))
+    return digest.intdigest() >> 1  # 63 bits: what an extension field carries
 
 
 def format_message(message: Message) -> bytes:

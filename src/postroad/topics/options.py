@@ -39,6 +39,7 @@ class ServerOptions:
     stagings_max: int = 64
     staging_s: float = 600.0
     moves_max: int = 16
+    servers_max: int = 10_000
     stamps: bool = True  # False: merge as the seed does; only for the simulator, to show the loss it admits
     homes: bool = True  # False: serve any client from any copy; only for the simulator
     settle: bool = True  # False: reclaim without waiting for the horizon; only for the simulator
@@ -48,7 +49,7 @@ class ServerOptions:
 class ProxyOptions:
     # A little less than the client's: when a server is away, the proxy's word reaches the client before it gives up.
     calls: CallOptions = CallOptions(timeout_ms=90)
-    silent_s: float = 15.0  # a server not heard for so long gets no new topics
+    silent_s: float = 15.0  # a server not heard for so long gets no new topics; a new list of servers waits so long for all
     hops_max: int = 3
     patience_max: float = 64.0  # a client that waits longer than 100 ms may stretch the proxy's time-outs this far
     in_flight_max: int = 10_000

@@ -22,7 +22,7 @@ from postroad.topics import messages as m
 from postroad.topics.calls import Calls
 from postroad.topics.options import ProxyOptions
 from postroad.topics.orders import Answered, Asked, Input, Order, Persist, Reply, Route
-from postroad.topics.rows import DropServer, ProxyRow, ProxyState, SaveRoute, SaveServer
+from postroad.topics.rows import DropServer, ProxyRow, ProxyState, SaveRoute, SaveServer, SetMark
 from postroad.topics.server import REPORT, readable
 
 CLIENT_REQUESTS = frozenset({b"SUBSCRIBE", b"UNSUBSCRIBE", b"GET", b"PUT"})
@@ -77,6 +77,13 @@ class ProxyMachine:
         self._orders: list[Order] = []
         self._rows: list[ProxyRow] = []
         self._latest = 0
+        self._forgotten: dict[bytes, bytes] = {}  # servers that are gone for good; servers must not remind us of them
+        self._lists_sent = 0
+        # A list that is new, or was lost, is complete when every server had time to announce itself or to be named by another.
+        self._listed = bool(state.marks.get("listed", 1 if state.servers else 0))
+        self._listed_at: float | None = None
+        if "listed" not in state.marks:
+            self._rows.append(SetMark("listed", int(self._listed)))
         for server in forget:
             self._forget(server)
 
@@ -266,6 +273,9 @@ class ProxyMachine:
         if len(self._claims) + len(message.topics) > self.options.topics_max or not self._learn(message.sender, address):
             self._reply(route, m.REFUSED, body=b"this proxy knows its maximum of servers or topics")
             return
+        self._forgotten.pop(message.sender, None)
+        self._remember(message)
+        self._complete_list(now)
         server = self.servers[message.sender]
         stamp = m.number(extensions, "t")
         self._latest = max(self._latest, stamp or 0)
@@ -277,9 +287,35 @@ class ProxyMachine:
         disputed = tuple(topic for topic in server.topics if len(self._claims[topic]) > 1)
         for topic in disputed:
             self._resolve(topic, now)
-        self._reply(
-            route, m.OK, body=m.format_names(disputed), extensions=self._settled(message.sender) if stamp is not None else None
-        )
+        answer = None if stamp is None else {**self._settled(message.sender), **self._list(message)}
+        self._reply(route, m.OK, body=m.format_names(disputed), extensions=answer)
+
+    def _remember(self, message: m.Periodic) -> None:
+        """Learn the servers another server was once told of: we may have lost our list."""
+        for server, address in m.parse_servers(message.extensions, "k").items():
+            if server not in self.servers and server not in self._forgotten:
+                self._learn(server, address)
+
+    def _complete_list(self, now: float) -> None:
+        if self._listed:
+            return
+        if self._listed_at is None:
+            self._listed_at = now + self.options.silent_s
+        elif now >= self._listed_at:
+            self._listed = True
+            self._rows.append(SetMark("listed", 1))
+
+    def _list(self, message: m.Periodic) -> dict[str, bytes]:
+        """Say which servers we know, when the asker knows others; and which were forgotten on purpose."""
+        digest = m.digest_servers(self.servers)
+        fields = m.extend(d=digest)
+        if m.number(message.extensions, "d") not in {None, digest}:
+            self._lists_sent += 1
+            known = {name: server.address for name, server in self.servers.items()}
+            fields["k"] = m.format_servers(known, self._lists_sent)
+        if self._forgotten:
+            fields["f"] = m.format_servers(self._forgotten)
+        return fields
 
     def _learn(self, name: bytes, address: bytes) -> bool:
         known = self.servers.get(name)
@@ -312,7 +348,7 @@ class ProxyMachine:
         """Say how far all other servers have reported; nothing when one has not."""
         others = [server for name, server in self.servers.items() if name != sender]
         moved = max((server.moved for server in self.servers.values()), default=0)
-        if any(server.stamp is None for server in others):
+        if not self._listed or any(server.stamp is None for server in others):
             return m.extend(t=self._latest)
         low = min((server.stamp for server in others if server.stamp is not None), default=self._latest)
         return m.extend(t=self._latest, l=low, m=moved)
@@ -328,6 +364,7 @@ class ProxyMachine:
                 self._order(self._calls.start(self.servers[name].address, m.format_message(order), _MergeTag(topic), now=now))
 
     def _forget(self, name: bytes) -> None:
+        self._forgotten[name] = name
         if self.servers.pop(name, None) is not None:
             self.routes = {topic: server for topic, server in self.routes.items() if server != name}
             self._load.pop(name)

@@ -134,7 +134,7 @@ class DropMoved:
 
 @dataclass(frozen=True, slots=True)
 class SetMark:
-    """A named number: `clock`, `moved` (server), `stamp` (client)."""
+    """A named number: `clock`, `moved` (server), `stamp` (client), `listed` (proxy)."""
 
     name: str
     value: int
@@ -142,7 +142,7 @@ class SetMark:
 
 @dataclass(frozen=True, slots=True)
 class SaveServer:
-    """Proxy: a server that may be given topics."""
+    """A server that may hold copies. A proxy may give it topics; a server reminds proxies of it."""
 
     server: bytes
     address: bytes
@@ -197,9 +197,9 @@ class DropUnfinished:
 
 ServerRow = (
     SaveTopic | DropTopic | SavePublisher | DropPublisher | SaveSubscriber | DropSubscriber | SetLate | DropLate | AddMessage
-    | DropMessages | Stage | TakeStaged | Unstage | SaveMoved | DropMoved | SetMark
+    | DropMessages | Stage | TakeStaged | Unstage | SaveMoved | DropMoved | SetMark | SaveServer | DropServer
 )  # fmt: skip
-ProxyRow = SaveServer | DropServer | SaveRoute
+ProxyRow = SaveServer | DropServer | SaveRoute | SetMark
 ClientRow = SaveMemory | SaveReceived | SaveUnfinished | DropUnfinished | SetMark
 Row = ServerRow | ProxyRow | ClientRow
 
@@ -224,12 +224,14 @@ class ServerState:
     messages: Sequence[StoredMessage] = ()
     moved: Sequence[SaveMoved] = ()
     marks: dict[str, int] = field(default_factory=dict)
+    servers: Sequence[SaveServer] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ProxyState:
     servers: Sequence[SaveServer] = ()
     routes: Sequence[SaveRoute] = ()
+    marks: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,18 @@ from postroad.topics.merge import Arrival, merge
 from postroad.topics.moving import Move, Staging, plan_parts
 from postroad.topics.options import ServerOptions
 from postroad.topics.orders import Answered, Ask, Asked, BodyRef, Input, Order, Persist, Reply, Route
-from postroad.topics.rows import DropMoved, DropTopic, SaveMoved, ServerRow, ServerState, SetMark, Stage, Unstage
+from postroad.topics.rows import (
+    DropMoved,
+    DropServer,
+    DropTopic,
+    SaveMoved,
+    SaveServer,
+    ServerRow,
+    ServerState,
+    SetMark,
+    Stage,
+    Unstage,
+)
 from postroad.topics.transfer import parse_transfer
 from postroad.types import COUNTER_BITS
 
@@ -79,6 +90,8 @@ class ServerMachine:
         self._round = _Round(0, {})
         self._announce_at = now
         self._moved_stamp = state.marks.get("moved", 0)
+        self._servers = {row.server: row.address for row in state.servers}  # all that any proxy ever told us of
+        self._proxy_digests: dict[bytes, int | None] = {}  # of the servers each proxy knew at its last answer
         self._announcement_bytes = 0
         self._load(state, now)
 
@@ -331,9 +344,13 @@ class ServerMachine:
         self._round = _Round(self._round.number + 1, {topic: copy.copy for topic, copy in self.copies.items()})
         stamp = self.clock.tick(now)
         self._rows.append(SetMark("clock", stamp))
-        extensions = m.extend(a=self.address, t=stamp, m=self._moved_stamp)
-        payload = m.format_message(m.Periodic(self.server, tuple(self.copies), extensions=extensions))
+        self._servers[self.server] = self.address
+        digest = m.digest_servers(self._servers)
+        extensions = m.extend(a=self.address, t=stamp, m=self._moved_stamp, d=digest)
+        reminder = {**extensions, "k": m.format_servers(self._servers, self._round.number)}
         for proxy in self._proxies:
+            fields = extensions if self._proxy_digests.get(proxy) == digest else reminder
+            payload = m.format_message(m.Periodic(self.server, tuple(self.copies), extensions=fields))
             self._order(self._calls.start(proxy, payload, _PeriodicTag(self._round.number, proxy), now=now))
         for copy in self.copies.values():
             self._settle(copy, copy.horizon, now)
@@ -342,6 +359,7 @@ class ServerMachine:
             self._rows.append(Unstage(*key))
 
     def _periodic_answered(self, tag: _PeriodicTag, status: m.Status, now: float) -> None:
+        self._learn_servers(tag.proxy, status)
         low, moved = m.number(status.extensions, "l"), m.number(status.extensions, "m")
         if tag.number != self._round.number or low is None or moved is None or not status.ok:
             return
@@ -357,6 +375,17 @@ class ServerMachine:
             here = self.copies.get(topic)
             if here is not None and here.copy == copy and topic not in disputed and not here.frozen:
                 self._settle(here, horizon, now)
+
+    def _learn_servers(self, proxy: bytes, status: m.Status) -> None:
+        """Remember the servers a proxy knows, so that it can be reminded of them when it has lost its list."""
+        self._proxy_digests[proxy] = m.number(status.extensions, "d")
+        for server, address in m.parse_servers(status.extensions, "k").items():
+            if server not in self._servers and len(self._servers) < self.options.servers_max:
+                self._servers[server] = address
+                self._rows.append(SaveServer(server, address))
+        for server in m.parse_servers(status.extensions, "f"):
+            if self._servers.pop(server, None) is not None:
+                self._rows.append(DropServer(server))
 
     def _settle(self, copy: TopicCopy, horizon: int, now: float) -> None:
         if copy.frozen:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -34,6 +35,7 @@ from postroad.topics.options import ClientOptions, ProxyOptions, ServerOptions
 from postroad.topics.orders import Answered, Ask, Asked, Input, Parcel, Persist, Reply, Route
 from postroad.topics.proxy import ProxyMachine
 from postroad.topics.rows import Row
+from postroad.topics.scenario import Scenario
 from postroad.topics.server import ServerMachine
 from postroad.topics.store import MemoryStore
 from postroad.topics.transfer import TransferredMessage, message_text
@@ -44,60 +46,13 @@ HEAL_LIMIT_S: Final = 120.0
 EVENTS_MAX: Final = 2_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """What one run is made of; `from_seed` draws it."""
-
-    seed: int
-    proxies: int
-    servers: int
-    clients: int
-    topics: int
-    safety_s: float
-    period_s: float
-    loss: float
-    double: float
-    slow: float
-    disk_fail: float
-    fault_every_s: float
-    pause_s: float
-    part_bytes: int
-    late_server: bool
-    deaf: float  # chance that a proxy and a server cannot talk for a good part of the safety phase
-    stamps: bool = True
-    homes: bool = True
-    settle: bool = True
-
-    @classmethod
-    def from_seed(cls, seed: int) -> Scenario:
-        rng = random.Random(f"scenario {seed}")  # noqa: S311 - reproducible faults
-        return cls(
-            seed=seed,
-            proxies=rng.choice([1, 2, 2, 3, 3]),
-            servers=rng.choice([1, 2, 3, 3, 4]),
-            clients=rng.randint(2, 5),
-            topics=rng.randint(1, 4),
-            safety_s=rng.uniform(6, 14),
-            period_s=rng.choice([0.5, 1.0, 2.0, 5.0]),
-            loss=rng.choice([0.0, 0.01, 0.05, 0.15]),
-            double=rng.choice([0.0, 0.02, 0.1]),
-            slow=rng.choice([0.0, 0.02, 0.1]),
-            disk_fail=rng.choice([0.0, 0.0, 0.01]),
-            fault_every_s=rng.choice([0.3, 0.7, 1.5]),
-            pause_s=rng.choice([0.03, 0.1, 0.2]),
-            part_bytes=rng.choice([150, 600, 4 << 20]),
-            late_server=rng.random() < 0.3,
-            deaf=rng.choice([0.0, 0.3, 0.6]),
-        )
-
-
 @dataclass(slots=True)
 class Outcome:
     seed: int
     verdicts: Verdicts
     messages: int
     received: int
-    faults: int
+    faults: Counter[str]
     merges: int
     digest: str
     virtual_s: float
@@ -111,7 +66,7 @@ class World:
         self.rng = random.Random(f"world {scenario.seed}")  # noqa: S311 - reproducible faults
         self.now = 0.0
         self.healed = False
-        self.faults = 0
+        self.faults: Counter[str] = Counter()
         self.nodes: dict[bytes, Node] = {}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
@@ -137,12 +92,15 @@ class World:
     def digest(self) -> str:
         return self._trace.hexdigest()
 
-    def fault(self) -> None:
-        self.faults += 1
+    def fault(self, kind: str) -> None:
+        self.faults[kind] += 1
 
-    def cut(self, a: bytes, b: bytes, seconds: float) -> None:
-        self.fault()
-        self._cut[min(a, b), max(a, b)] = self.now + seconds
+    def cut(self, a: bytes, b: bytes, seconds: float, *, one_way: bool = False) -> None:
+        """Lose everything between two processes for a while; `one_way`: only what `a` sends to `b`."""
+        self.fault("cut one way" if one_way else "cut")
+        self._cut[a, b] = self.now + seconds
+        if not one_way:
+            self._cut[b, a] = self.now + seconds
 
     def send(self, source: bytes, target: bytes, arrive: Callable[[], None]) -> None:
         """Carry something over the network; while not healed it may be lost, doubled, or late."""
@@ -150,13 +108,17 @@ class World:
         if self.healed:
             self.at(self.now + rng.uniform(0.0002, 0.002), arrive)
             return
-        if self._cut.get((min(source, target), max(source, target)), 0.0) > self.now or rng.random() < s.loss:
-            self.fault()
+        if self._cut.get((source, target), 0.0) > self.now or rng.random() < s.loss:
+            self.fault("lost")
             return
-        copies = 2 if rng.random() < s.double else 1
+        copies = 1
+        if rng.random() < s.double:
+            copies = 2
+            self.fault("doubled")
         for _ in range(copies):
             late = rng.random() < s.slow
-            self.faults += late
+            if late:
+                self.fault("late")
             self.at(self.now + (rng.uniform(0.05, 1.5) if late else rng.uniform(0.0002, 0.004)), arrive)
 
 
@@ -166,12 +128,15 @@ Machine = ServerMachine | ProxyMachine | ClientMachine
 class Node:
     """A process: a machine, its disk, and what is under way between them."""
 
+    kind = "node"
+
     def __init__(self, world: World, address: bytes) -> None:
         self.world = world
         self.address = address
         self.store = MemoryStore()
         self.machine: Machine | None = None
         self.incarnation = 0
+        self.away = False  # it does not start before everything heals
         self.skew = 0.0
         self._queue: list[ClientOrder] = []
         self._writing: list[Row] | None = None
@@ -191,7 +156,7 @@ class Node:
         return self.machine is not None
 
     def start(self) -> None:
-        if self.up:
+        if self.up or (self.away and not self.world.healed):
             return
         self.incarnation += 1
         self.world.note(b"start " + self.address)
@@ -202,7 +167,7 @@ class Node:
         """Lose everything that is not on disk; a write under way is on disk or not."""
         if not self.up:
             return
-        self.world.fault()
+        self.world.fault(f"{self.kind} crashed")
         self.world.note(b"crash " + self.address)
         if self._writing is not None and self.world.rng.random() < 0.5:
             self.store.commit(self._writing)
@@ -255,6 +220,8 @@ class Node:
             return
         self._writing = rows
         stall = not self.world.healed and self.world.rng.random() < 0.02
+        if stall:
+            self.world.fault("disk stalled")
         delay = self.world.rng.uniform(0.1, 0.4) if stall else self.world.rng.uniform(0.0001, 0.003)
         incarnation = self.incarnation
         self.world.at(self.world.now + delay, lambda: self._written(incarnation, batch, rows))
@@ -277,7 +244,7 @@ class Node:
 
     def _disk_failed(self, batch: Sequence[ClientOrder]) -> None:
         """Section 4: revert the changes in memory and reply with an error."""
-        self.world.fault()
+        self.world.fault("disk failed")
         self.world.note(b"disk " + self.address)
         for order in batch:
             if isinstance(order, Reply):
@@ -306,11 +273,15 @@ class Node:
         raise NotImplementedError
 
     def _send_ask(self, ask: Ask) -> None:
+        self.aim_faults(ask)
         payload = ask.payload if ask.parcel is None else ask.payload + self._fill(ask.parcel)
         route = (self.address, b"%d" % self.incarnation, b"%d" % ask.request)
         target = self.world.nodes.get(ask.address)
         if target is not None:
             self.world.send(self.address, ask.address, lambda: target.deliver(Asked(payload), route))
+
+    def aim_faults(self, ask: Ask) -> None:
+        """Let a fault strike at a moment that matters."""
 
     def _fill(self, parcel: Parcel) -> bytes:
         texts = [parcel.lines]
@@ -333,6 +304,8 @@ class Node:
 
 
 class ServerNode(Node):
+    kind = "server"
+
     def __init__(self, world: World, name: bytes, proxies: Sequence[bytes]) -> None:
         super().__init__(world, name)
         self.proxies = proxies
@@ -347,6 +320,12 @@ class ServerNode(Node):
             settle=s.settle and s.stamps,
         )
 
+    def aim_faults(self, ask: Ask) -> None:
+        """Lose the answers to the last part of a transfer: the target has the topic, and the source does not know."""
+        world = self.world
+        if not world.healed and b" @e=" in ask.payload and world.rng.random() < 0.2:
+            world.cut(ask.address, self.address, world.rng.uniform(0.3, 2.0), one_way=True)
+
     def make(self) -> ServerMachine:
         self.skew = self.world.rng.uniform(-SKEW_S / 2, SKEW_S / 2)
         return ServerMachine(
@@ -355,14 +334,35 @@ class ServerNode(Node):
 
 
 class ProxyNode(Node):
+    kind = "proxy"
+
     def make(self) -> ProxyMachine:
         silent = max(2.0, 3 * self.world.scenario.period_s)
         return ProxyMachine(self.address, self.store.load_proxy(), options=ProxyOptions(silent_s=silent))
 
     def crash(self) -> None:
+        was_up = self.up
         super().crash()
-        if self.world.rng.random() < 0.5:  # section 4: a proxy may lose the state of which servers to dispatch the topics to
+        chance = self.world.rng.random()
+        if not was_up:
+            return
+        if chance < self.world.scenario.amnesia and self._others_know_all_servers():
+            self.world.fault("proxy lost its servers")
+            self.store = MemoryStore()
+        elif chance < 0.5:  # section 4: a proxy may lose the state of which servers to dispatch the topics to
+            self.world.fault("proxy lost its routes")
             self.store.routes = {}
+
+    def _others_know_all_servers(self) -> bool:
+        """Tell whether the guarantee covers the loss of this list: every server has run, and each is known elsewhere."""
+        nodes = self.world.nodes.values()
+        servers = [node for node in nodes if isinstance(node, ServerNode)]
+        if not all(server.incarnation for server in servers):
+            return False
+        keepers = [node for node in nodes if isinstance(node, ServerNode) and node.up]
+        return bool(keepers) and all(
+            all(other is server or other.address in server.store.servers for other in servers) for server in keepers
+        )
 
 
 @dataclass(slots=True)
@@ -376,6 +376,8 @@ class _Pending:
 
 class ClientNode(Node):
     """A client process and the application in it, whose journal (`books`) survives crashes."""
+
+    kind = "client"
 
     def __init__(self, world: World, name: str, proxies: Sequence[bytes], topics: Sequence[str], books: Books) -> None:
         super().__init__(world, name.encode())
@@ -461,7 +463,7 @@ class ClientNode(Node):
         name = topic.encode()
         if self.machine.unfinished(name) is not None and self.rng.random() < 0.7:
             return FinishPut(name)
-        kind = self.rng.choices(["get", "put", "subscribe", "unsubscribe"], [45, 40, 12, 3])[0]
+        kind = self.rng.choices(["get", "put", "subscribe", "unsubscribe"], [45, 40, 12, self.world.scenario.leave])[0]
         events = self.books.subscriptions.get((self.name, topic))
         if kind == "get" and not events:
             kind = "subscribe"
@@ -545,10 +547,11 @@ class Simulation:
         servers = [ServerNode(world, b"server%d" % i, proxy_names) for i in range(s.servers)]
         topics = [f"topic{i}" for i in range(s.topics)]
         clients = [ClientNode(world, f"client{i}", proxy_names, topics, self.books) for i in range(s.clients)]
-        for node in [*proxies, *servers[: len(servers) - s.late_server], *clients]:
+        late = min(s.late_servers, len(servers) - 1)
+        for node in [*proxies, *servers[: len(servers) - late], *clients]:
             world.at(world.rng.uniform(0, 0.1), node.start)
-        if s.late_server:
-            world.at(s.safety_s / 2, servers[-1].start)
+        for server in servers[len(servers) - late :]:
+            world.at(world.rng.uniform(0.2, 0.9) * s.safety_s, partial(self._join, world, server))
         self._plan_faults(world, [*servers, *servers, *proxies, *clients])
         world.run(s.safety_s)
         self._heal(world, clients, servers)
@@ -558,16 +561,50 @@ class Simulation:
         messages = len(self.books.puts)
         return Outcome(s.seed, self.verdicts, messages, received, world.faults, merges, world.digest(), world.now)
 
+    @staticmethod
+    def _join(world: World, server: ServerNode) -> None:
+        world.fault("server joined")
+        server.start()
+
+    @staticmethod
+    def _leave(world: World, server: ServerNode) -> None:
+        """Go away until everything heals, unless the run would be left without a server; proxies may crash with it."""
+        present = [node for node in world.nodes.values() if isinstance(node, ServerNode) and not node.away]
+        if server.up and len(present) > 1:
+            world.fault("server away")
+            server.crash()
+            server.away = True
+            if world.rng.random() < world.scenario.amnesia:
+                for proxy in [node for node in world.nodes.values() if isinstance(node, ProxyNode)]:
+                    world.at(world.now + world.rng.uniform(0, 0.5), proxy.crash)
+                    world.at(world.now + world.rng.uniform(0.5, 1.0), proxy.start)
+
+    def _plan_deafness(self, world: World, nodes: Sequence[Node]) -> None:
+        """Cut pairs of processes off from each other for long, often from the beginning: then owners diverge."""
+        rng, servers = world.rng, list(dict.fromkeys(node for node in nodes if isinstance(node, ServerNode)))
+        proxies = [node for node in nodes if isinstance(node, ProxyNode)]
+        if self.scenario.split:
+            end = rng.uniform(0.2, 0.5) * self.scenario.safety_s
+            for place, proxy in enumerate(proxies):
+                for server in [s for i, s in enumerate(servers) if i % len(proxies) != place]:
+                    world.at(0.0, partial(world.cut, proxy.address, server.address, end))
+        pairs: list[tuple[Node, Node, float]] = [(p, s, self.scenario.deaf) for p in proxies for s in servers]
+        if self.scenario.deaf_servers:
+            pairs += [(server, other, 0.3) for server in servers for other in servers if other is not server]
+        for a, b, chance in pairs:
+            if rng.random() < chance:
+                start = rng.choice([0.0, 0.0, rng.uniform(0, self.scenario.safety_s)])
+                end = rng.uniform(0.2, 0.7) * self.scenario.safety_s  # most conflicts end while other faults go on
+                length = end - start if start < end else rng.uniform(0.5, self.scenario.safety_s)
+                cut = partial(world.cut, a.address, b.address, length, one_way=rng.random() < 0.3)
+                world.at(start, cut)
+
     def _plan_faults(self, world: World, nodes: Sequence[Node]) -> None:
+        self._plan_deafness(world, nodes)
         rng = world.rng
-        for proxy in [node for node in nodes if isinstance(node, ProxyNode)]:
-            for server in dict.fromkeys(node for node in nodes if isinstance(node, ServerNode)):
-                if rng.random() < self.scenario.deaf:
-                    start, length = (
-                        rng.choice([0.0, rng.uniform(0, self.scenario.safety_s)]),
-                        rng.uniform(1, self.scenario.safety_s),
-                    )
-                    world.at(start, partial(world.cut, proxy.address, server.address, length))
+        for node in dict.fromkeys(nodes):
+            if isinstance(node, ServerNode) and rng.random() < self.scenario.away:
+                world.at(rng.uniform(0.1, 0.8) * self.scenario.safety_s, partial(self._leave, world, node))
         time = rng.expovariate(1 / self.scenario.fault_every_s)
         while time < self.scenario.safety_s:
             victim = rng.choice(nodes)
@@ -576,7 +613,9 @@ class Simulation:
                 world.at(time + rng.choice([0.05, 0.5, 3.0]) * rng.uniform(0.5, 1.5), victim.start)
             else:
                 other = rng.choice([node for node in nodes if node is not victim])
-                world.at(time, partial(world.cut, victim.address, other.address, rng.uniform(0.1, 3.0)))
+                world.at(
+                    time, partial(world.cut, victim.address, other.address, rng.uniform(0.1, 3.0), one_way=rng.random() < 0.3)
+                )
             time += rng.expovariate(1 / self.scenario.fault_every_s)
 
     def _heal(self, world: World, clients: Sequence[ClientNode], servers: Sequence[ServerNode]) -> None:

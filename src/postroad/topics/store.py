@@ -217,15 +217,20 @@ class SqliteStore:
             ],
             [r.SaveMoved(t, target, a, parse_names(copies), s) for t, target, a, copies, s in moved],  # type: ignore[arg-type]
             self._marks(),
+            self._servers(),
         )
+
+    def _servers(self) -> list[r.SaveServer]:
+        return [r.SaveServer(*row) for row in self._all("SELECT server, address FROM servers ORDER BY server")]  # type: ignore[arg-type]
 
     def _marks(self) -> dict[str, int]:
         return dict(self._all("SELECT name, value FROM marks"))  # type: ignore[arg-type]
 
     def load_proxy(self) -> r.ProxyState:
         return r.ProxyState(
-            [r.SaveServer(*row) for row in self._all("SELECT server, address FROM servers ORDER BY server")],  # type: ignore[arg-type]
+            self._servers(),
             [r.SaveRoute(*row) for row in self._all("SELECT topic, server FROM routes ORDER BY topic")],  # type: ignore[arg-type]
+            self._marks(),
         )
 
     def load_client(self) -> r.ClientState:
@@ -343,10 +348,14 @@ class MemoryStore:
             ],
             [self.moved[key] for key in sorted(self.moved)],
             copy.copy(self.marks),
+            self._servers(),
         )
 
+    def _servers(self) -> list[r.SaveServer]:
+        return [self.servers[key] for key in sorted(self.servers)]
+
     def load_proxy(self) -> r.ProxyState:
-        return r.ProxyState([self.servers[k] for k in sorted(self.servers)], [self.routes[k] for k in sorted(self.routes)])
+        return r.ProxyState(self._servers(), [self.routes[k] for k in sorted(self.routes)], copy.copy(self.marks))
 
     def load_client(self) -> r.ClientState:
         return r.ClientState(

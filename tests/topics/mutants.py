@@ -1,0 +1,356 @@
+"""Planted bugs of the topics service. Each replaces one method of the product; the simulator must notice every one of them.
+
+A mutant is a function that installs itself with a `Plant`. Nothing of this is reachable from the product's own code.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Final
+
+from postroad.topics import client_machine, copies, merge, moving, orders, proxy, server, simulation
+from postroad.topics import messages as m
+from postroad.topics import rows as r
+
+SEEDS_MAX: Final = 200
+Install = Callable[["Plant"], None]
+MUTANTS: Final[dict[str, Install]] = {}
+
+
+class Plant:
+    """Replaces methods, and puts the originals back."""
+
+    def __init__(self) -> None:
+        self._undo: list[tuple[object, str, object]] = []
+
+    def swap(self, owner: object, name: str, make: Callable[[Any], Any]) -> None:
+        """Replace `owner.name` by what `make` returns for the original; a name that is gone is an AttributeError."""
+        original = getattr(owner, name)
+        self._undo.append((owner, name, original))
+        setattr(owner, name, make(original))
+
+    def restore(self) -> None:
+        for owner, name, original in reversed(self._undo):
+            setattr(owner, name, original)
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    """Run the body with one bug planted."""
+    plant = Plant()
+    try:
+        MUTANTS[name](plant)
+        yield
+    finally:
+        plant.restore()
+
+
+def mutant(install: Install) -> Install:
+    MUTANTS[install.__name__] = install
+    return install
+
+
+@mutant
+def put_forgets_the_counter(plant: Plant) -> None:
+    """A repeated PUT is taken for a new message."""
+
+    def make(original: Any) -> Any:
+        def put(self: copies.TopicCopy, publisher: bytes, counter: int, *rest: Any, **more: Any) -> Any:
+            known = self.publishers.get(publisher)
+            if known is not None and known.counter == counter and m.message_id(publisher, counter) not in self.ids:
+                del self.publishers[publisher]
+            return original(self, publisher, counter, *rest, **more)
+
+        return put
+
+    plant.swap(copies.TopicCopy, "put", make)
+
+
+@mutant
+def get_removes_at_once(plant: Plant) -> None:
+    """A message counts as received when it was sent, not when the client names it."""
+
+    def make(original: Any) -> Any:
+        def get(self: copies.TopicCopy, client: bytes, last: bytes) -> Any:
+            verdict, rows, sequence = original(self, client, last)
+            if sequence is not None and not self.subscribers[client].late:
+                self.subscribers[client].position = sequence
+                rows = [*rows, self.subscriber_row(client)]
+            return verdict, rows, sequence
+
+        return get
+
+    plant.swap(copies.TopicCopy, "get", make)
+
+
+@mutant
+def late_subscribe_counts(plant: Plant) -> None:
+    """Operation numbers are ignored: a late duplicate of SUBSCRIBE undoes the UNSUBSCRIBE after it."""
+
+    def make(original: Any) -> Any:
+        def subscribe(self: copies.TopicCopy, client: bytes, operation: int | None, stamp: int) -> Any:
+            del operation
+            return original(self, client, None, stamp)
+
+        return subscribe
+
+    plant.swap(copies.TopicCopy, "subscribe", make)
+
+
+@mutant
+def unsubscribe_is_only_said(plant: Plant) -> None:
+    """UNSUBSCRIBE is answered, but changes nothing."""
+
+    def make(original: Any) -> Any:
+        del original
+
+        def unsubscribe(self: copies.TopicCopy, client: bytes, operation: int | None, stamp: int) -> Any:
+            del self, client, operation, stamp
+            return copies.Verdict.DONE, []
+
+        return unsubscribe
+
+    plant.swap(copies.TopicCopy, "unsubscribe", make)
+
+
+@mutant
+def unsubscribe_is_not_stored(plant: Plant) -> None:
+    """UNSUBSCRIBE is forgotten when the server crashes."""
+
+    def make(original: Any) -> Any:
+        def unsubscribe(self: copies.TopicCopy, client: bytes, operation: int | None, stamp: int) -> Any:
+            verdict, rows = original(self, client, operation, stamp)
+            return verdict, [row for row in rows if not isinstance(row, r.SaveSubscriber)]
+
+        return unsubscribe
+
+    plant.swap(copies.TopicCopy, "unsubscribe", make)
+
+
+@mutant
+def committed_move_thaws(plant: Plant) -> None:
+    """A copy serves again although its move was committed."""
+
+    def make(original: Any) -> Any:
+        def move_failed(self: server.ServerMachine, tag: Any, now: float) -> None:
+            move = self.moves.get(tag.topic)
+            if move is not None and move.attempt == tag.attempt:
+                move.committed = False
+            original(self, tag, now)
+
+        return move_failed
+
+    plant.swap(server.ServerMachine, "_move_failed", make)
+
+
+@mutant
+def moved_copy_is_sent_without_counters(plant: Plant) -> None:
+    """A transfer leaves out the publishers' counters."""
+
+    def make(original: Any) -> Any:
+        def lines(copy: copies.TopicCopy) -> list[bytes]:
+            return [line for line in original(copy) if not line.startswith(b"@pub")]
+
+        return lines
+
+    plant.swap(moving, "_lines", make)
+
+
+@mutant
+def merge_ignores_their_new_messages(plant: Plant) -> None:
+    """Subscribers of the receiving copy do not get the messages that only the other copy had."""
+
+    def make(original: Any) -> Any:
+        def insert(self: Any) -> None:
+            original(self)
+            self.fresh.clear()
+
+        return insert
+
+    plant.swap(merge._Merge, "_insert", make)
+
+
+@mutant
+def merge_repeats_what_was_read(plant: Plant) -> None:
+    """In a merge every message counts as unread again."""
+
+    def make(original: Any) -> Any:
+        def after(self: Any, sequences: list[int], stamp: int | None) -> list[int]:
+            return sorted({*original(self, sequences, stamp), *self.ours.log})
+
+        return after
+
+    plant.swap(merge._Merge, "_after", make)
+
+
+@mutant
+def merge_mixes_a_publishers_order(plant: Plant) -> None:
+    """The late list is in no order."""
+
+    def make(original: Any) -> Any:
+        def ordered(self: Any, unread: list[int]) -> list[int]:
+            return list(reversed(original(self, unread)))
+
+        return ordered
+
+    plant.swap(merge._Merge, "_ordered", make)
+
+
+@mutant
+def disputed_topics_are_settled(plant: Plant) -> None:
+    """A server reclaims messages although another server has a copy of the topic."""
+
+    def make(original: Any) -> Any:
+        def answered(self: server.ServerMachine, tag: Any, status: m.Status, now: float) -> None:
+            fields = {**status.extensions, "l": b"%d" % self.clock.last}
+            original(self, tag, replace(status, body=b"", extensions=fields), now)
+
+        return answered
+
+    plant.swap(server.ServerMachine, "_periodic_answered", make)
+
+
+@mutant
+def lost_list_of_servers_stays_lost(plant: Plant) -> None:
+    """A proxy that lost its list takes the servers it hears of first for all there are."""
+
+    def forget(original: Any) -> Any:
+        del original
+        return lambda self, message: None  # noqa: ARG005 - the replaced method's arguments
+
+    def complete(original: Any) -> Any:
+        del original
+
+        def at_once(self: proxy.ProxyMachine, now: float) -> None:
+            del now
+            self._listed = True
+
+        return at_once
+
+    plant.swap(proxy.ProxyMachine, "_remember", forget)
+    plant.swap(proxy.ProxyMachine, "_complete_list", complete)
+
+
+@mutant
+def client_stores_the_counter_late(plant: Plant) -> None:
+    """A put's counter is not on disk before the request leaves."""
+
+    def make(original: Any) -> Any:
+        def reserve(self: client_machine.ClientMachine, operation: client_machine.Operation) -> None:
+            original(self, operation)
+            if isinstance(operation, client_machine.PutTo):
+                self._orders.pop()
+
+        return reserve
+
+    plant.swap(client_machine.ClientMachine, "_reserve", make)
+
+
+@mutant
+def unfinished_put_is_put_again(plant: Plant) -> None:
+    """`FinishPut` uses a new counter, so the service cannot recognise the put."""
+
+    def make(original: Any) -> Any:
+        def begin(self: client_machine.ClientMachine, operation: client_machine.Operation, **more: Any) -> None:
+            unfinished = self.unfinished(operation.topic)
+            if isinstance(operation, client_machine.FinishPut) and unfinished is not None:
+                memory = self._memory(operation.topic)
+                memory.counter += 1
+                memory.unfinished = replace(unfinished, counter=memory.counter)
+            original(self, operation, **more)
+
+        return begin
+
+    plant.swap(client_machine.ClientMachine, "begin", make)
+
+
+@mutant
+def client_returns_before_it_stored(plant: Plant) -> None:
+    """A received message is handed over, but not stored."""
+
+    def make(original: Any) -> Any:
+        def persist(self: client_machine.ClientMachine, *rows: r.ClientRow) -> None:
+            if not any(isinstance(row, r.SaveReceived) for row in rows):
+                original(self, *rows)
+
+        return persist
+
+    plant.swap(client_machine.ClientMachine, "_persist", make)
+
+
+@mutant
+def answers_before_the_disk(plant: Plant) -> None:
+    """A server answers before what it did is durable."""
+
+    def make(original: Any) -> Any:
+        def outputs(self: server.ServerMachine) -> Sequence[orders.Order]:
+            return sorted(original(self), key=lambda order: isinstance(order, orders.Persist))
+
+        return outputs
+
+    def work(original: Any) -> Any:
+        def answer_first(self: simulation.Node) -> None:
+            if isinstance(self.machine, server.ServerMachine):
+                replies = [order for order in self._queue if isinstance(order, orders.Reply) and order.body is None]
+                self._carry_out(replies)
+                self._queue = [order for order in self._queue if order not in replies]
+            original(self)
+
+        return answer_first
+
+    plant.swap(server.ServerMachine, "outputs", make)
+    plant.swap(simulation.Node, "_work", work)
+
+
+@mutant
+def messages_are_never_reclaimed(plant: Plant) -> None:
+    """What everybody has read stays for ever."""
+
+    def make(original: Any) -> Any:
+        del original
+        return lambda self, horizon, **more: []  # noqa: ARG005 - the replaced method's arguments
+
+    plant.swap(copies.TopicCopy, "settle", make)
+
+
+@mutant
+def merges_are_never_ordered(plant: Plant) -> None:
+    """Proxies see two owners of a topic and do nothing."""
+
+    def make(original: Any) -> Any:
+        del original
+        return lambda self, topic, now: None  # noqa: ARG005 - the replaced method's arguments
+
+    plant.swap(proxy.ProxyMachine, "_resolve", make)
+
+
+# Found early: these run in the ordinary suite.
+SAMPLE: Final = ("get_removes_at_once", "unsubscribe_is_not_stored", "merges_are_never_ordered", "committed_move_thaws")
+
+
+def first_finding(name: str, seeds: range) -> tuple[int, str] | None:
+    """Return the first seed that shows a planted bug, with what was found."""
+    with planted(name):
+        for seed in seeds:
+            verdicts = simulation.simulate(seed).verdicts
+            if verdicts.total:
+                return seed, verdicts.examples[0]
+    return None
+
+
+def main() -> int:
+    """Print a table: for each planted bug the first seed that shows it, and as what."""
+    missed = 0
+    for name, install in MUTANTS.items():
+        finding = first_finding(name, range(SEEDS_MAX))
+        missed += finding is None
+        seed, example = finding or ("-", "NOT FOUND")
+        print(f"{name:38} seed {seed!s:>4}  {example.partition(':')[0]:12}  {(install.__doc__ or '').strip()}", flush=True)  # noqa: T201 - a command
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
