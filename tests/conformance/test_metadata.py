@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -138,3 +139,115 @@ def test_a_change_that_fails_halfway_leaves_nothing_and_ends_the_writing(tmp_pat
     with pytest.raises(StorageFailedError):
         metadata.store([("a", b"3")])
     metadata.close()
+
+
+def _closed(file: Path) -> Path:
+    metadata = SqliteMetadata(file)
+    metadata.store([("durable/alice", b"position-of-alice"), ("durable/bob", b"position-of-bob..")])
+    metadata.add_pubends([256])
+    metadata.next_incarnation()
+    metadata.close()
+    return file
+
+
+def _damage(file: Path, before: bytes, after: bytes) -> None:
+    data = file.read_bytes()
+    assert data.count(before) == 1
+    file.write_bytes(data.replace(before, after))
+
+
+@pytest.mark.parametrize("bit", range(0, 8 * len(b"position-of-alice"), 5))
+def test_a_flipped_bit_in_a_value_makes_a_damaged_record_of_it(tmp_path: Path, bit: int) -> None:
+    """The value is never given out, its key is named, the others are whole."""
+    file = _closed(tmp_path / "metadata.sqlite")
+    value = bytearray(b"position-of-alice")
+    value[bit // 8] ^= 1 << bit % 8
+    _damage(file, b"position-of-alice", bytes(value))
+    metadata = SqliteMetadata(file)
+    assert metadata.load() == (("durable/bob", b"position-of-bob.."),)
+    assert metadata.damaged() == ("durable/alice",)
+    metadata.store([("durable/alice", b"anew")])
+    assert metadata.damaged() == ()
+    assert dict(metadata.load())["durable/alice"] == b"anew"
+    metadata.close()
+
+
+def test_values_that_changed_places_are_damaged(tmp_path: Path) -> None:
+    """A checksum covers the key."""
+    file = _closed(tmp_path / "metadata.sqlite")
+    with sqlite3.connect(file) as connection:
+        rows = connection.execute("SELECT value, row_sum, key FROM pairs ORDER BY key").fetchall()
+        swapped = [(*rows[1][:2], rows[0][2]), (*rows[0][:2], rows[1][2])]
+        connection.executemany("UPDATE pairs SET value = ?, row_sum = ? WHERE key = ?", swapped)
+    connection.close()
+    metadata = SqliteMetadata(file)
+    assert metadata.load() == ()
+    assert metadata.damaged() == ("durable/alice", "durable/bob")
+    metadata.close()
+
+
+@pytest.mark.parametrize("key", [b"durable/alicf", b"durable/al\xffce"])
+def test_a_record_whose_key_is_damaged_has_no_name(tmp_path: Path, key: bytes) -> None:
+    """It is not taken for a record of another key, and can be deleted without knowing the key."""
+    file = _closed(tmp_path / "metadata.sqlite")
+    _damage(file, b"durable/alice", key)
+    metadata = SqliteMetadata(file)
+    assert metadata.damaged() == ("",)
+    assert metadata.load() == (("durable/bob", b"position-of-bob.."),)
+    metadata.store([("", None)])
+    assert metadata.damaged() == ()
+    assert metadata.load() == (("durable/bob", b"position-of-bob.."),)
+    metadata.close()
+
+
+def test_a_damaged_incarnation_rises_above_every_former_one(tmp_path: Path) -> None:
+    """Others know the former ones: it may not fall."""
+    file = _closed(tmp_path / "metadata.sqlite")
+    with sqlite3.connect(file) as connection:
+        connection.execute("UPDATE counters SET value = 0")
+    connection.close()
+    metadata = SqliteMetadata(file)
+    first = metadata.next_incarnation()
+    assert first > 1_000_000_000
+    assert metadata.damaged() == ("incarnation",)
+    assert metadata.next_incarnation() == first + 1
+    metadata.close()
+
+
+def test_a_damaged_list_of_pubends_names_no_other_pubend(tmp_path: Path) -> None:
+    """The log of a pubend that never was is not missed."""
+    file = _closed(tmp_path / "metadata.sqlite")
+    with sqlite3.connect(file) as connection:
+        connection.execute("UPDATE pubends SET pubend = '257'")
+    connection.close()
+    metadata = SqliteMetadata(file)
+    assert metadata.pubends() == ()
+    assert metadata.damaged() == ("pubends",)
+    metadata.add_pubends([256])
+    assert metadata.pubends() == (256,)
+    metadata.close()
+
+
+def test_metadata_of_a_release_without_checksums_is_taken_over(tmp_path: Path) -> None:
+    """Its values get theirs when it is opened first."""
+    file = tmp_path / "metadata.sqlite"
+    with sqlite3.connect(file) as connection:
+        connection.executescript(
+            """
+            CREATE TABLE pairs (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+            CREATE TABLE pubends (pubend TEXT PRIMARY KEY) WITHOUT ROWID;
+            CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+            INSERT INTO counters VALUES ('incarnation', 41);
+            INSERT INTO pubends VALUES ('18446744073709551615');
+            INSERT INTO pairs VALUES ('a', x'00ff'), ('b', x'');
+            PRAGMA application_id = 0x50726D64; PRAGMA user_version = 1;
+            """
+        )
+    connection.close()
+    for incarnation in (42, 43):
+        metadata = SqliteMetadata(file)
+        assert metadata.load() == (("a", b"\0\xff"), ("b", b""))
+        assert metadata.damaged() == ()
+        assert metadata.pubends() == (2**64 - 1,)
+        assert metadata.next_incarnation() == incarnation
+        metadata.close()

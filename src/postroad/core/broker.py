@@ -36,17 +36,17 @@ from postroad.core.orders import (
     TracksSearched,
 )
 from postroad.core.packets import pubend_broker
-from postroad.core.parts import FULL_HOPS, KNOWN_KEY, BrokerConfig, Parts
-from postroad.core.publishing import HORIZON_KEY, PUBLISHER_KEY, Publishing
+from postroad.core.parts import FULL_HOPS, BrokerConfig, Parts
+from postroad.core.publishing import Publishing
 from postroad.core.reading import OF_A_READ, Reading, bare
+from postroad.core.records import UNREADABLE, OwnRecords, load_records
 from postroad.core.recovery import Recovery
 from postroad.core.releasing import Releasing
 from postroad.core.routing.linkstate import LinkStateRouter
 from postroad.core.streams.cache import COMPLETE, Segment
-from postroad.core.streams.durable import DURABLE_KEY, HOME_KEY, Durables
 from postroad.core.streams.edge import CATCH_UP_BYTES, Edge
-from postroad.core.streams.holds import FLOOR_KEY, HOLD_KEY, HoldKeeper, HoldTable
-from postroad.core.streams.pubend import Pubend
+from postroad.core.streams.holds import HoldKeeper
+from postroad.core.streams.pubend import RESERVE_MS, Pubend
 from postroad.core.streams.stream import Stream
 from postroad.core.subscribing import Subscribing, pieces
 from postroad.core.tracing import Tracing
@@ -55,6 +55,7 @@ from postroad.core.tracking.settings import Strategy, TrackingSettings
 from postroad.core.trust import believable, check, latest_tick
 from postroad.core.writing import WRITER_KEY, Writing
 from postroad.errors import ImplausibleError, PostroadError, TooManyError, WrongRoleError
+from postroad.types import COUNTER_BITS
 
 FAST_S: Final = 0.05  # how often gaps and catch-ups are looked at while there are any
 TELLING_PERIODS: Final = 5  # of silence, in which every client is told its positions once
@@ -83,38 +84,31 @@ class Broker:
         self._notes_due = False
         self._flush_tracks = False
         self._farewell = False
-        metadata = dict(state.metadata)
-        self._parts = self._build_parts(state, metadata, now)
-        floor = _positions(metadata.get(FLOOR_KEY))
-        self._publishing = Publishing(self._parts, int.from_bytes(metadata.get(PUBLISHER_KEY, b"\0"), "big"))
-        self._releasing = Releasing(self._parts, floor)
+        records = load_records(state, config.guards)
+        self._parts = self._build_parts(state, records, now)
+        self._publishing = Publishing(self._parts, records.publisher_next)
+        self._releasing = Releasing(self._parts, records.floor)
         self._subscribing = Subscribing(self._parts, self._releasing, self._read)
         self._reading = Reading(self._parts, self._read)
         self._writing = Writing(self._parts, self._publishing)
-        for key, value in metadata.items():
-            if key.startswith(WRITER_KEY):
-                self._writing.load(key, value)
+        self._load_writers(records)
+        self._unknown_horizons = [pubend for pubend in records.unknown_horizons if pubend in self._parts.pubends]
+        self._forget_unreadable = UNREADABLE in state.damaged
+        self._orders.extend(records.notices())
+        self._damaged = len(records.damaged)
         self._tracing = Tracing(self._parts, self._read)
-        self._recovery = Recovery(self._parts, metadata)
+        self._recovery = Recovery(self._parts, dict(state.metadata))
         for pubend_id, pubend in self._parts.pubends.items():
             self._parts.ensure_stream(pubend_id).active_tick = pubend.horizon
 
-    def _build_parts(self, state: BrokerState, metadata: dict[str, bytes], now: float) -> Parts:
+    def _build_parts(self, state: BrokerState, records: OwnRecords, now: float) -> Parts:
         guards, orders = self._config.guards, self._orders
-        table, durables = HoldTable(guards), Durables(state.broker, guards)
-        horizons: dict[int, int] = {}
-        for key, value in metadata.items():
-            if key.startswith(HOLD_KEY):
-                table.load(key, value)
-            elif key.startswith((DURABLE_KEY, HOME_KEY)):
-                durables.load(key, value)
-            elif key.startswith(HORIZON_KEY):
-                horizons[int(key.removeprefix(HORIZON_KEY))] = int.from_bytes(value, "big")
+        table, horizons = records.table, records.horizons
         for broker in self._config.retired:
             table.retire(broker)
         ids = tuple(sorted(s.pubend for s in state.pubends))
         notes = _notes(self._config.tracking)
-        keeper = HoldKeeper(state.incarnation, _positions(metadata.get(FLOOR_KEY)), now + self._config.subscriber_grace_s)
+        keeper = HoldKeeper(state.incarnation, records.floor_for_grace, now + self._config.subscriber_grace_s)
         return Parts(
             broker=state.broker,
             incarnation=state.incarnation,
@@ -125,10 +119,20 @@ class Broker:
             edge=Edge(orders, guards, notes),
             table=table,
             keeper=keeper,
-            durables=durables,
+            durables=records.durables,
             notes=notes,
-            known={b: p for b, p in _decode_known(metadata.get(KNOWN_KEY)).items() if b not in self._config.retired},
+            known={broker: pubends for broker, pubends in records.known.items() if broker not in self._config.retired},
         )
+
+    def _load_writers(self, records: OwnRecords) -> None:
+        for key, value in records.writers.items():
+            try:
+                self._writing.load(key, value)
+            except msgspec.MsgspecError:
+                records.damaged.append(key)
+        for key in records.damaged:
+            if key.startswith(WRITER_KEY):
+                self._writing.load_damaged(key.removeprefix(WRITER_KEY))
 
     # --- the contract ---
 
@@ -139,8 +143,18 @@ class Broker:
             self._parts.router.started_ms = wall_ms
         for pubend in self._parts.pubends.values():
             pubend.wall_ms = wall_ms
+        if self._unknown_horizons:
+            self._restart_above(wall_ms)
         if self._parts.notes is not None:
             self._parts.notes.wall_ms = wall_ms
+
+    def _restart_above(self, wall_ms: int) -> None:
+        """Go on above everything a pubend whose horizon is damaged can have announced."""
+        for pubend_id in self._unknown_horizons:
+            pubend = self._parts.pubends[pubend_id]
+            pubend.restart_above(wall_ms + RESERVE_MS << COUNTER_BITS)
+            self._parts.ensure_stream(pubend_id).active_tick = pubend.horizon
+        self._unknown_horizons = []
 
     def fact(self, fact: Fact, *, now: float) -> None:
         match fact:
@@ -255,6 +269,7 @@ class Broker:
             "links": len(parts.brokers),
             "clients": len(parts.clients),
             "holders": len(parts.table),
+            "damaged_records": self._damaged,
             "backlog_rows": self._publishing.backlog_rows,
             "cache_bytes": sum(stream.cache.size for stream in parts.streams.values()),
             "reads": len(self._reads),
@@ -596,6 +611,9 @@ class Broker:
 
     def _housekeeping(self, now: float) -> None:
         self._publishing.reserve_horizons()
+        if self._forget_unreadable:  # what stands in its place is stored now, and a writer's block of ids with it
+            self._forget_unreadable = False
+            self._publishing.store_next((UNREADABLE, None))
         for pubend, segment in self._publishing.silence():
             self._learned(pubend, segment, now)
         for stream in self._parts.streams.values():
@@ -612,11 +630,3 @@ def _notes(settings: TrackingSettings) -> Notes | None:
     if settings.strategy is Strategy.NULL:
         return None
     return Notes(per_neighbour=settings.per_neighbour, routing_sets=settings.routing_sets)
-
-
-def _decode_known(stored: bytes | None) -> dict[int, list[int]]:
-    return msgspec.msgpack.decode(stored, type=dict[int, list[int]]) if stored else {}
-
-
-def _positions(stored: bytes | None) -> dict[int, int]:
-    return msgspec.msgpack.decode(stored, type=dict[int, int]) if stored else {}

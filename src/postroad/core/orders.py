@@ -247,3 +247,4 @@ class BrokerState:
     incarnation: int
     pubends: tuple[PubendState, ...]
     metadata: tuple[tuple[str, bytes], ...] = ()
+    damaged: tuple[str, ...] = ()  # keys of records that are there and cannot be trusted; "": one whose key is damaged, too

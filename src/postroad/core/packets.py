@@ -432,7 +432,10 @@ class HomeQuery(Unicast, frozen=True, array_like=True):
 
 
 class HomeReply(Unicast, frozen=True, array_like=True):
-    """The cursors of a durable subscription; `busy` while its client is connected there; not `known`: it is not there."""
+    """The cursors of a durable subscription; `busy` while its client is connected there; not `known`: it is not there.
+
+    `damaged`: its record could not be read, so the filter is not known and the cursors are lower bounds.
+    """
 
     name: Name
     version: U64
@@ -440,6 +443,7 @@ class HomeReply(Unicast, frozen=True, array_like=True):
     busy: bool
     filter: FilterText
     cursors: Positions
+    damaged: bool = False
 
 
 class PubendsQuery(Unicast, frozen=True, array_like=True):

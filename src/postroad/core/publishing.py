@@ -67,6 +67,10 @@ class Publishing:
             self._waiting.append((link, request))
             self._reserve()
 
+    def store_next(self, *changes: tuple[str, bytes | None]) -> None:
+        """Store up to where publisher ids were given out, with other changes."""
+        self._parts.store(((PUBLISHER_KEY, self._reserved.to_bytes(8, "big")), *changes))
+
     def new_publisher(self) -> int | None:
         """Give out a publisher id; None while more of them are being reserved: ask again."""
         if self._next >= self._reserved:

@@ -10,7 +10,7 @@ The disk's own count goes on below: what is stored is the difference.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from postroad.core.orders import Notice
@@ -24,6 +24,11 @@ INCARNATION_KEY: Final = "incarnation-base"
 def started_incarnation(count: int, metadata: Mapping[str, bytes]) -> int:
     """Return the incarnation of a broker whose disk counts so many starts."""
     return min(count + _base(metadata), INCARNATION_MAX - 1)
+
+
+def assumed_base(damaged: Sequence[str], now_s: int) -> tuple[tuple[str, bytes], ...]:
+    """Return what stands in for a damaged base: the clock, which is above any count of starts."""
+    return ((INCARNATION_KEY, now_s.to_bytes(8, "big")),) if INCARNATION_KEY in damaged else ()
 
 
 class Recovery:

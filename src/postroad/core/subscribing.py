@@ -242,7 +242,8 @@ class Subscribing:
         text = durable.filter if durable is not None else ""
         cursors: Positions = durable.cursors if durable is not None else {}
         me = self._parts.broker
-        reply = HomeReply(query.source, me, FULL_HOPS, query.name, query.version, known, busy, text, cursors)
+        damaged = durable is not None and durable.damaged
+        reply = HomeReply(query.source, me, FULL_HOPS, query.name, query.version, known, busy, text, cursors, damaged)
         self._parts.unicast(reply)
 
     def home_answered(self, reply: HomeReply, now: float) -> None:
@@ -257,7 +258,7 @@ class Subscribing:
             self._parts.refuse(move.link, move.packet, DurableBusyError(f"another client is connected as {reply.name!r}"))
         elif not reply.known:
             self._move_without_home(move, now)
-        elif self._parts.filter(reply.filter) != self._parts.filter(move.filter):
+        elif not reply.damaged and self._parts.filter(reply.filter) != self._parts.filter(move.filter):
             self._parts.refuse(move.link, move.packet, _other_filter(reply.name, reply.filter))
         else:
             self._begin_move(move, dict(reply.cursors), now)
@@ -310,7 +311,9 @@ class Subscribing:
             self._parts.refuse(link, request, DurableBusyError(f"another client is connected as {name!r}"))
             return
         if durable is not None and not durable.moved:
-            if self._parts.filter(durable.filter) != self._parts.filter(packet.filter):
+            if durable.damaged:
+                durables.mend(durable, packet.filter)
+            elif self._parts.filter(durable.filter) != self._parts.filter(packet.filter):
                 self._parts.refuse(link, request, _other_filter(name, durable.filter))
                 return
             durables.believe(durable, packet.positions, packet.acknowledged)

@@ -59,15 +59,21 @@ class Writing:
         self._parts = parts
         self._publishing = publishing
         self._writers: dict[str, _Writer] = {}
+        self._damaged: dict[str, None] = {}  # writers whose records cannot be read
         self._waiting: list[tuple[LinkId, OpenEpoch, int]] = []  # for a publisher id
 
     def load(self, key: str, value: bytes) -> None:
         self._writers[key.removeprefix(WRITER_KEY)] = msgspec.msgpack.decode(value, type=_Writer)
 
+    def load_damaged(self, name: str) -> None:
+        """Refuse a writer whose record is damaged: which batches it wrote is not known."""
+        self._damaged[name] = None
+
     def __len__(self) -> int:
         return len(self._writers)
 
     def open(self, link: LinkId, packet: OpenEpoch, request: int) -> None:
+        self._check_known(packet.name)
         writer = self._writers.get(packet.name)
         if writer is None:
             writer = self._new_writer(link, packet, request)
@@ -81,6 +87,7 @@ class Writing:
         self._store(packet.name, writer, lambda: self._answer(link, request, writer, known))
 
     def seal(self, link: LinkId, packet: SealEpoch, request: int) -> None:
+        self._check_known(packet.name)
         writer = self._writers.get(packet.name)
         known = None if writer is None else next((each for each in writer.epochs if each.epoch == packet.epoch), None)
         if writer is None or known is None:
@@ -103,6 +110,11 @@ class Writing:
                 self._parts.refuse(link, request, error)
 
     # --- inside ---
+
+    def _check_known(self, name: str) -> None:
+        if name in self._damaged:
+            text = f"how far the batches of {name!r} were written is not known any more, its record is damaged"
+            raise StaleEpochError(f"{text}; read what is there, and write the rest under another name")
 
     def _new_writer(self, link: LinkId, packet: OpenEpoch, request: int) -> _Writer | None:
         self._make_room()

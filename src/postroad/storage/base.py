@@ -60,6 +60,10 @@ class Metadata(Protocol):
         """Return every pair, sorted by key."""
         ...
 
+    def damaged(self) -> tuple[str, ...]:
+        """Return the keys of values that are damaged, "" for a record whose key is; `load` leaves them out."""
+        ...
+
     def store(self, changes: Sequence[tuple[str, bytes | None]]) -> None:
         """Write the changes durably, all or nothing; a value of None deletes its key, and a later change of a key wins."""
         ...

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from typing import Final
 import msgspec
 
 from postroad.core.orders import BrokerState
-from postroad.core.recovery import started_incarnation
+from postroad.core.recovery import assumed_base, started_incarnation
 from postroad.errors import LogMissingError, StorageFormatError, WrongBrokerError
 from postroad.storage.segment.disk import Disk
 from postroad.storage.segment.log import LOCK_NAME, LogOptions, SegmentLog, write_error
@@ -74,13 +75,17 @@ def open_broker_storage(
         metadata = SqliteMetadata(path / METADATA_NAME)
         stack.callback(metadata.close)
         disk.sync_directory(path)
-        logs = _open_logs(path / PUBENDS_NAME, metadata, pubends, options, disk, stack)
-        stored = metadata.load()
+        logs = _open_logs(path, metadata, pubends, options, disk, stack)
+        count = metadata.next_incarnation()
+        damaged = metadata.damaged()
+        stored = (*metadata.load(), *assumed_base(damaged, int(time.time())))
+        incarnation = started_incarnation(count, dict(stored))
         state = BrokerState(
             broker=broker_id,
-            incarnation=started_incarnation(metadata.next_incarnation(), dict(stored)),
+            incarnation=incarnation,
             pubends=tuple(log.state() for log in logs.values()),
             metadata=stored,
+            damaged=damaged,
         )
         torn = tuple(log.torn for log in logs.values() if log.torn is not None)
         return BrokerStorage(path, state, logs, metadata, torn, stack.pop_all())
@@ -112,19 +117,19 @@ def logs_in(path: Path) -> dict[int, Path]:
 
 
 def _open_logs(
-    directory: Path,
+    path: Path,
     metadata: SqliteMetadata,
     pubends: Sequence[int],
     options: LogOptions | None,
     disk: Disk,
     stack: ExitStack,
 ) -> dict[int, SegmentLog]:
-    known = metadata.pubends()
+    directory, known = path / PUBENDS_NAME, metadata.pubends()
     for pubend in known:
         if not any(log_path(directory, pubend).glob(f"*{SUFFIX}")):
             raise LogMissingError(str(directory), pubend)
     logs: dict[int, SegmentLog] = {}
-    for pubend in sorted({*known, *pubends}):
+    for pubend in sorted({*known, *pubends, *logs_in(path)}):
         logs[pubend] = SegmentLog.open(log_path(directory, pubend), pubend, options, disk)
         stack.callback(logs[pubend].close)
     metadata.add_pubends([pubend for pubend in logs if pubend not in known])

@@ -113,6 +113,9 @@ class MemoryMetadata:
     def load(self) -> tuple[tuple[str, bytes], ...]:
         return tuple(sorted(self._durable.items()))
 
+    def damaged(self) -> tuple[str, ...]:
+        return ()
+
     def store(self, changes: Sequence[tuple[str, bytes | None]]) -> None:
         self.stage(changes)
         self.sync()

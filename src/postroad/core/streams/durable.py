@@ -33,7 +33,7 @@ class DurableRecord(msgspec.Struct, frozen=True, array_like=True):
 
     filter: str
     version: int
-    cursors: Positions
+    cursors: dict[int, int]  # no packet's bounds: what was once stored can be read
     settled: bool = True
 
 
@@ -50,6 +50,7 @@ class Durable:
     moved: bool = False  # another home has taken over and is not settled yet
     stored: bool = False
     settled: bool = False  # the logs of all its pubends are held for it here: the former home may let go
+    damaged: bool = False  # its record cannot be read: the filter is not known, and the cursors are lower bounds
 
 
 class Durables:
@@ -79,6 +80,16 @@ class Durables:
         self.here[name] = durable
         if durable.settled:
             self._know(DurableHome(name, version, self._broker, settled=True))
+
+    def load_damaged(self, name: str, cursors: Positions) -> None:
+        """Take a subscription whose record is damaged: it exists, at or after `cursors`, with the filter its client brings."""
+        version = self.homes[name].version if name in self.homes else 0
+        self.here[name] = Durable(name, "", version, dict(cursors), dict(cursors), stored=True, damaged=True)
+
+    def mend(self, durable: Durable, filter_: str) -> None:
+        """Let the client of a damaged record say what its filter is."""
+        durable.filter, durable.damaged = filter_, False
+        self._dirty[durable.name] = None
 
     def _know(self, home: DurableHome) -> None:
         known = self.homes.get(home.name)
@@ -136,6 +147,7 @@ class Durables:
         gone = self.here.get(home.name)
         if gone is not None and home.broker == self._broker:
             gone.settled = True  # said before a crash
+            gone.version = max(gone.version, home.version) if gone.damaged else gone.version
         if gone is None or home.broker == self._broker:
             return True, None
         gone.moved = True

@@ -35,7 +35,7 @@ class HoldRecord(msgspec.Struct, frozen=True, array_like=True):
 
     incarnation: int
     version: int
-    ticks: Positions
+    ticks: dict[int, int]  # no packet's bounds: what was once stored can be read
 
 
 @dataclass(slots=True)
@@ -54,6 +54,7 @@ class HoldTable:
         self._guards = guards
         self._records: dict[int, HoldRecord] = {}
         self._dirty: dict[int, None] = {}
+        self._unknown: dict[int, None] = {}  # brokers whose hold is damaged: nothing is released until they tell a new one
 
     def load(self, key: str, value: bytes) -> None:
         record = msgspec.msgpack.decode(value, type=HoldRecord)
@@ -61,10 +62,15 @@ class HoldTable:
             record = HoldRecord(0, 0, record.ticks)
         self._records[int(key.removeprefix(HOLD_KEY))] = record
 
+    def load_damaged(self, broker: int) -> None:
+        """Take note that a broker holds something, and nobody knows what."""
+        self._unknown[broker] = None
+
     def retire(self, broker: int) -> None:
         """Let go of what a broker holds that will never come back."""
-        if self._records.pop(broker, None) is not None:
+        if self._records.pop(broker, None) is not None or broker in self._unknown:
             self._dirty[broker] = None
+        self._unknown.pop(broker, None)
 
     def take(self, hold: Hold) -> Taken:
         known = self._records.get(hold.source)
@@ -75,6 +81,8 @@ class HoldTable:
         before = known.ticks if known is not None else {}
         lowered = any(tick < before.get(pubend, tick + 1) for pubend, tick in hold.ticks.items())
         self._records[hold.source] = HoldRecord(hold.incarnation, hold.version, hold.ticks)
+        lowered = lowered or hold.source in self._unknown
+        self._unknown.pop(hold.source, None)
         self._dirty[hold.source] = None
         return Taken(accepted=True, store=lowered)
 
@@ -97,8 +105,13 @@ class HoldTable:
 
     def lowest(self, pubend: int) -> int | None:
         """Return the tick everything of a pubend is held after, or None when nobody holds it."""
+        if self._unknown:
+            return 0
         ticks = [r.ticks[pubend] for r in self._records.values() if pubend in r.ticks]
         return min(ticks, default=None)
+
+    def holders(self) -> tuple[int, ...]:
+        return tuple(self._records)
 
     def __len__(self) -> int:
         return len(self._records)

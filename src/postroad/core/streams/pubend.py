@@ -77,6 +77,10 @@ class Pubend:
             for publisher, last in state.publishers:
                 self._publishers[publisher] = _Publisher(None, last, last)
 
+    def restart_above(self, tick: int) -> None:
+        """Decide nothing at or below a tick: what was announced before a crash is not known."""
+        self.horizon = max(self.horizon, tick)
+
     # --- publishers ---
 
     def open(self, publisher: int, link: LinkId) -> int:

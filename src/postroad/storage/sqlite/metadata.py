@@ -1,5 +1,9 @@
 """A broker's metadata in one SQLite file.
 
+Every row carries checksums, made of its key and its value: one flipped bit, or two values that changed places, do not pass for
+what was stored. A row that fails is damaged: `load` leaves it out and `damaged` names it. It stays in the file until something
+new is stored under its key, so that every start knows of it. Rows whose keys are damaged are deleted with the key "".
+
 WAL with `synchronous=FULL`: a commit is on disk when it returns. One connection, guarded by a lock, so any thread may call.
 SQLite's errors are turned into ours here: no room leaves everything as it was; after any other failure of a write the
 connection refuses further ones, since nobody knows what the disk holds.
@@ -9,21 +13,38 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from xxhash import xxh3_64_intdigest
+
 from postroad.errors import CorruptMetadataError, StorageError, StorageFailedError, StorageFormatError, StorageFullError
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 BUSY_TIMEOUT_MS: Final = 5_000
+WAL_PAGES: Final = 256  # after which the log of changes is copied back: 1 MiB
+UNREADABLE: Final = ""  # stands for the key of a damaged row whose key is damaged, too
 _APPLICATION_ID: Final = 0x50726D64  # marks the file as ours
+_INCARNATION: Final = "incarnation"
+_PUBENDS: Final = "pubends"
 _SCHEMA: Final = """
-CREATE TABLE pairs (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
-CREATE TABLE pubends (pubend TEXT PRIMARY KEY) WITHOUT ROWID;
-CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
-INSERT INTO counters VALUES ('incarnation', 0);
+CREATE TABLE pairs (key TEXT PRIMARY KEY, value BLOB NOT NULL, key_sum INTEGER, row_sum INTEGER) WITHOUT ROWID;
+CREATE TABLE pubends (pubend TEXT PRIMARY KEY, row_sum INTEGER) WITHOUT ROWID;
+CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL, row_sum INTEGER) WITHOUT ROWID;
+INSERT INTO counters VALUES ('incarnation', 0, row_sum('incarnation', '0'));
+"""
+_READ: Final = "SELECT CAST(key AS BLOB), CAST(value AS BLOB), key_sum, row_sum FROM pairs ORDER BY key"
+_MIGRATION: Final = """
+ALTER TABLE pairs ADD COLUMN key_sum INTEGER;
+ALTER TABLE pairs ADD COLUMN row_sum INTEGER;
+ALTER TABLE pubends ADD COLUMN row_sum INTEGER;
+ALTER TABLE counters ADD COLUMN row_sum INTEGER;
+UPDATE pairs SET key_sum = row_sum(key, ''), row_sum = row_sum(key, value);
+UPDATE pubends SET row_sum = row_sum(pubend, '');
+UPDATE counters SET row_sum = row_sum(name, CAST(value AS TEXT));
 """
 _DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
@@ -35,6 +56,7 @@ class SqliteMetadata:
         self.path: Final = path
         self._lock = threading.Lock()
         self._failed: str | None = None
+        self._noticed: dict[str, None] = {}  # what else was found damaged than pairs
         with self._mapping_errors():
             path.touch(mode=0o600)  # the files SQLite puts beside it get the same mode
             self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -46,10 +68,22 @@ class SqliteMetadata:
             raise
 
     def load(self) -> tuple[tuple[str, bytes], ...]:
+        return self._read()[0]
+
+    def damaged(self) -> tuple[str, ...]:
+        return (*self._read()[1], *self._noticed)
+
+    def _read(self) -> tuple[tuple[tuple[str, bytes], ...], tuple[str, ...]]:
+        """Return the pairs that are whole, and the keys of those that are not."""
+        whole: list[tuple[str, bytes]] = []
+        damaged: dict[str, None] = {}
         with self._lock, self._mapping_errors():
-            return tuple(
-                (key, bytes(value)) for key, value in self._connection.execute("SELECT key, value FROM pairs ORDER BY key")
-            )
+            for key, value, key_sum, found in self._connection.execute(_READ):
+                if found == row_sum(key, value):
+                    whole.append((key.decode(), value))
+                else:
+                    damaged[key.decode() if key_sum == row_sum(key, b"") else UNREADABLE] = None
+        return tuple(whole), tuple(damaged)
 
     def store(self, changes: Sequence[tuple[str, bytes | None]]) -> None:
         last = dict(changes)
@@ -57,23 +91,41 @@ class SqliteMetadata:
         deleted = [(key,) for key, value in last.items() if value is None]
         with self._lock, self._transaction():
             self._connection.executemany("DELETE FROM pairs WHERE key = ?", deleted)
+            if UNREADABLE in last:
+                self._connection.execute("DELETE FROM pairs WHERE key_sum IS NOT row_sum(CAST(key AS BLOB), x'')")
             self._connection.executemany(
-                "INSERT INTO pairs VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value", written
+                "INSERT OR REPLACE INTO pairs VALUES (?, ?, ?, ?)",
+                [(key, value, row_sum(key, ""), row_sum(key, value)) for key, value in written],
             )
 
     def next_incarnation(self) -> int:
+        """Count this start. A damaged count goes on from the clock: no broker starts more often than once per second."""
         with self._lock, self._transaction():
-            update = "UPDATE counters SET value = value + 1 WHERE name = 'incarnation' RETURNING value"
-            return int(self._connection.execute(update).fetchall()[0][0])
+            found = self._connection.execute("SELECT value, row_sum FROM counters WHERE name = ?", (_INCARNATION,)).fetchall()
+            whole = len(found) == 1 and found[0][1] == row_sum(_INCARNATION, str(found[0][0]))
+            following = int(found[0][0]) + 1 if whole else max(int(time.time()), 1)
+            if not whole:
+                self._noticed[_INCARNATION] = None
+            row = (_INCARNATION, following, row_sum(_INCARNATION, str(following)))
+            self._connection.execute("INSERT OR REPLACE INTO counters VALUES (?, ?, ?)", row)
+            return following
 
     def pubends(self) -> tuple[int, ...]:
-        """Return the pubends whose logs were created."""
+        """Return the pubends whose logs were created; a damaged row names none."""
         with self._lock, self._mapping_errors():
-            return tuple(sorted(int(row[0]) for row in self._connection.execute("SELECT pubend FROM pubends")))
+            rows = self._connection.execute("SELECT CAST(pubend AS BLOB), row_sum FROM pubends").fetchall()
+        whole = sorted(int(pubend) for pubend, found in rows if found == row_sum(pubend, b""))
+        if len(whole) < len(rows):
+            self._noticed[_PUBENDS] = None
+        return tuple(whole)
 
     def add_pubends(self, pubends: Sequence[int]) -> None:
+        if not pubends:
+            return
         with self._lock, self._transaction():  # as text: a u64 does not fit SQLite's integers
-            self._connection.executemany("INSERT OR IGNORE INTO pubends VALUES (?)", [(str(pubend),) for pubend in pubends])
+            rows = [(str(pubend), row_sum(str(pubend), "")) for pubend in pubends]
+            self._connection.executemany("INSERT OR REPLACE INTO pubends VALUES (?, ?)", rows)
+            self._connection.execute("DELETE FROM pubends WHERE row_sum IS NOT row_sum(CAST(pubend AS BLOB), x'')")
 
     def close(self) -> None:
         with self._lock:
@@ -85,18 +137,25 @@ class SqliteMetadata:
         execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
         execute("PRAGMA journal_mode = WAL")
         execute("PRAGMA synchronous = FULL")
+        execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
+        self._connection.create_function("row_sum", 2, row_sum, deterministic=True)
         (application,), (version,) = execute("PRAGMA application_id").fetchone(), execute("PRAGMA user_version").fetchone()
         if application == 0 and version == 0 and execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
             self._create()
         elif application != _APPLICATION_ID:
             raise StorageFormatError(str(self.path), "this is no metadata of a broker")
+        elif version == 1:
+            self._script(f"{_MIGRATION} PRAGMA user_version = {SCHEMA_VERSION};")
         elif version != SCHEMA_VERSION:
             reason = f"metadata of version {version}, where this release reads version {SCHEMA_VERSION}"
             raise StorageFormatError(str(self.path), reason)
 
     def _create(self) -> None:
         marks = f"PRAGMA application_id = {_APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION};"
-        self._connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} {marks} COMMIT;")
+        self._script(f"{_SCHEMA} {marks}")
+
+    def _script(self, text: str) -> None:
+        self._connection.executescript(f"BEGIN IMMEDIATE; {text} COMMIT;")
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -124,6 +183,14 @@ class SqliteMetadata:
             raise _mapped(error, self.path) from error
         except OSError as error:
             raise StorageFailedError(str(self.path), error.strerror or str(error)) from error
+
+
+def row_sum(key: str | bytes, value: str | bytes) -> int:
+    """Return the checksum of a row, as SQLite's signed integers hold it."""
+    name = key.encode() if isinstance(key, str) else key
+    body = value.encode() if isinstance(value, str) else value
+    digest = xxh3_64_intdigest(body, xxh3_64_intdigest(name, _APPLICATION_ID))
+    return digest - (1 << 64) if digest >> 63 else digest
 
 
 def _mapped(error: sqlite3.Error, path: Path) -> StorageError:
