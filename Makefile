@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench figures docs soak lock clean
+.PHONY: help setup demo test check format bench figures docs soak mutants lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -53,6 +53,9 @@ docs: setup ## Regenerate the generated reference pages
 
 soak: setup ## Long random runs
 	$(BIN)/python -m pytest -n $(WORKERS) -m soak
+
+mutants: setup ## Plant bugs and see whether the soak finds each; ONLY=name for some
+	$(BIN)/python -m tests.mutants --workers $(WORKERS) --only "$(ONLY)"
 
 lock: ## Renew requirements/*.txt from pyproject.toml (needs uv)
 	uv pip compile --quiet --universal --python-version 3.11 --no-header --no-emit-index-url --no-annotate --generate-hashes \

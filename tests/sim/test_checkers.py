@@ -8,8 +8,9 @@ import pytest
 
 from postroad.sim.checkers import CHECKERS, check
 from postroad.sim.checkers.delivery import Completeness, ExactlyOnce, NoPhantom, Order, StartExactness
+from postroad.sim.checkers.liveness import BoundedMemory, Converges
 from postroad.sim.checkers.publishing import AcknowledgedIsDurable, OnePubend, PublishersConverge
-from postroad.sim.checkers.release import BoundedMemory, GapsAreEarned, ReleaseSafety
+from postroad.sim.checkers.release import GapsAreEarned, LogsAreReleased, ReleaseSafety
 from postroad.sim.checkers.tracking import TracksAreTrue
 from postroad.sim.history import (
     Abandoned,
@@ -18,7 +19,9 @@ from postroad.sim.history import (
     Attributes,
     Began,
     Committed,
+    Confirmed,
     Delivered,
+    Discarded,
     Disconnected,
     Ended,
     Event,
@@ -28,9 +31,13 @@ from postroad.sim.history import (
     History,
     Logged,
     Measured,
+    Parted,
     Passed,
     Published,
     Refused,
+    Remains,
+    Restarted,
+    Settled,
 )
 
 P, Q = 0x100, 0x200
@@ -178,6 +185,13 @@ def test_a_crash_without_a_file_goes_back_to_where_the_broker_resumes() -> None:
     assert kinds_by(Completeness, [*crashed, began(2, at=5.0), got(3)]) == ["lost"]
 
 
+def test_what_was_confirmed_does_not_come_again_after_a_crash() -> None:
+    """Without a file, what the broker has stored of the acknowledgements binds it; the rest may come again."""
+    crashed = [*three(durable=True), got(1), got(2), Committed(3.0, "s", P, 2), Confirmed(3.5, "s", P, 1), Forgot(4.0, "s", None)]
+    assert kinds_by(ExactlyOnce, [*crashed, began(0, at=5.0), got(1), got(2), got(3)]) == ["duplicated"]
+    assert kinds_by(ExactlyOnce, [*crashed, began(1, at=5.0), got(2), got(3)]) == []
+
+
 def test_a_gap_told_before_a_crash_stays_told() -> None:
     """The broker need not tell it again."""
     gap: list[Event] = [Freed(2.9, P, 2, retention=True), Gapped(3.0, "s", P, 0, 2)]
@@ -246,6 +260,74 @@ def test_release_safety_lets_go_of_what_does_not_match() -> None:
     assert kinds_by(ReleaseSafety, events) == []
 
 
+def live_at(link: int = 7) -> list[Event]:
+    """Three messages for a live subscription of a client that broker 1 knows by this link; the first is acknowledged."""
+    return [asked(), Began(0.5, "s", P, 0, 1, link), *three()[2:], got(1), Committed(3.0, "s", P, 1)]
+
+
+def test_release_safety_sees_a_log_that_did_not_wait_for_a_live_subscription() -> None:
+    """It is held while its client is connected, and for the grace after that; then no more."""
+    assert kinds_by(ReleaseSafety, [*live_at(), Freed(4.0, P, 2)]) == ["released"]
+    parted = [*live_at(), Parted(4.0, 1, 7, held_until=9.0)]
+    assert kinds_by(ReleaseSafety, [*parted, Freed(8.9, P, 2)]) == ["released"]
+    assert kinds_by(ReleaseSafety, [*parted, Freed(9.1, P, 2)]) == []
+    assert kinds_by(ReleaseSafety, [*parted, Ended(4.1, "s"), Freed(8.9, P, 2)]) == []
+
+
+def test_release_safety_sees_a_log_that_did_not_wait_for_a_restarted_broker() -> None:
+    """What a broker held stays held while it is down, and for the grace after it has started again."""
+    down = [*live_at(), Parted(4.0, 1, 7, held_until=float("inf"))]
+    assert kinds_by(ReleaseSafety, [*down, Freed(90.0, P, 2)]) == ["released"]
+    back = [*down, Restarted(100.0, 1, held_until=105.0)]
+    assert kinds_by(ReleaseSafety, [*back, Freed(104.0, P, 2)]) == ["released"]
+    assert kinds_by(ReleaseSafety, [*back, Freed(106.0, P, 2)]) == []
+
+
+def test_a_start_that_was_on_its_way_does_not_hold_longer_than_its_broker_says() -> None:
+    """The broker noticed the loss of the connection before the client heard where its subscription starts."""
+    late = [asked(), *three()[2:], Parted(0.4, 1, 7, held_until=1.0), Began(0.5, "s", P, 0, 1, 7)]
+    assert kinds_by(ReleaseSafety, [*late, Freed(4.0, P, 2)]) == []
+
+
+def test_a_gap_of_a_live_subscription_must_be_earned_after_a_disconnect_too() -> None:
+    """What went while it was held may not be missing when it comes back within its time."""
+    gap = Gapped(8.0, "s", P, 1, 2)
+    parted = [*live_at(), Parted(4.0, 1, 7, held_until=6.0)]
+    assert kinds_by(GapsAreEarned, [*parted, Freed(5.0, P, 2), gap]) == ["released"]
+    assert kinds_by(GapsAreEarned, [*parted, Freed(7.0, P, 2), gap]) == []
+    assert kinds_by(GapsAreEarned, [*parted, Freed(7.0, P, 2), Gapped(8.0, "s", P, 1, 3)]) == ["released"]
+
+
+def test_a_gap_must_not_cover_what_was_delivered() -> None:
+    """The application has the first message: it is not gone."""
+    gone = [*live_at(), Freed(4.0, P, 2, retention=True)]
+    assert kinds_by(GapsAreEarned, [*gone, Gapped(5.0, "s", P, 0, 2)]) == ["released"]
+    assert kinds_by(GapsAreEarned, [*gone, Gapped(5.0, "s", P, 1, 2)]) == []
+
+
+def test_logs_are_released_when_nobody_needs_them() -> None:
+    """A log that still holds what everybody acknowledged, a while after, is never released."""
+    done = [*three(durable=True), got(1), got(2), got(3)]
+    acknowledged = [*done, Committed(4.0, "s", P, 3), Remains(90.0, P, 2)]
+    assert kinds_by(LogsAreReleased, acknowledged) == ["kept"]
+    assert kinds_by(LogsAreReleased, [*done, Committed(4.0, "s", P, 1), Remains(90.0, P, 2)]) == []
+    assert kinds_by(LogsAreReleased, [*done, Ended(5.0, "s"), Discarded(5.1, "s"), Remains(90.0, P, 2)]) == ["kept"]
+    assert kinds_by(LogsAreReleased, [*done, Ended(5.0, "s"), Remains(90.0, P, 2)]) == [], "its home may not have heard of it"
+
+
+def test_converges_sees_what_did_not() -> None:
+    """Whatever is open at the end of the liveness phase is a violation of its own."""
+    assert kinds_by(Converges, [Settled(60.0, ("s is not active", "w does not know"))]) == ["stuck", "stuck"]
+    assert kinds_by(Converges, [Settled(60.0, ())]) == []
+
+
+def test_a_violation_names_its_checker() -> None:
+    """So that a table of planted bugs can say who found them."""
+    assert [violation.checker for violation in check(History([*three(), got(1), got(2), got(2), got(3)]), odd_only)] == [
+        "ExactlyOnce"
+    ]
+
+
 def test_gaps_must_be_earned() -> None:
     """A gap is told only where the log let go, and to durable subscriptions only by retention."""
     gap = Gapped(5.0, "s", P, 0, 2)
@@ -273,8 +355,10 @@ def test_every_checker_is_tested_here() -> None:
         OnePubend,
         AcknowledgedIsDurable,
         PublishersConverge,
+        Converges,
         ReleaseSafety,
         GapsAreEarned,
+        LogsAreReleased,
         BoundedMemory,
         TracksAreTrue,  # in test_tracking.py
     } == set(CHECKERS)

@@ -71,7 +71,7 @@ def _progress(summary: Summary, total: int, began: float) -> None:
 def _sentence(summary: Summary, seconds: float) -> str:
     line = summary.line()
     bad = ", ".join(f"{line[kind]} {kind}" for kind in ("lost", "duplicated", "misordered", "stuck"))
-    others = ", ".join(f"{line[kind]} {kind}" for kind in ("phantom", "released", "unbounded", "mistracked", "crashed"))
+    others = ", ".join(f"{line[kind]} {kind}" for kind in ("phantom", "released", "kept", "unbounded", "mistracked", "crashed"))
     return (
         f"{summary.seeds} seeds in {seconds:.0f} s: {summary.messages:,} messages, {summary.deliveries:,} deliveries, "
         f"{summary.faults:,} faults\n{bad}, {others}\ndigest {line['digest']}"

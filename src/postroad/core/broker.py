@@ -104,6 +104,7 @@ class Broker:
     def _build_parts(self, state: BrokerState, records: OwnRecords, now: float) -> Parts:
         guards, orders = self._config.guards, self._orders
         table, horizons = records.table, records.horizons
+        records.durables.drop_unsettled()
         for broker in self._config.retired:
             table.retire(broker)
         ids = tuple(sorted(s.pubend for s in state.pubends))

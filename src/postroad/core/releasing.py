@@ -31,9 +31,12 @@ class Releasing:
         return parts.keeper.lowest(parts.edge.holds(), parts.durables.holds())
 
     def tell(self, *, again: bool = False) -> None:
-        """Send every pubend's broker what we need of it, where that changed; with `again`, also what it did not confirm."""
+        """Send every pubend's broker what we need of it, where that changed; with `again`, also what it did not confirm.
+
+        After a start every broker is told once, also that we need nothing: a former life may have crashed before it could say so.
+        """
         needed = self.needed()
-        by_broker: dict[int, Positions] = {broker: {} for broker in self._parts.keeper.brokers()}
+        by_broker: dict[int, Positions] = {pubend_broker(pubend): {} for pubend in self._parts.streams}
         for pubend, tick in needed.items():
             by_broker.setdefault(pubend_broker(pubend), {})[pubend] = tick
         for broker, ticks in by_broker.items():

@@ -64,6 +64,7 @@ class Subscribing:
         self._moves: dict[str, Move] = {}
         self._unconfirmed: dict[int, Positions] = {}  # number of subscription -> cursors its client wants to know stored
         self._storing_acknowledged = False
+        self._asked_early: dict[int, Positions] = {}  # the same for those whose home has not settled here
         self._local = ReducedSet()
         self._requests: dict[int, tuple[int, int]] = {}  # request -> (subscription, pubend)
         self._joined: tuple[int, ...] = ()  # the pubends every subscription takes part in
@@ -93,6 +94,8 @@ class Subscribing:
         moving = next((m.name for m in self._moves.values() if (m.link, m.handle) == (link, packet.handle)), None)
         if moving is not None:
             del self._moves[moving]
+            if packet.forget and moving in self._parts.durables.homes:
+                self._forget(moving)
             self._parts.send(link, Unsubscribed(packet.handle), request)
             return
         if subscription is None:
@@ -100,13 +103,17 @@ class Subscribing:
             return
         if subscription.name is not None:
             if packet.forget:
-                self._parts.flood(self._parts.durables.forget(subscription.name))
-                self._parts.store(self._parts.durables.changes())
+                self._forget(subscription.name)
             else:
                 self._leave_durable(subscription)
         self._drop(subscription)
         self._parts.edge.end(subscription)
         self._interest_changed(now)
+
+    def _forget(self, name: str) -> None:
+        """Delete a durable subscription everywhere."""
+        self._parts.flood(self._parts.durables.forget(name))
+        self._parts.store(self._parts.durables.changes())
 
     def acknowledge(self, link: LinkId, packet: Acknowledge) -> None:
         subscription = self._parts.edge.find(link, packet.handle)
@@ -149,6 +156,10 @@ class Subscribing:
         subscription = self._parts.edge.subscriptions.get(number)
         if subscription is None or subscription.name is None:
             return  # its client asks again where it is now
+        durable = self._parts.durables.here.get(subscription.name)
+        if durable is not None and not durable.settled:  # its client may still go back to the former home, which knows less
+            self._asked_early.setdefault(number, {}).update(positions)
+            return
         if self._parts.durables.is_kept(subscription.name, positions):
             self._parts.send(subscription.link, AcknowledgementStored(subscription.handle, positions))
 
@@ -435,6 +446,10 @@ class Subscribing:
         held = {pubend: None for pubend, progress in subscription.progress.items() if progress.announced}
         if not durable.settled and all(pubend in held for pubend in durable.cursors):
             self._parts.flood(self._parts.durables.settle(durable.name))
+            early = self._asked_early.pop(subscription.number, None)
+            if early is not None:
+                self._unconfirmed.setdefault(subscription.number, {}).update(early)
+                self._store_acknowledged()
 
     def _is_ready(self, pubend: int, progress: Progress) -> bool:
         """Tell whether a start is active on the whole path and its broker holds the log for us."""
@@ -496,14 +511,16 @@ class Subscribing:
         if durable is None or durable.subscription != subscription.number:
             return
         durable.subscription = None
-        if not subscription.answered and (not durable.stored or self._parts.durables.elsewhere(subscription.name) is not None):
-            self._parts.durables.give_up(subscription.name)  # it was never reported active here
+        former = self._parts.durables.elsewhere(subscription.name) is not None
+        if (former and not durable.settled) or not (subscription.answered or durable.stored):
+            self._parts.durables.give_up(subscription.name)  # the former home holds the logs, or it was never reported active
             return
         self._parts.durables.moved_on(subscription.name, self._parts.edge.cursors(subscription))
 
     def _drop(self, subscription: Subscription) -> None:
         self._unanswered.pop(subscription.number, None)
         self._unsettled.pop(subscription.number, None)
+        self._asked_early.pop(subscription.number, None)
         self._local.remove(subscription.filter)
 
     def _interest_changed(self, now: float) -> None:

@@ -37,7 +37,7 @@ from postroad.core.parts import BrokerConfig
 from postroad.core.tracing import ASKED_MAX, SEARCHES_MAX
 from postroad.sim.disk import Disk, DiskProfile
 from postroad.sim.frames import Reader, to_bytes
-from postroad.sim.history import Freed, History, Logged, Relayed, Sent, Tracks
+from postroad.sim.history import Freed, History, Logged, Parted, Relayed, Restarted, Sent, Tracks
 from postroad.sim.network import End, Network, Peer
 from postroad.sim.tracks import BrokerTracks
 from postroad.sim.world import World
@@ -86,6 +86,7 @@ class BrokerNode:
         assert self.machine is None
         state = self.disk.start(self.broker)
         self.world.note("start", f"broker {self.broker} incarnation {state.incarnation}")
+        self.history.add(Restarted(self.world.now, self.broker, self.world.now + self.config.subscriber_grace_s))
         self.tracks.start(state.incarnation, self.wall_ms(), self.disk.logs)
         self.machine = Broker(state, self.config, now=self.world.now)
         self.machine.clock(self.wall_ms())
@@ -111,6 +112,7 @@ class BrokerNode:
         self._paused_until = 0.0
         self.disk.settle()
         for end in list(self._ends.values()):
+            self._part(end, float("inf"))
             self._forget(end)
             self._take(LinkLost(end.link))
         self.disk.settle()
@@ -121,6 +123,8 @@ class BrokerNode:
 
     def _vanish(self) -> None:
         self.machine = None
+        for end in self._ends.values():
+            self._part(end, float("inf"))  # what it held stays held until it starts again, and then for a while
         self._ends.clear()
         self._readers.clear()
         self._subscribers.clear()
@@ -188,11 +192,16 @@ class BrokerNode:
 
     def disconnected(self, end: End) -> None:
         self._readers.pop(end.link, None)
+        self._part(end, self.world.now + self.config.subscriber_grace_s)
         self._input(lambda: self._forget(end))
         self._fact(LinkLost(end.link))
 
     def _forget(self, end: End) -> None:
         self._ends.pop(end.link, None)
+
+    def _part(self, end: End, held_until: float) -> None:
+        if not isinstance(end.far.peer, BrokerNode):
+            self.history.add(Parted(self.world.now, self.broker, end.link, held_until))
 
     def held_back(self, end: End, congested: bool) -> None:
         self._fact(Congested(end.link) if congested else Drained(end.link))

@@ -8,7 +8,7 @@ positions its application had saved in a file, or without them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -57,6 +57,7 @@ class Habits:
 
     keeps_file: bool = True  # saves its positions, together with its work
     acknowledges_after_s: float = 0.0  # how long it works on what it got
+    confirms: bool = True  # waits for the broker to have stored an acknowledgement, where it keeps no file
     redial_s: float = 0.1
 
 
@@ -328,22 +329,31 @@ class ClientNode:
             if pubend in state.starts:
                 self.history.add(seen.Passed(self.world.now, following.subscription, pubend, place.position))
 
-    def idle(self) -> bool:
-        """Tell whether every message published is known to be durable or not."""
+    def open_ends(self, last: Mapping[int, int]) -> Iterator[str]:
+        """Say what has not converged, given the last tick of every log."""
         publishing = self.publishing
-        return publishing is None or not (publishing.pending or any(publishing.outstanding.values()))
+        if publishing is not None:
+            unknown = len(publishing.pending) + sum(map(len, publishing.outstanding.values()))
+            if unknown:
+                yield f"{self.name} does not know what became of {unknown} messages"
+        for following in self.following:
+            if not following.ended:
+                yield from self._behind(following, last)
 
-    def has_reached(self, last: Mapping[int, int]) -> bool:
-        """Tell whether every subscription is active and was told everything up to these ticks."""
-        return all(self._follows_to(following, last) for following in self.following if not following.ended)
-
-    def _follows_to(self, following: Following, last: Mapping[int, int]) -> bool:
-        if self.session is None or following.key is None:
-            return False
-        state = self.session.subscriptions.get(following.key)
+    def _behind(self, following: Following, last: Mapping[int, int]) -> Iterator[str]:
+        state = None
+        if self.session is not None and following.key is not None:
+            state = self.session.subscriptions.get(following.key)
         if state is None or not state.active:
-            return False
-        return all(pubend in state.pubends and state.pubends[pubend].position >= tick for pubend, tick in last.items())
+            yield f"{following.subscription} is not active"
+            return
+        if state.awaited:
+            yield f"{following.subscription} waits for its acknowledgements to be stored: {state.awaited}"
+        for pubend, tick in last.items():
+            place = state.pubends.get(pubend)
+            if place is None or place.position < tick:
+                where = "has not begun" if place is None else f"is at {place.position}"
+                yield f"{following.subscription} {where} on pubend {pubend}, which goes on to {tick}"
 
     def _subscribe(self, following: Following) -> None:
         assert self.session is not None
@@ -534,8 +544,10 @@ class ClientNode:
                 self._refused(first, last)
             case PublisherFailed(error=error):
                 self.world.note("refused", f"{self.name}: publisher: {error}")
-            case AcknowledgementStored() | SubscriptionEnded():
-                pass
+            case AcknowledgementStored(subscription=key, positions=positions):
+                self._confirmed(key, positions)
+            case SubscriptionEnded(subscription=key):
+                self._discarded(key)
             case PubendsListed():
                 self.listed.append(event)
             case WriterChanged(writer=key):
@@ -583,7 +595,26 @@ class ClientNode:
         following = self._following(key)
         if following is not None:
             self.world.note("began", f"{following.subscription} pubend {pubend} at {tick}")
-            self.history.add(seen.Began(self.world.now, following.subscription, pubend, tick))
+            assert self.session is not None
+            end = self._ends.get(self.session.main or 0)
+            broker, link = (
+                (end.far.peer.broker, end.far.link) if end is not None and isinstance(end.far.peer, BrokerNode) else (0, 0)
+            )
+            self.history.add(seen.Began(self.world.now, following.subscription, pubend, tick, broker, link))
+
+    def _confirmed(self, key: int, positions: Mapping[int, int]) -> None:
+        following = self._following(key)
+        if following is not None:
+            for pubend, tick in sorted(positions.items()):
+                self.history.add(seen.Confirmed(self.world.now, following.subscription, pubend, tick))
+
+    def _discarded(self, key: int) -> None:
+        """Note that a broker confirmed the end of a subscription; without a connection the session ends it by itself."""
+        assert self.session is not None
+        if self.session.main is not None:
+            following = next((each for each in self.following if each.key == key and each.ended), None)
+            if following is not None:
+                self.history.add(seen.Discarded(self.world.now, following.subscription))
 
     def _delivered(self, event: Delivered) -> None:
         following = self._following(event.subscription)
@@ -614,7 +645,7 @@ class ClientNode:
         """Finish the work on what was delivered: save and acknowledge."""
         assert self.session is not None
         assert following.key is not None
-        self.session.acknowledge(following.key, pubend, tick)
+        self.session.acknowledge(following.key, pubend, tick, confirm=self.habits.confirms)
         self.history.add(seen.Committed(self.world.now, following.subscription, pubend, tick))
         if self.habits.keeps_file:
             following.saved = dict(self.session.positions(following.key))

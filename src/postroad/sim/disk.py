@@ -192,6 +192,12 @@ class Disk:
         log.release(order.tick, self.profile.segment_batches)
         self.freed(order.pubend, order.tick, log.released, False)
 
+    def oldest_segments(self) -> Iterator[tuple[int, int]]:
+        """Yield each log that holds a whole segment, with the last tick of its oldest one."""
+        for pubend, log in self.logs.items():
+            if len(log.last_ticks) >= self.profile.segment_batches:
+                yield pubend, log.last_ticks[self.profile.segment_batches - 1]
+
     # --- inside
 
     def _latency(self, typical: float) -> float:

@@ -88,12 +88,17 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """The subscription is active for a pubend from after a tick on; said again whenever it is resumed."""
+    """The subscription is active for a pubend from after a tick on; said again whenever it is resumed.
+
+    `link` is the broker's end of the connection, 0 when nobody tells how long the broker holds the logs for it.
+    """
 
     at: float
     subscription: str
     pubend: int
     tick: int
+    broker: int = 0
+    link: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +146,40 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
+class Confirmed:
+    """The application was told that its broker has stored the acknowledgement of everything up to this tick."""
+
+    at: float
+    subscription: str
+    pubend: int
+    tick: int
+
+
+@dataclass(frozen=True, slots=True)
 class Disconnected:
     """The subscription's connection was lost: until it is resumed, a live one holds no log."""
 
     at: float
     subscription: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parted:
+    """A broker noticed that a client's connection is gone; it holds the logs for its live subscriptions until a time."""
+
+    at: float
+    broker: int
+    link: int
+    held_until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """A broker started; it holds the logs for the live subscriptions of its former life until a time."""
+
+    at: float
+    broker: int
+    held_until: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +197,31 @@ class Ended:
 
     at: float
     subscription: str
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded:
+    """The broker said that it has let go of an ended subscription; a durable one is forgotten."""
+
+    at: float
+    subscription: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The liveness phase is over; `reasons` say what had not converged by then."""
+
+    at: float
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Remains:
+    """After everything had converged and time had passed, the oldest whole segment of a log ends at this tick."""
+
+    at: float
+    pubend: int
+    tick: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,9 +311,15 @@ Event: TypeAlias = (
     | Passed
     | Gapped
     | Committed
+    | Confirmed
     | Disconnected
+    | Parted
+    | Restarted
     | Forgot
     | Ended
+    | Discarded
+    | Settled
+    | Remains
     | Measured
     | Arrived
     | Sent

@@ -233,7 +233,6 @@ class Cable:
         self.connection: Connection | None = None
         self.bytes_sent = 0  # in both directions
         self._dialling = False
-        self._bytes_per_s_min = 0.0
 
     # --- what happens to a cable
 
@@ -266,24 +265,16 @@ class Cable:
 
     def squeeze(self, factor: float) -> None:
         """Give it this share of its bandwidth from now on."""
-        self._set_bandwidth(self.profile.bytes_per_s * factor)
-
-    def relieve(self, bytes_per_s: float) -> None:
-        """Give it all its bandwidth back, and at least this much from now on."""
-        self._bytes_per_s_min = bytes_per_s
-        self._set_bandwidth(self.profile.bytes_per_s)
+        before, self.bytes_per_s = self.bytes_per_s, self.profile.bytes_per_s * factor
+        speed_up = self.bytes_per_s / before
+        if speed_up > 1 and self.connection is not None:
+            self.connection.a.speed_up(speed_up)
+            self.connection.b.speed_up(speed_up)
 
     def peer_died(self) -> None:
         self._break(RESET_DELAY_S_MAX)
 
     # --- inside
-
-    def _set_bandwidth(self, bytes_per_s: float) -> None:
-        before, self.bytes_per_s = self.bytes_per_s, max(bytes_per_s, self._bytes_per_s_min)
-        factor = self.bytes_per_s / before
-        if factor > 1 and self.connection is not None:
-            self.connection.a.speed_up(factor)
-            self.connection.b.speed_up(factor)
 
     def _dialled(self) -> None:
         self._dialling = False

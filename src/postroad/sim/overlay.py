@@ -19,7 +19,7 @@ This is the place where both the random runs (`soak`) and the deliberate schedul
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -30,15 +30,16 @@ from postroad.sim.brokers import BrokerNode
 from postroad.sim.checkers import Violation, check
 from postroad.sim.clients import ClientNode, Habits
 from postroad.sim.disk import DiskProfile
-from postroad.sim.history import Delivered, History, Logged, Measured
+from postroad.sim.history import Delivered, History, Logged, Measured, Remains, Settled
 from postroad.sim.network import Cable, CableProfile, Network
 from postroad.sim.predicates import Predicate, Predicates
 from postroad.sim.world import World
+from postroad.types import tick_milliseconds
 
-SETTLE_S_MAX: Final = 60.0  # what a healed overlay may take to converge
+SETTLE_S_MAX: Final = 300.0  # what a healed overlay may take to converge
 SETTLE_STEP_S: Final = 0.25
 MEASURE_EVERY_S: Final = 1.0
-HEALTHY_BYTES_PER_S: Final = 1e6
+REST_MARGIN_S: Final = 3.0  # on top of what brokers promise to wait before they release
 
 
 class Overlay:
@@ -125,10 +126,10 @@ class Overlay:
             self.failure = Violation("crashed", self.world.now, f"{text}\n{''.join(traceback.format_exception(error))}")
 
     def heal(self) -> None:
-        """End every fault, and give every cable room to catch up: the liveness phase begins."""
+        """End every fault: the liveness phase begins."""
         self.world.note("phase", "everything heals")
         for cable in self.network.cables:
-            cable.relieve(HEALTHY_BYTES_PER_S)
+            cable.squeeze(1.0)
             cable.heal()
         for node in self.nodes.values():
             if not node.alive:
@@ -143,16 +144,39 @@ class Overlay:
     def settle(self, within_s: float = SETTLE_S_MAX) -> bool:
         """Let time pass until everyone has everything, or no longer than this; return whether it converged."""
         until = self.world.now + within_s
-        while self.failure is None and self.world.now < until:
-            if self.converged():
-                return True
+        while self.failure is None and self.world.now < until and not self.converged():
             self.run(min(until, self.world.now + SETTLE_STEP_S))
-        return self.failure is None and self.converged()
+        if self.failure is not None:
+            return False
+        reasons = tuple(self.open_ends())
+        self.world.note("phase", "all has converged" if not reasons else f"it has not converged: {'; '.join(reasons)}")
+        self.history.add(Settled(self.world.now, reasons))
+        return not reasons
 
     def converged(self) -> bool:
         """Tell whether every publisher and every subscription knows all there is."""
+        return next(self.open_ends(), None) is None
+
+    def open_ends(self) -> Iterator[str]:
+        """Say what has not converged."""
         last: dict[int, int] = {pubend: log.last_tick for node in self.nodes.values() for pubend, log in node.disk.logs.items()}
-        return all(client.idle() and client.has_reached(last) for client in self.clients.values())
+        for client in self.clients.values():
+            yield from client.open_ends(last)
+
+    def rest(self) -> None:
+        """After all has converged, let as much time pass as brokers may wait before they release; note what logs still hold."""
+        configs = [node.config for node in self.nodes.values()]
+        waits = [config.subscriber_grace_s + config.keep_s + 12 * config.silence_s for config in configs]
+        self.run(self.world.now + max(waits) + max(c.tracking.persistence_ms for c in configs) / 1000 + REST_MARGIN_S)
+        if self.failure is not None:
+            return
+        for node in self.nodes.values():
+            kept_ms = int(1000 * (node.config.keep_s + 2 * node.config.silence_s + REST_MARGIN_S))
+            for pubend, tick in node.disk.oldest_segments():
+                if (
+                    tick_milliseconds(tick) < node.wall_ms() - kept_ms
+                ):  # after a crash or a clock step ticks are ahead of the clock
+                    self.history.add(Remains(self.world.now, pubend, tick))
 
     def violations(self) -> list[Violation]:
         """Say what was broken, now that the run is over."""

@@ -18,7 +18,7 @@ from postroad.sim.overlay import Overlay
 from postroad.sim.workload import Shape, Workload
 from postroad.sim.world import Line
 
-CONTAINED = ("lost", "duplicated", "misordered", "stuck", "phantom", "released", "unbounded", "mistracked", "crashed")
+CONTAINED = ("lost", "duplicated", "misordered", "stuck", "phantom", "released", "kept", "unbounded", "mistracked", "crashed")
 assert set(CONTAINED) == set(KINDS)
 
 
@@ -61,7 +61,8 @@ def play(seed: int, shape: Shape, *, story: bool = False) -> tuple[Overlay, Faul
     faults = Faults(overlay, until=shape.busy_s, per_s=shape.faults_per_s)
     overlay.run(shape.busy_s)
     overlay.heal()
-    overlay.settle()
+    if overlay.settle():
+        overlay.rest()
     return overlay, faults
 
 

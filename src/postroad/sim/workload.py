@@ -98,7 +98,7 @@ class Workload:
             latency_s=chance.choice((0.0005, 0.003, 0.03)),
             jitter_s=chance.choice((0.0, 0.002, 0.02)),
             bytes_per_s=chance.choice((20e3, 200e3, 5e6)),
-            backlog_bytes_max=chance.choice((8_000, 30_000, 200_000)),
+            backlog_bytes_max=chance.choice((4_000, 30_000, 200_000)),
         )
 
     def _client(self, name: str) -> ClientNode:

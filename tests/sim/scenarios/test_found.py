@@ -266,3 +266,82 @@ def test_a_client_returns_before_its_broker_noticed_that_it_was_gone() -> None:
     publish_all(overlay, "writer", 2.0, 4.0)
     overlay.at(3.0, lambda: reader.cut_off(silently=True))
     holds(overlay, 5.0)
+
+
+def release_all(overlay: Overlay, until: float) -> None:
+    """Check that everything converges, and that the logs then let go of what nobody needs."""
+    overlay.run(until)
+    overlay.heal()
+    assert overlay.settle(), "it does not converge"
+    overlay.rest()
+    assert overlay.violations() == []
+    assert overlay.messages > 0
+
+
+def test_a_broker_that_needs_nothing_says_so_after_a_restart() -> None:
+    """It crashes while it cannot tell the pubend's broker that its last subscription has ended."""
+    overlay = line_of(1, 2, config=BrokerConfig(subscriber_grace_s=0.5))
+    overlay.client("writer", 1)
+    reader = overlay.client("reader", 2)
+    text = overlay.filter(everything())
+    overlay.at(1.0, lambda: reader.follow(text, subscription="all"))
+    publish_all(overlay, "writer", 2.0, 4.0)
+    overlay.at(3.0, overlay.cable(1, 2).cut)
+    overlay.at(4.0, lambda: reader.end(reader.following[0]))
+    overlay.at(11.0, overlay.node(2).crash)  # after it has stored that it needs nothing
+    overlay.at(11.5, overlay.node(2).start)
+    release_all(overlay, 12.0)
+
+
+def test_a_hold_that_rose_is_told_again_when_the_pubends_broker_has_crashed() -> None:
+    """It had confirmed the higher hold before that was on its disk."""
+    overlay = line_of(1, 2, config=BrokerConfig(subscriber_grace_s=0.5))
+    overlay.client("writer", 1)
+    reader = overlay.client("reader", 2)
+    text = overlay.filter(everything())
+    overlay.at(1.0, lambda: reader.follow(text, subscription="all"))
+    publish_all(overlay, "writer", 2.0, 6.4)
+    overlay.at(6.5, lambda: reader.end(reader.following[0]))
+    overlay.at(8.5, overlay.node(1).crash)  # told a moment ago that nothing is held; that is stored every five seconds
+    overlay.at(9.0, overlay.node(1).start)
+    release_all(overlay, 10.0)
+
+
+def test_a_durable_name_is_forgotten_while_it_moves() -> None:
+    """Its client unsubscribes before the former home has answered: nobody holds the logs for it after that."""
+    overlay = line_of(1, 2, profile=CableProfile(latency_s=0.4))
+    overlay.client("writer", 1)
+    reader = overlay.client("reader", 1)
+    text = overlay.filter(everything())
+    overlay.at(1.0, lambda: reader.follow(text, subscription="all", name="all"))
+    publish_all(overlay, "writer", 2.0, 8.0)
+    overlay.at(5.0, lambda: reader.move([overlay.node(2)]))
+    overlay.at(5.5, lambda: reader.end(reader.following[0]))
+    release_all(overlay, 8.0)
+
+
+def move_where_it_cannot_settle(habits: Habits) -> Overlay:
+    """Let a durable subscription move from broker 1 to 2 and back, while a pubend it has a cursor in is out of reach."""
+    overlay = line_of(1, 2, 3, config=BrokerConfig(subscriber_grace_s=0.5))
+    overlay.client("writer", 1)
+    reader = overlay.client("reader", 1, habits=habits)
+    text = overlay.filter(everything())
+    overlay.at(1.0, lambda: reader.follow(text, subscription="all", name="all"))
+    publish_all(overlay, "writer", 2.0, 9.0)
+    overlay.at(2.5, overlay.node(3).crash)
+    overlay.at(3.0, lambda: reader.move([overlay.node(2)]))
+    overlay.at(5.0, reader.crash)
+    overlay.at(5.0, lambda: reader.move([overlay.node(1)]))
+    overlay.at(5.5, reader.start)
+    overlay.at(7.0, overlay.node(3).start)
+    return overlay
+
+
+def test_a_home_that_never_settled_holds_no_logs_when_its_client_is_gone() -> None:
+    """The former home took the client back: nobody comes for what the other one kept."""
+    release_all(move_where_it_cannot_settle(Habits()), 10.0)
+
+
+def test_a_home_that_has_not_settled_confirms_no_acknowledgement() -> None:
+    """Its client may go back to the former home, which would deliver again what was confirmed."""
+    holds(move_where_it_cannot_settle(FORGETFUL), 10.0)

@@ -96,6 +96,11 @@ class Durables:
         if known is None or _rank(home) > _rank(known):
             self.homes[home.name] = home
 
+    def drop_unsettled(self) -> None:
+        """After a restart, leave to the former home what never settled here: nobody was told of it."""
+        for name in [name for name, durable in self.here.items() if not durable.settled and self.elsewhere(name) is not None]:
+            self.give_up(name)
+
     def elsewhere(self, name: str) -> int | None:
         """Return the broker a durable subscription is at home, when it is not this one."""
         home = self.homes.get(name)

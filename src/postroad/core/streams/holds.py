@@ -153,7 +153,7 @@ class HoldKeeper:
     def to_send(self, broker: int, ticks: Positions, *, again: bool = False) -> int | None:
         """Return the version to send a broker its ticks with, or None when it has them."""
         unconfirmed = self._confirmed.get(broker, 0) < self._sent_version.get(broker, 0)
-        if self._sent.get(broker, {}) == ticks and not (again and unconfirmed):
+        if self._sent.get(broker) == ticks and not (again and unconfirmed):
             return None
         self.version += 1
         self._sent[broker] = dict(ticks)
@@ -172,13 +172,15 @@ class HoldKeeper:
         """Go on under a number that is newer than any before: everybody is told again."""
         self.incarnation = incarnation
         self.version = max(self.version, version)
-        for broker in self._sent:
+        for broker in list(self._sent):
             self.tell_again(broker)
 
     def tell_again(self, broker: int) -> None:
-        """Let a broker that may have forgotten our hold be told it again."""
-        if self._sent.get(broker):
-            self._sent[broker] = {}
+        """Let a broker that may have forgotten our hold be told it again, also that we hold nothing any more.
+
+        A hold that rose is confirmed before it is stored: after a crash the lower one counts again.
+        """
+        self._sent.pop(broker, None)
 
     def confirmed(self, broker: int, incarnation: int, version: int, released: Positions) -> None:
         if incarnation == self.incarnation and version <= self._sent_version.get(broker, 0):
@@ -191,6 +193,3 @@ class HoldKeeper:
 
     def is_confirmed(self, broker: int, version: int) -> bool:
         return self._confirmed.get(broker, 0) >= version
-
-    def brokers(self) -> list[int]:
-        return list(self._sent)

@@ -7,12 +7,13 @@ A checker knows nothing of brokers, links or faults. To add one, write a class w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol, TypeAlias
 
 from postroad.sim.checkers.delivery import Completeness, ExactlyOnce, NoPhantom, Order, StartExactness
+from postroad.sim.checkers.liveness import BoundedMemory, Converges
 from postroad.sim.checkers.publishing import AcknowledgedIsDurable, OnePubend, PublishersConverge
-from postroad.sim.checkers.release import BoundedMemory, GapsAreEarned, ReleaseSafety
+from postroad.sim.checkers.release import GapsAreEarned, LogsAreReleased, ReleaseSafety
 from postroad.sim.checkers.tracking import TracksAreTrue
 from postroad.sim.checkers.violations import KINDS, Kind, Matches, Violation
 from postroad.sim.history import History
@@ -37,8 +38,10 @@ CHECKERS: Final[tuple[Factory, ...]] = (
     OnePubend,
     AcknowledgedIsDurable,
     PublishersConverge,
+    Converges,
     ReleaseSafety,
     GapsAreEarned,
+    LogsAreReleased,
     BoundedMemory,
     TracksAreTrue,
 )
@@ -55,5 +58,8 @@ class _Always:
 def check(history: History, matches: Matches | None = None) -> list[Violation]:
     """Run every checker; the violations come in the order of time."""
     judge = matches if matches is not None else _Always()
-    found = [violation for factory in CHECKERS for violation in factory().check(history, judge)]
+    found: list[Violation] = []
+    for factory in CHECKERS:
+        checker = factory()
+        found += [replace(violation, checker=type(checker).__name__) for violation in checker.check(history, judge)]
     return sorted(found, key=lambda violation: violation.at)

@@ -1,20 +1,24 @@
 """What one application knows at each moment: its subscription replayed from the history.
 
 The rows an application *has* are those whose effects survive. When its client crashes it goes back to what it had saved: to the
-positions of its file, or without one to what it had acknowledged, and then further to where the broker resumes it. Messages
-after that point are not duplicates when they come again; they are lost when they do not.
+positions of its file, or without one to what it had acknowledged, and then further to where the broker resumes it, but never
+behind what the broker has confirmed to have stored. Messages after that point are not duplicates when they come again; they are
+lost when they do not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from postroad.sim.history import (
     Asked,
     Began,
     Committed,
+    Confirmed,
     Delivered,
+    Discarded,
     Disconnected,
     Ended,
     Event,
@@ -22,8 +26,12 @@ from postroad.sim.history import (
     Freed,
     Gapped,
     History,
+    Parted,
     Passed,
+    Restarted,
 )
+
+ALWAYS: Final = float("inf")
 
 
 @dataclass(slots=True)
@@ -34,6 +42,7 @@ class Stream:
     began_at: float
     position: int
     committed: int
+    confirmed: int = 0  # the broker has stored the acknowledgement up to here: nothing up to it may come again
     rows: list[tuple[int, bytes]] = field(default_factory=list)  # (tick, id) in order of delivery
     gaps: list[tuple[int, int]] = field(default_factory=list)
     floor: int = 0  # for one that wants all there is: what was gone already when it began
@@ -55,8 +64,13 @@ class Follower:
     durable: bool
     earliest: bool = False
     streams: dict[int, Stream] = field(default_factory=dict)
-    was_disconnected: bool = False
     ended: bool = False
+    discarded: bool = False  # the broker knows that it ended
+    links: dict[tuple[int, int], float] = field(default_factory=dict)  # (broker, its link) -> until when logs are held there
+
+    def is_protected(self, at: float) -> bool:
+        """Tell whether the logs must be held for it: always for a durable one, else while it is connected or may return."""
+        return not self.ended and (self.durable or any(until > at for until in self.links.values()))
 
     def apply(self, event: Event, freed: Mapping[int, int]) -> None:
         match event:
@@ -80,12 +94,18 @@ class Follower:
                 stream = self.streams.get(pubend)
                 if stream is not None:
                     stream.committed = max(stream.committed, tick)
+            case Confirmed(pubend=pubend, tick=tick):
+                stream = self.streams.get(pubend)
+                if stream is not None:
+                    stream.confirmed = max(stream.confirmed, tick)
             case Forgot():
                 self._forgot(event)
             case Disconnected():
-                self.was_disconnected = True
+                self.links.pop((0, 0), None)
             case Ended():
                 self.ended = True
+            case Discarded():
+                self.discarded = True
             case _:
                 pass
 
@@ -94,7 +114,7 @@ class Follower:
         if stream is None:
             self.streams[event.pubend] = Stream(event.tick, event.at, event.tick, event.tick, floor=floor)
         elif stream.resuming:
-            stream.go_back(event.tick)
+            stream.go_back(max(event.tick, stream.confirmed))
             # The broker took up after what the application had: whatever lies between must have been empty.
             stream.position = max(stream.position, event.tick)
             stream.resuming = False
@@ -104,7 +124,6 @@ class Follower:
             saved = None if event.positions is None else event.positions.get(pubend)
             stream.go_back(stream.committed if saved is None else saved)
             stream.resuming = saved is None
-            self.was_disconnected = True
 
     def has_told(self, pubend: int, tick: int) -> bool:
         """Tell whether the application was told explicitly that the tick is gone."""
@@ -118,6 +137,7 @@ class Followers:
     def __init__(self) -> None:
         self.by_name: dict[str, Follower] = {}
         self._freed: dict[int, int] = {}  # pubend -> tick
+        self._held: dict[tuple[int, int], float] = {}  # (broker, its link) -> until when, once it is gone
 
     def take(self, event: Event) -> Follower | None:
         """Apply an event; return the subscription it belongs to, if it belongs to one."""
@@ -127,11 +147,29 @@ class Followers:
         if isinstance(event, Asked):
             new = Follower(event.subscription, event.filter, event.durable, event.earliest)
             return self.by_name.setdefault(event.subscription, new)
+        if isinstance(event, Parted | Restarted):
+            self._hold(event)
+            return None
         name = getattr(event, "subscription", None)
         found = self.by_name.get(name) if name is not None else None
         if found is not None:
             found.apply(event, self._freed)
+            if isinstance(event, Began):  # it may have been on its way when the broker had noticed the loss already
+                place = event.broker, event.link
+                found.links[place] = self._held.get(place, ALWAYS)
         return found
+
+    def _hold(self, event: Parted | Restarted) -> None:
+        """Note until when a broker holds logs for those who are not connected to it any more."""
+        if isinstance(event, Parted):
+            places = [(event.broker, event.link)]
+        else:
+            places = [place for place, until in self._held.items() if place[0] == event.broker and until > event.at]
+        for place in places:
+            self._held[place] = event.held_until
+            for follower in self.by_name.values():
+                if place in follower.links:
+                    follower.links[place] = event.held_until
 
     def __iter__(self) -> Iterator[Follower]:
         return iter(self.by_name.values())

@@ -1,91 +1,123 @@
-"""What the logs may let go of, when a gap is earned, and how much brokers may hold."""
+"""What the logs may let go of, what they must let go of, and when a gap is earned.
+
+A durable subscription is *protected* always: what it has not acknowledged stays. A live one is protected while it is connected,
+and after that for as long as its broker promises to wait for it.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
-from postroad.sim.checkers.follower import Follower, Followers
+from postroad.sim.checkers.follower import Follower, Followers, Stream
 from postroad.sim.checkers.violations import Matches, Violation
-from postroad.sim.history import Freed, Gapped, History, Logged, Measured, Published
+from postroad.sim.history import Attributes, Freed, Gapped, History, Logged, Published, Remains
 
 
-class ReleaseSafety:
-    """A pubend lets go of nothing that a durable subscription has not acknowledged, unless retention is over its bound."""
+@dataclass(slots=True)
+class _Rows:
+    """What was logged so far."""
 
-    def check(self, history: History, matches: Matches) -> Iterator[Violation]:
-        followers = Followers()
-        published: dict[bytes, Published] = {}
-        logged: dict[int, list[Logged]] = {}
-        for event in history:
-            match event:
-                case Published():
-                    published[event.id] = event
-                case Logged():
-                    logged.setdefault(event.pubend, []).append(event)
-                case Freed(retention=False):
-                    for follower in followers:
-                        row = self._needed(follower, event, logged.get(event.pubend, []), published, matches)
-                        if row is not None:
-                            text = (
-                                f"pubend {event.pubend} let go of everything up to {event.tick}; {follower.name} needs {row.tick}"
-                            )
-                            yield Violation("released", event.at, text)
-                case _:
-                    pass
-            followers.take(event)
+    attributes: dict[bytes, Attributes] = field(default_factory=dict)
+    ticks: dict[int, list[int]] = field(default_factory=dict)  # by pubend
+    ids: dict[int, list[bytes]] = field(default_factory=dict)
 
-    @staticmethod
-    def _needed(
-        follower: Follower, event: Freed, rows: list[Logged], published: dict[bytes, Published], matches: Matches
-    ) -> Logged | None:
-        """Return the first message the subscription still needs of what was let go."""
-        stream = follower.streams.get(event.pubend)
-        if stream is None or follower.ended or not follower.durable or event.tick <= stream.committed:
-            return None
-        for row in rows:
-            if not max(stream.committed, stream.floor) < row.tick <= event.tick or follower.has_told(event.pubend, row.tick):
-                continue
-            known = published.get(row.id)
-            if known is not None and matches(follower.filter, known.attributes):
-                return row
+    def take(self, event: object) -> None:
+        if isinstance(event, Published):
+            self.attributes[event.id] = event.attributes
+        elif isinstance(event, Logged):
+            self.ticks.setdefault(event.pubend, []).append(event.tick)
+            self.ids.setdefault(event.pubend, []).append(event.id)
+
+    def first_wanted(self, follower: Follower, pubend: int, lo: int, hi: int, matches: Matches) -> int | None:
+        """Return the tick of the first message in (lo, hi] that a subscription wants and was not told to be gone."""
+        ticks = self.ticks.get(pubend, [])
+        for index in range(bisect_right(ticks, lo), bisect_right(ticks, hi)):
+            known = self.attributes.get(self.ids[pubend][index])
+            if known is not None and matches(follower.filter, known) and not follower.has_told(pubend, ticks[index]):
+                return ticks[index]
         return None
 
 
-class GapsAreEarned:
-    """A gap is only told where the log let go; to a durable subscription only where retention was over its bound.
+class ReleaseSafety:
+    """A pubend lets go of nothing that a protected subscription has not acknowledged, unless retention is over its bound."""
 
-    A live subscription holds no log while it is disconnected, so after that a gap may be told to it as well. One that wants
-    all there is may get early messages from a cache before it meets what the log let go before it began.
+    def check(self, history: History, matches: Matches) -> Iterator[Violation]:
+        followers, rows = Followers(), _Rows()
+        for event in history:
+            rows.take(event)
+            if isinstance(event, Freed) and not event.retention:
+                for follower in followers:
+                    tick = self._needed(follower, event, rows, matches)
+                    if tick is not None:
+                        text = f"pubend {event.pubend} let go of everything up to {event.tick}; {follower.name} needs {tick}"
+                        yield Violation("released", event.at, text)
+            followers.take(event)
+
+    @staticmethod
+    def _needed(follower: Follower, event: Freed, rows: _Rows, matches: Matches) -> int | None:
+        """Return the tick of the first message the subscription still needs of what was let go."""
+        stream = follower.streams.get(event.pubend)
+        if stream is None or event.tick <= stream.committed or not follower.is_protected(event.at):
+            return None
+        return rows.first_wanted(follower, event.pubend, max(stream.committed, stream.floor), event.tick, matches)
+
+
+class GapsAreEarned:
+    """A gap is told only over what is gone: by retention, or because the subscription was not protected when it went.
+
+    One that wants all there is may get early messages from a cache before it meets what the log let go before it began. No gap
+    covers what the application got.
     """
 
     def check(self, history: History, matches: Matches) -> Iterator[Violation]:  # noqa: ARG002
         followers = Followers()
         freed: dict[int, int] = {}
+        earned: dict[tuple[str, int], int] = {}  # (subscription, pubend) -> up to where a gap may reach
         forced: dict[int, int] = {}
         for event in history:
             if isinstance(event, Freed):
                 freed[event.pubend] = max(event.tick, freed.get(event.pubend, 0))
                 if event.retention:
                     forced[event.pubend] = max(event.tick, forced.get(event.pubend, 0))
-            follower = followers.take(event)
-            if isinstance(event, Gapped) and follower is not None:
-                earned = forced if follower.durable or not follower.was_disconnected else freed
-                stream = follower.streams.get(event.pubend)
-                if event.hi > max(earned.get(event.pubend, 0), stream.floor if stream is not None else 0):
-                    text = f"{follower.name} was told that {event.lo}..{event.hi} of {event.pubend} is gone without need"
-                    yield Violation("released", event.at, text)
+                for follower in followers:
+                    if not follower.is_protected(event.at):
+                        earned[follower.name, event.pubend] = freed[event.pubend]
+            if isinstance(event, Gapped):
+                held = followers.stream(event.subscription, event.pubend)
+                allowed = max(earned.get((event.subscription, event.pubend), 0), forced.get(event.pubend, 0))
+                yield from self._told(event, held, allowed)
+            followers.take(event)
+
+    @staticmethod
+    def _told(event: Gapped, stream: Stream | None, allowed: int) -> Iterator[Violation]:
+        if event.hi > max(allowed, stream.floor if stream is not None else 0):
+            text = f"{event.subscription} was told that {event.lo}..{event.hi} of {event.pubend} is gone without need"
+            yield Violation("released", event.at, f"{text}: only what lies up to {allowed} is")
+        covered = next((tick for tick, _ in stream.rows if event.lo < tick <= event.hi), None) if stream is not None else None
+        if covered is not None:
+            text = f"{event.subscription} was told that {event.lo}..{event.hi} of {event.pubend} is gone, but it got {covered}"
+            yield Violation("released", event.at, text)
 
 
-class BoundedMemory:
-    """No broker holds more of anything than its configuration allows."""
+class LogsAreReleased:
+    """Once everyone has acknowledged everything and some time has passed, logs have let go of whole segments nobody needs."""
 
-    def check(self, history: History, matches: Matches) -> Iterator[Violation]:  # noqa: ARG002
-        worst: dict[tuple[int, str], Violation] = {}
+    def check(self, history: History, matches: Matches) -> Iterator[Violation]:
+        followers, rows = Followers(), _Rows()
         for event in history:
-            if not isinstance(event, Measured):
-                continue
-            for name, (value, bound) in event.figures.items():
-                if bound is not None and value > bound and (event.broker, name) not in worst:
-                    text = f"broker {event.broker} has {name} at {value}, its bound is {bound}"
-                    worst[event.broker, name] = Violation("unbounded", event.at, text)
-        yield from worst.values()
+            rows.take(event)
+            if isinstance(event, Remains) and not any(self._needs(each, event, rows, matches) for each in followers):
+                text = f"pubend {event.pubend} still holds what lies up to {event.tick}, and nobody needs it"
+                yield Violation("kept", event.at, text)
+            followers.take(event)
+
+    @staticmethod
+    def _needs(follower: Follower, event: Remains, rows: _Rows, matches: Matches) -> bool:
+        if follower.ended:
+            return follower.durable and not follower.discarded  # its home may not have heard that it was forgotten
+        stream = follower.streams.get(event.pubend)
+        if stream is None or stream.position < event.tick:
+            return True
+        return rows.first_wanted(follower, event.pubend, max(stream.committed, stream.floor), event.tick, matches) is not None

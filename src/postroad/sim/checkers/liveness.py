@@ -1,0 +1,33 @@
+"""What must come to pass once everything is healed, and how much brokers may hold at any time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from postroad.sim.checkers.violations import Matches, Violation
+from postroad.sim.history import History, Measured, Settled
+
+
+class Converges:
+    """A healed overlay converges: everyone is active, has everything, and knows what became of what it asked for."""
+
+    def check(self, history: History, matches: Matches) -> Iterator[Violation]:  # noqa: ARG002
+        for event in history:
+            if isinstance(event, Settled):
+                for reason in event.reasons:
+                    yield Violation("stuck", event.at, f"the healed overlay did not converge: {reason}")
+
+
+class BoundedMemory:
+    """No broker holds more of anything than its configuration and its clients allow."""
+
+    def check(self, history: History, matches: Matches) -> Iterator[Violation]:  # noqa: ARG002
+        worst: dict[tuple[int, str], Violation] = {}
+        for event in history:
+            if not isinstance(event, Measured):
+                continue
+            for name, (value, bound) in event.figures.items():
+                if bound is not None and value > bound and (event.broker, name) not in worst:
+                    text = f"broker {event.broker} has {name} at {value}, its bound is {bound}"
+                    worst[event.broker, name] = Violation("unbounded", event.at, text)
+        yield from worst.values()
