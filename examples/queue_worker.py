@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from postroad.queues.client import QueueClient
 from postroad.queues.server import QueueServer
@@ -11,7 +12,7 @@ from postroad.storage.queues.memory import MemoryQueueStorage
 
 
 async def worker(name: str, port: int, queue_id: int) -> None:
-    async with QueueClient.register("127.0.0.1", port, name=name) as client:
+    async with QueueClient.open("127.0.0.1", port, name=name) as client:
         while delivery := await client.take(queue_id, timeout=0.2):
             try:
                 async with delivery:  # done at the end of the block, given back if it raises
@@ -25,10 +26,10 @@ async def worker(name: str, port: int, queue_id: int) -> None:
 async def main() -> None:
     async with (
         QueueServer(QueueService(MemoryQueueStorage())) as server,
-        QueueClient.register("127.0.0.1", server.port, name="boss") as boss,
+        QueueClient.open("127.0.0.1", server.port, name="boss") as boss,
     ):
-        dead = await boss.create_queue("jobs.dead")
-        jobs = await boss.create_queue("jobs", max_deliveries=2, dead_letter=dead)
+        dead = await boss.open_queue("jobs.dead")
+        jobs = await boss.open_queue("jobs", max_deliveries=2, dead_letter=dead)
         for job in ("sweep", "paint", "poison", "cook"):
             await boss.put(jobs, job)
         await boss.put(jobs, "put out the fire", priority=10)
@@ -36,4 +37,5 @@ async def main() -> None:
         print("dead letters:", [m.message.decode() async for m in boss.read_messages(dead)])
 
 
-asyncio.run(main())
+with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C
+    asyncio.run(main())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import random
 
 import postroad
@@ -37,7 +38,8 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=1000, help="how many quotes (default: %(default)s)")
     parser.add_argument("--pause", type=float, default=0.2, help="seconds between two quotes (default: %(default)s)")
     options = parser.parse_args()
-    asyncio.run(publish(options.url, options.count, options.pause))
+    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C
+        asyncio.run(publish(options.url, options.count, options.pause))
 
 
 if __name__ == "__main__":

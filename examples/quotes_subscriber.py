@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 
 import postroad
 
@@ -34,7 +35,8 @@ def main() -> None:
     parser.add_argument("--name", help="make the subscription durable: quotes wait while this program does not run")
     parser.add_argument("--count", type=int, help="stop after this many")
     options = parser.parse_args()
-    asyncio.run(subscribe(options.url, options.filter, options.name, options.count))
+    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C
+        asyncio.run(subscribe(options.url, options.filter, options.name, options.count))
 
 
 if __name__ == "__main__":

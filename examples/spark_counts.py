@@ -9,6 +9,7 @@ Needs the extra `spark` and Java 17 or newer.
 from __future__ import annotations
 
 import argparse
+import contextlib
 
 from postroad import spark as postroad_spark
 
@@ -29,4 +30,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C
+        main()

@@ -95,6 +95,12 @@ class StorageSchemaError(StorageError):
     code = 411
 
 
+class PostgresMissingError(StorageError):
+    """Queues are to be kept in PostgreSQL, but the package `asyncpg` is not installed: `pip install 'postroad[postgres]'`."""
+
+    code = 413
+
+
 class StorageInUseError(StorageError):
     """Another process has the embedded database open."""
 

@@ -1,5 +1,7 @@
 """Brokers inside your own tests: real ones, with real files in a temporary directory, in a thread of the test's process.
 
+They serve queues on their port, too, in an SQLite file of their own.
+
 with postroad.testing.broker() as url:
     with postroad.sync.connect(url) as client: ...
 
@@ -15,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from postroad.queues.mount import queues_of
 from postroad.runtime.config import Neighbour, NodeConfig, Overlay
 from postroad.runtime.node import Node
 from postroad.transport.background import BackgroundLoop
@@ -67,7 +70,8 @@ def _running(configs: list[NodeConfig]) -> Iterator[list[Node]]:
 
 
 async def _start(config: NodeConfig) -> Node:
-    node = Node(config)
+    queues = queues_of(config)
+    node = Node(config, services=() if queues is None else [queues])
     await node.start()
     return node
 

@@ -365,7 +365,7 @@ def test_all_fields_of_a_message_arrive(bench: Bench) -> None:
         (message,) = await b.take(queue_id)
         assert (message.message_id, message.queue_id, message.sender_id) == (message_id, queue_id, 4)
         assert (message.receiver_id, message.context, message.priority) == (ME, 1 << 62, 10)
-        assert (message.message, message.key, message.attributes) == (payload, b"\0key", b"\xff")
+        assert (message.message, message.key, message.packed_attributes) == (payload, b"\0key", b"\xff")
         assert (message.state, message.delivery, message.origin_queue_id) == (State.LEASED, 1, None)
         assert before - 1_000 <= message.time_of_arrival_ms <= wall_clock_ms() + 1_000
 
@@ -756,7 +756,7 @@ def test_a_bound_queue_is_fed_each_message_once(bench: Bench) -> None:
         assert await b.storage.cursors(binding.binding_id) == {1: 40, 2: 7}
         taken = await b.take(queue_id, limit=9, mode=ReadMode.ARRIVAL)
         assert [m.message for m in taken] == [b"m5", b"m15", b"m25", b"m3"]
-        assert {(m.priority, m.sender_id, m.attributes) for m in taken} == {(8, 0, b"attributes")}
+        assert {(m.priority, m.sender_id, m.packed_attributes) for m in taken} == {(8, 0, b"attributes")}
         assert taken[0].key == (5).to_bytes(16, "big")
 
     bench.run(body)

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import os
+import signal
 import sys
+import threading
 from collections.abc import AsyncIterator
-from typing import IO
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
 
 import click
 
@@ -17,6 +23,9 @@ from postroad.transport.loops import run
 from postroad.types import AttributeValue
 
 DEFAULT_URL = f"postroad://127.0.0.1:{DEFAULT_PORT}"
+READ_BYTES: Final = 1 << 16
+LINE_BYTES_MAX: Final = 64 << 20
+INTERRUPTED: Final = 128 + signal.SIGINT
 
 
 @click.command()
@@ -33,11 +42,24 @@ def publish(urls: tuple[str, ...], pairs: tuple[str, ...], payload: str | None, 
         postroad publish -a symbol=IBM -a price=101.5 -p hello
 
     Returns when every message is durable. A line that is no message stops the command, and names the line; what stood before it
-    is published.
+    is published. Ctrl-C stops the reading: what was read is made durable, and the exit code is 130. A second Ctrl-C ends at once.
     """  # noqa: D301  # click wants the backspace itself
     single = dict(map(_pair, pairs)) if pairs or payload is not None else None
-    count = run(_publish(list(urls), single, (payload or "").encode(), timeout, show_ids=ids))
-    click.echo(f"{count} messages published", err=True)
+    progress = _Progress()
+    try:
+        run(_publish(list(urls), single, (payload or "").encode(), timeout, progress, show_ids=ids))
+    finally:
+        if progress.durable:
+            click.echo(f"{progress.count} messages published", err=True)
+    if progress.interrupted:
+        sys.exit(INTERRUPTED)
+
+
+@dataclass(slots=True)
+class _Progress:
+    count: int = 0
+    durable: bool = False  # all that were counted
+    interrupted: bool = False
 
 
 def _pair(text: str) -> tuple[str, AttributeValue]:
@@ -56,23 +78,48 @@ def _pair(text: str) -> tuple[str, AttributeValue]:
 
 
 async def _publish(
-    urls: list[str], single: dict[str, AttributeValue] | None, payload: bytes, timeout_s: float, *, show_ids: bool
-) -> int:
-    count = 0
+    urls: list[str],
+    single: dict[str, AttributeValue] | None,
+    payload: bytes,
+    timeout_s: float,
+    progress: _Progress,
+    *,
+    show_ids: bool,
+) -> None:
     async with connect(urls, ClientConfig(connect_s=min(timeout_s, 10.0))) as client:
         publisher = client.publisher()
-        try:
+
+        async def publish_all() -> None:
             async for attributes, content in _messages(single, payload):
                 message_id = await publisher.publish(attributes, content)
-                count += 1
+                progress.count += 1
                 if show_ids:
                     click.echo(str(message_id))
-        except InvalidValueError:
+
+        task = asyncio.create_task(publish_all())
+        _stop_on_signals(task, progress)
+        try:
+            with suppress(asyncio.CancelledError):
+                await task
+        finally:
             await publisher.flush(timeout_s)
-            click.echo(f"{count} messages published", err=True)
-            raise
-        await publisher.flush(timeout_s)
-    return count
+            progress.durable = True
+
+
+def _stop_on_signals(task: asyncio.Task[None], progress: _Progress) -> None:
+    """Let the first SIGINT or SIGTERM stop the reading; the second ends the process at once."""
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        progress.interrupted = True
+        task.cancel()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with suppress(RuntimeError, ValueError):  # not in the main thread: nobody sends us signals
+            loop.add_signal_handler(number, stop)
 
 
 async def _messages(
@@ -82,19 +129,52 @@ async def _messages(
         yield single, payload
         return
     number = 0
-    while lines := await asyncio.to_thread(_some_lines, sys.stdin.buffer):
-        for line in lines:
-            number += 1
-            if line.strip():
-                yield read_line(line, number)
+    async for line in _lines():
+        number += 1
+        if line.strip():
+            yield read_line(line, number)
 
 
-def _some_lines(file: IO[bytes]) -> list[bytes]:
-    """Return the next lines: all that one read brings, so that a slow pipe is followed and a fast one is quick."""
-    first = file.readline()
-    if not first:
-        return []
-    peek = getattr(file, "peek", None)
-    rest = peek() if peek is not None else b""
-    count = rest.count(b"\n")
-    return [first, *(file.readline() for _ in range(count))]
+async def _lines() -> AsyncIterator[bytes]:
+    """Read standard input: a slow pipe is followed line by line, a fast one is read in large pieces."""
+    pieces: list[bytes] = []
+    held = 0
+    while data := await _read_some():
+        first, *rest = data.split(b"\n")
+        pieces.append(first)
+        held += len(first)
+        if held > LINE_BYTES_MAX:
+            raise InvalidValueError(f"a line of standard input has more than {LINE_BYTES_MAX >> 20} MiB")
+        if rest:
+            yield b"".join(pieces)
+            for line in rest[:-1]:
+                yield line
+            pieces, held = [rest[-1]], len(rest[-1])
+    yield b"".join(pieces)
+
+
+async def _read_some() -> bytes:
+    """Read in a thread that nobody waits for, so that the process can end while the other side is silent."""
+    loop = asyncio.get_running_loop()
+    data: asyncio.Future[bytes] = loop.create_future()
+
+    def deliver(found: bytes) -> None:
+        if not data.done():
+            data.set_result(found)
+
+    def read() -> None:
+        found = _read_stdin()
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(deliver, found)
+
+    threading.Thread(target=read, name="postroad-stdin", daemon=True).start()
+    return await data
+
+
+def _read_stdin() -> bytes:
+    try:
+        return os.read(sys.stdin.fileno(), READ_BYTES)  # not through its buffer: that one is locked while we wait
+    except (io.UnsupportedOperation, AttributeError):
+        return sys.stdin.buffer.read(READ_BYTES)  # not a file: in tests
+    except OSError:
+        return b""

@@ -6,6 +6,7 @@ Each call registers a client of its own and deletes it at the end, unless `--cli
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import secrets
 import sys
@@ -21,11 +22,13 @@ from rich.table import Table
 
 from postroad.errors import InvalidValueError
 from postroad.queues.client import QueueClient
+from postroad.types import AttributeValue
 from postroad.wire.packets.telesto import QueueMessage, ReadMode
 
 ResultT = TypeVar("ResultT")
 
 BROKER: Final = "127.0.0.1:7400"
+RETRY_S: Final = 1.0  # somebody waits at the terminal
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +49,11 @@ class _Target:
         if not host or not port.isdecimal():
             raise InvalidValueError(f"a broker is written host:port, not {self.broker!r}")
         if self.client_id is not None:
-            async with QueueClient.identify(host, int(port), client_id=self.client_id) as client:
+            async with QueueClient.identify(host, int(port), client_id=self.client_id, retry_s=RETRY_S) as client:
                 yield client
             return
-        async with QueueClient.register(host, int(port), name=f"command line {secrets.token_hex(8)}") as client:
+        name = f"command line {secrets.token_hex(8)}"
+        async with QueueClient.register(host, int(port), name=name, retry_s=RETRY_S) as client:
             try:
                 yield client
             finally:
@@ -262,6 +266,7 @@ def _print(message: QueueMessage, *, as_json: bool, all_fields: bool = False) ->
             "arrived": arrived.isoformat(timespec="milliseconds"),
             "state": message.state.name.lower(),
             "delivery": message.delivery,
+            "attributes": {name: _json_value(value) for name, value in message.attributes.items()},
             "key": None if message.key is None else message.key.hex(),
             "origin": message.origin_queue_id,
         }
@@ -270,6 +275,10 @@ def _print(message: QueueMessage, *, as_json: bool, all_fields: bool = False) ->
         click.echo(f"{message.message_id}\t{message.state.name.lower()}\t{message.priority}\t{text}")
     else:
         click.echo(text)
+
+
+def _json_value(value: AttributeValue) -> object:
+    return {"base64": base64.b64encode(value).decode()} if isinstance(value, bytes) else value
 
 
 def _age(age_ms: int | None) -> str:

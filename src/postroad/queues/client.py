@@ -1,7 +1,7 @@
 """The queue client: the methods of the report's Table 4.1 under pythonic names, and what this project adds.
 
-    async with QueueClient.register("127.0.0.1", 7070, name="worker") as client:
-        jobs = await client.create_queue("jobs")
+    async with QueueClient.open("127.0.0.1", 7400, name="worker") as client:
+        jobs = await client.open_queue("jobs")
         await client.put(jobs, b"work")
         async with await client.take(jobs, timeout=5) as delivery:   # done when the block ends, released when it raises
             ...
@@ -17,13 +17,21 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
-from postroad.errors import ConnectionLostError, LeaseLostError, NoResponseError, PostroadError, UnknownQueueError
+from postroad.errors import (
+    ConnectionLostError,
+    LeaseLostError,
+    NameTakenError,
+    NoResponseError,
+    PostroadError,
+    UnknownQueueError,
+)
 from postroad.queues.connection import Connection
 from postroad.queues.limits import CONTEXT_MAX
+from postroad.types import AttributeValue
 from postroad.wire.packets import queues as q
 from postroad.wire.packets import telesto as t
 from postroad.wire.packets.queues import LeaseStatus
@@ -31,6 +39,7 @@ from postroad.wire.packets.telesto import ClientMode, Queue, QueueMessage, ReadM
 from postroad.wire.registry import Packet
 
 PacketT = TypeVar("PacketT", bound=Packet)
+ResultT = TypeVar("ResultT")
 
 RETRY_S: Final = 10.0
 RETRY_PAUSE_S: Final = 0.05
@@ -54,6 +63,11 @@ class Delivery:
     @property
     def payload(self) -> bytes:
         return self.message.message
+
+    @property
+    def attributes(self) -> dict[str, AttributeValue]:
+        """The attributes of a message that the overlay fed into a bound queue."""
+        return self.message.attributes
 
     @property
     def delivery(self) -> int:
@@ -95,7 +109,7 @@ class Delivery:
 
 
 class QueueClient:
-    """Made by `register` (a new client) or `identify` (an existing one). Use as an async context manager."""
+    """Made by `open` (the client of a name), `register` (a new one) or `identify` (by id). Use as an async context manager."""
 
     def __init__(self, addresses: Sequence[Address], *, retry_s: float = RETRY_S) -> None:
         self._addresses = list(addresses)
@@ -104,12 +118,31 @@ class QueueClient:
         self._sending = asyncio.Lock()  # requests leave in the order of the calls, also while a connection is opened or full
         self._place = 0
         self._closed = False
-        self._new: tuple[str, ClientMode] | None = None
+        self._new: t.RegisterClient | None = None
         self.client_id = 0
         self.name = ""
         self.mode = ClientMode.READ_AND_PUT
 
     # setup
+
+    @classmethod
+    def open(
+        cls,
+        host: str,
+        port: int,
+        *,
+        name: str,
+        mode: ClientMode = ClientMode.READ_AND_PUT,
+        others: Sequence[Address] = (),
+        retry_s: float = RETRY_S,
+    ) -> Self:
+        """Connect as the client of this name; it is registered when it is new, with `mode`. A known one keeps its mode.
+
+        `others` are brokers to go to when this one is lost.
+        """
+        client = cls([(host, port), *others], retry_s=retry_s)
+        client._new = t.RegisterClient(name, mode, existing=True)
+        return client
 
     @classmethod
     def register(
@@ -122,12 +155,9 @@ class QueueClient:
         others: Sequence[Address] = (),
         retry_s: float = RETRY_S,
     ) -> Self:
-        """Connect as a new client, on entering the context or with `connect`.
-
-        `others` are brokers to go to when this one is lost.
-        """
+        """Connect as a new client, on entering the context or with `connect`; raise `NameTakenError` when the name is known."""
         client = cls([(host, port), *others], retry_s=retry_s)
-        client._new = (name, mode)
+        client._new = t.RegisterClient(name, mode)
         return client
 
     @classmethod
@@ -138,9 +168,14 @@ class QueueClient:
         return client
 
     async def connect(self) -> Self:
-        async with self._sending:
-            await self._connected()
-        return self
+        """Connect; what may pass (no broker there yet, its database away) is tried again for `retry_s` seconds."""
+
+        async def attempt() -> Self:
+            async with self._sending:
+                await self._connected()
+            return self
+
+        return await self._retried(attempt)
 
     async def close(self) -> None:
         self._closed = True
@@ -169,13 +204,22 @@ class QueueClient:
         self, name: str, *, lease: float | None = None, max_deliveries: int = 0, dead_letter: QueueRef | None = None
     ) -> Queue:
         """Create a queue. `lease` in seconds; a limit of deliveries needs a dead-letter queue."""
-        created = await self._call(t.CreateQueue(name), t.CreateQueueResponse)
-        queue = Queue(created.queue_id, name)
-        if lease is not None or max_deliveries or dead_letter is not None:
-            await self.configure_queue(
-                queue, lease=30.0 if lease is None else lease, max_deliveries=max_deliveries, dead_letter=dead_letter
-            )
-        return queue
+        dead_letter_id = None if dead_letter is None else _id(dead_letter)
+        packet = t.CreateQueue(name, _ms(30.0 if lease is None else lease), max_deliveries, dead_letter_id)
+        return Queue((await self._call(packet, t.CreateQueueResponse)).queue_id, name)
+
+    async def open_queue(
+        self, name: str, *, lease: float | None = None, max_deliveries: int = 0, dead_letter: QueueRef | None = None
+    ) -> Queue:
+        """Return the queue of this name; it is created when it is new, with these settings. A known one keeps its own."""
+        try:
+            return await self.get_queue_by_name(name)
+        except UnknownQueueError:
+            pass
+        try:
+            return await self.create_queue(name, lease=lease, max_deliveries=max_deliveries, dead_letter=dead_letter)
+        except NameTakenError:  # somebody else was quicker
+            return await self.get_queue_by_name(name)
 
     async def configure_queue(
         self, queue: QueueRef, *, lease: float = 30.0, max_deliveries: int = 0, dead_letter: QueueRef | None = None
@@ -391,14 +435,20 @@ class QueueClient:
                 return taken
 
     async def _call(self, packet: Packet, expected: type[PacketT], *, safe: bool = False) -> PacketT:
+        async def attempt() -> PacketT:
+            async with self._sending:
+                connection = await self._connected()
+                answer = await connection.send(packet, expected)
+            return await answer
+
+        return await self._retried(attempt, safe=safe)
+
+    async def _retried(self, attempt: Callable[[], Awaitable[ResultT]], *, safe: bool = True) -> ResultT:
         deadline = time.monotonic() + self._retry_s
         pause = RETRY_PAUSE_S
         while True:
             try:
-                async with self._sending:
-                    connection = await self._connected()
-                    answer = await connection.send(packet, expected)
-                return await answer
+                return await attempt()
             except PostroadError as error:
                 if not (safe and error.retryable) or self._closed or time.monotonic() + pause > deadline:
                     raise
@@ -433,10 +483,11 @@ class QueueClient:
 
     async def _introduce(self, connection: Connection) -> None:
         if self._new is not None:
-            name, mode = self._new
-            self.client_id = (await connection.call(t.RegisterClient(name, mode), t.RegisterClientResponse)).client_id
-            self.name, self.mode, self._new = name, mode, None
-        elif self.client_id:
+            self.client_id = (await connection.call(self._new, t.RegisterClientResponse)).client_id
+            self.name, self.mode, new, self._new = self._new.client_name, self._new.mode, self._new, None
+            if not new.existing:
+                return
+        if self.client_id:
             found = await connection.call(t.IdentifyClient(self.client_id), t.IdentifyClientResponse)
             self.name, self.mode = found.client_name, found.mode
 

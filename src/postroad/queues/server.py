@@ -15,7 +15,7 @@ import signal
 import sys
 from typing import Final, Self, cast
 
-from postroad.errors import InvalidValueError, MalformedFrameError, PostroadError, QueueBusyError
+from postroad.errors import InvalidValueError, MalformedFrameError, PostgresMissingError, PostroadError, QueueBusyError
 from postroad.queues.exchanges import Exchanges
 from postroad.queues.service import QueueService
 from postroad.storage.queues.base import QueueStorage
@@ -174,8 +174,12 @@ def open_storage(text: str) -> QueueStorage:
     if text == "memory":
         return MemoryQueueStorage()
     if text.startswith(("postgresql://", "postgres://")):
-        from postroad.storage.queues.postgres import PostgresQueueStorage  # noqa: PLC0415 - asyncpg is an optional extra
-
+        try:
+            from postroad.storage.queues.postgres import PostgresQueueStorage  # noqa: PLC0415 - asyncpg is an optional extra
+        except ModuleNotFoundError as error:
+            if error.name != "asyncpg":
+                raise
+            raise PostgresMissingError("queues on PostgreSQL need asyncpg: pip install 'postroad[postgres]'") from error
         return PostgresQueueStorage(text)
     return SqliteQueueStorage(text)
 
@@ -203,7 +207,10 @@ def main() -> None:
         import uvloop  # noqa: PLC0415 - optional
 
         uvloop.install()
-    asyncio.run(_serve(host, int(port), arguments.store))
+    try:
+        asyncio.run(_serve(host, int(port), arguments.store))
+    except PostroadError as error:
+        sys.exit(f"Error: {error}  [error {error.code}]")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 from msgspec.structs import replace
 
 from postroad.errors import (
+    NameTakenError,
     NotIdentifiedError,
     PostroadError,
     ReadOnlyClientError,
@@ -198,7 +199,13 @@ class QueueService:
         return t.Pong()
 
     async def _register(self, packet: t.RegisterClient, session: Session) -> Packet:
-        session.client = await self.storage.request_id(self.limits.check_name(packet.client_name), packet.mode)
+        name = self.limits.check_name(packet.client_name)
+        try:
+            session.client = await self.storage.request_id(name, packet.mode)
+        except NameTakenError:
+            if not packet.existing:
+                raise
+            session.client = await self.storage.find_client(name)
         return t.RegisterClientResponse(session.client.client_id)
 
     async def _identify(self, packet: t.IdentifyClient, session: Session) -> Packet:
@@ -216,7 +223,9 @@ class QueueService:
 
     async def _create_queue(self, packet: t.CreateQueue, session: Session) -> Packet:
         _may_write(packet, session)
-        return t.CreateQueueResponse((await self.storage.create_queue(self.limits.check_name(packet.queue_name))).queue_id)
+        name = self.limits.check_name(packet.queue_name)
+        settings = self._settings(packet.lease_ms, packet.max_deliveries, packet.dead_letter_id)
+        return t.CreateQueueResponse((await self.storage.create_queue(name, settings)).queue_id)
 
     async def _delete_queue(self, packet: t.DeleteQueue, session: Session) -> Packet:
         _may_write(packet, session)
@@ -482,10 +491,13 @@ class QueueService:
 
     async def _configure_queue(self, packet: q.ConfigureQueue, session: Session) -> Packet:
         _may_write(packet, session)
-        dead_letter_id = None if packet.dead_letter_id is None else check_queue_id(packet.dead_letter_id)
-        settings = self.limits.check_settings(QueueSettings(packet.lease_ms, packet.max_deliveries, dead_letter_id))
+        settings = self._settings(packet.lease_ms, packet.max_deliveries, packet.dead_letter_id)
         await self.storage.configure_queue(check_queue_id(packet.queue_id), settings)
         return t.Success()
+
+    def _settings(self, lease_ms: int, max_deliveries: int, dead_letter_id: int | None) -> QueueSettings:
+        dead = None if dead_letter_id is None else check_queue_id(dead_letter_id)
+        return self.limits.check_settings(QueueSettings(lease_ms, max_deliveries, dead))
 
     async def _get_settings(self, packet: q.GetQueueSettings, _session: Session) -> Packet:
         settings = (await self.storage.get_queue_name(check_queue_id(packet.queue_id))).settings

@@ -2,8 +2,8 @@
 
 A thin facade: one thread runs the loop, each method waits for its coroutine there.
 
-    with SyncQueueClient.register("127.0.0.1", 7070, name="worker") as client:
-        jobs = client.create_queue("jobs")
+    with SyncQueueClient.open("127.0.0.1", 7400, name="worker") as client:
+        jobs = client.open_queue("jobs")
         client.put(jobs, b"work")
         with client.take(jobs, timeout=5) as delivery:
             ...
@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from postroad.queues.client import RETRY_S, Address, Delivery, QueueClient, QueueRef
+from postroad.types import AttributeValue
 from postroad.wire.packets import queues as q
 from postroad.wire.packets.telesto import ClientMode, Queue, QueueMessage, ReadMode
 
@@ -40,6 +41,10 @@ class SyncDelivery:
     @property
     def payload(self) -> bytes:
         return self.delivery.payload
+
+    @property
+    def attributes(self) -> dict[str, AttributeValue]:
+        return self.delivery.attributes
 
     def done(self) -> None:
         self._run(self.delivery.done())
@@ -89,6 +94,19 @@ class SyncQueueClient:
             raise
 
     @classmethod
+    def open(
+        cls,
+        host: str,
+        port: int,
+        *,
+        name: str,
+        mode: ClientMode = ClientMode.READ_AND_PUT,
+        others: Sequence[Address] = (),
+        retry_s: float = RETRY_S,
+    ) -> Self:
+        return cls(lambda: QueueClient.open(host, port, name=name, mode=mode, others=others, retry_s=retry_s))
+
+    @classmethod
     def register(
         cls,
         host: str,
@@ -133,6 +151,11 @@ class SyncQueueClient:
         self, name: str, *, lease: float | None = None, max_deliveries: int = 0, dead_letter: QueueRef | None = None
     ) -> Queue:
         return self._run(self._client.create_queue(name, lease=lease, max_deliveries=max_deliveries, dead_letter=dead_letter))
+
+    def open_queue(
+        self, name: str, *, lease: float | None = None, max_deliveries: int = 0, dead_letter: QueueRef | None = None
+    ) -> Queue:
+        return self._run(self._client.open_queue(name, lease=lease, max_deliveries=max_deliveries, dead_letter=dead_letter))
 
     def configure_queue(
         self, queue: QueueRef, *, lease: float = 30.0, max_deliveries: int = 0, dead_letter: QueueRef | None = None

@@ -95,16 +95,24 @@ class MemoryQueueStorage:
             raise UnknownClientError(f"no client has the id {client_id}")
         return self._clients[client_id]
 
+    async def find_client(self, name: str) -> Client:
+        found = next((c for c in self._clients.values() if c.name == name), None)
+        if found is None:
+            raise UnknownClientError(f"no client is named {name!r}")
+        return found
+
     async def delete_client(self, client_id: int) -> None:
         if self._clients.pop(client_id, None) is None:
             raise UnknownClientError(f"no client has the id {client_id}")
 
     # queues
 
-    async def create_queue(self, name: str) -> Queue:
+    async def create_queue(self, name: str, settings: QueueSettings = QueueSettings()) -> Queue:  # noqa: B008 - frozen
+        if settings.dead_letter_id is not None:
+            self._queue(settings.dead_letter_id)
         if any(q.name == name for q in self._queues.values()):
             raise NameTakenError(f"a queue named {name!r} exists already")
-        queue = Queue(next(self._queue_ids), name)
+        queue = Queue(next(self._queue_ids), name, settings)
         self._queues[queue.queue_id] = queue
         return queue
 
@@ -175,7 +183,7 @@ class MemoryQueueStorage:
             new.payload,
             state=State.SCHEDULED if new.delay_ms else State.WAITING,
             key=new.key,
-            attributes=new.attributes,
+            packed_attributes=new.attributes,
         )
         self._rows[message_id] = _Row(
             message,

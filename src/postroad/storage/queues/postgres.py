@@ -202,15 +202,29 @@ class PostgresQueueStorage:
             raise UnknownClientError(f"no client has the id {client_id}")
         return Client(row["client_id"], row["client_name"], ClientMode(row["client_mode"]))
 
+    async def find_client(self, name: str) -> Client:
+        row = await self._row("SELECT * FROM find_client($1)", name)
+        if row is None:
+            raise UnknownClientError(f"no client is named {name!r}")
+        return Client(row["client_id"], row["client_name"], ClientMode(row["client_mode"]))
+
     async def delete_client(self, client_id: int) -> None:
         if await self._value("SELECT delete_client($1)", client_id) is None:
             raise UnknownClientError(f"no client has the id {client_id}")
 
     # queues
 
-    async def create_queue(self, name: str) -> Queue:
+    async def create_queue(self, name: str, settings: QueueSettings = QueueSettings()) -> Queue:  # noqa: B008 - frozen
+        if settings.dead_letter_id is not None:
+            await self.get_queue_name(settings.dead_letter_id)
         try:
-            row = await self._row("SELECT * FROM create_queue($1)", name)
+            row = await self._row(
+                "SELECT * FROM create_queue($1, $2, $3, $4)",
+                name,
+                settings.lease_ms,
+                settings.max_deliveries,
+                settings.dead_letter_id,
+            )
         except asyncpg.UniqueViolationError as error:
             raise NameTakenError(f"a queue named {name!r} exists already") from error
         return _queue(row)

@@ -112,6 +112,15 @@ class SqliteQueueStorage:
 
         return await self._writer.run(work)
 
+    async def find_client(self, name: str) -> Client:
+        def work(db: sqlite3.Connection) -> Client:
+            row = db.execute("SELECT client_id, client_mode FROM clients WHERE client_name = ?", (name,)).fetchone()
+            if row is None:
+                raise UnknownClientError(f"no client is named {name!r}")
+            return Client(row[0], name, ClientMode(row[1]))
+
+        return await self._writer.run(work)
+
     async def delete_client(self, client_id: int) -> None:
         def work(db: sqlite3.Connection) -> None:
             if db.execute("DELETE FROM clients WHERE client_id = ?", (client_id,)).rowcount == 0:
@@ -121,10 +130,15 @@ class SqliteQueueStorage:
 
     # queues
 
-    async def create_queue(self, name: str) -> Queue:
+    async def create_queue(self, name: str, settings: QueueSettings = QueueSettings()) -> Queue:  # noqa: B008 - frozen
         def work(db: sqlite3.Connection) -> Queue:
+            if settings.dead_letter_id is not None:
+                _get_queue(db, settings.dead_letter_id)
             try:
-                cursor = db.execute("INSERT INTO queues (queue_name) VALUES (?)", (name,))
+                cursor = db.execute(
+                    "INSERT INTO queues (queue_name, lease_ms, max_deliveries, dead_letter_id) VALUES (?, ?, ?, ?)",
+                    (name, settings.lease_ms, settings.max_deliveries, settings.dead_letter_id),
+                )
             except sqlite3.IntegrityError as error:
                 raise NameTakenError(f"a queue named {name!r} exists already") from error
             return _get_queue(db, _last_id(cursor))

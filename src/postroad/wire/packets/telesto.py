@@ -17,12 +17,13 @@ Where we differ, and why:
 from __future__ import annotations
 
 import enum
-from typing import Annotated, Final, Self, TypeAlias
+from typing import Annotated, Any, Final, Self, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
 from postroad.errors import PostroadError
+from postroad.types import AttributeValue
 from postroad.wire.registry import U16, U32, U63, Direction, Name, Packet, Text, request, response
 
 CLIENT: Final = Direction.CLIENT_TO_BROKER
@@ -77,8 +78,8 @@ class QueueMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A message in a queue (Table 3.3). Broker and database set its id, sender and time; no receiver means anyone.
 
     The report does not have the fields below the message: `delivery` counts how often it was taken, `key` is the idempotency
-    key it was put with, `attributes` are those of a message the overlay fed in, `origin_queue_id` is where a dead
-    letter came from.
+    key it was put with, `packed_attributes` are those of a message the overlay fed in (msgpack), `origin_queue_id` is where a
+    dead letter came from.
     """
 
     message_id: U63
@@ -92,8 +93,13 @@ class QueueMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     state: MessageState = MessageState.WAITING
     delivery: U32 = 0
     key: Key | None = None
-    attributes: Payload | None = None
+    packed_attributes: Payload | None = None
     origin_queue_id: QueueId | None = None
+
+    @property
+    def attributes(self) -> dict[str, AttributeValue]:
+        """The attributes of a message that the overlay fed in; none for a message that a client put."""
+        return msgspec.msgpack.decode(self.packed_attributes, type=dict[str, Any]) if self.packed_attributes else {}
 
 
 MessagePage: TypeAlias = Annotated[tuple[QueueMessage, ...], Meta(max_length=PAGE_MAX)]
@@ -132,15 +138,19 @@ class Error(Packet, frozen=True):
 
 @request(0x11, CLIENT, needs_identification=False)
 class RegisterClient(Packet, frozen=True):
-    """Register a new queue client under a unique name; the connection is then identified as it."""
+    """Register a new queue client under a unique name; the connection is then identified as it.
+
+    With `existing`, a client of this name that exists already is the one; it keeps its mode.
+    """
 
     client_name: Name
     mode: ClientMode
+    existing: bool = False
 
 
 @response(0x12, BROKER, needs_identification=False)
 class RegisterClientResponse(Packet, frozen=True):
-    """The new client's id."""
+    """The client's id."""
 
     client_id: ClientId
 
@@ -169,9 +179,12 @@ class DeleteClient(Packet, frozen=True):
 
 @request(0x21, CLIENT)
 class CreateQueue(Packet, frozen=True):
-    """Create a queue under a unique name."""
+    """Create a queue under a unique name, with these settings; no queue is created when they are refused."""
 
     queue_name: Name
+    lease_ms: U63 = 30_000
+    max_deliveries: U32 = 0
+    dead_letter_id: QueueId | None = None
 
 
 @response(0x22, BROKER)
