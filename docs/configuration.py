@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import types
 import typing
 from typing import Any
 
@@ -51,15 +52,8 @@ listen = "127.0.0.1:7402"
 
 def config_page() -> str:
     """List every key with its type, default and meaning."""
-    broker: list[type[msgspec.Struct]] = [
-        config.NodeConfig,
-        config.Neighbour,
-        config.Limits,
-        config.Links,
-        config.Storage,
-        config.Overlay,
-    ]
-    topology: list[type[msgspec.Struct]] = [config.TopologyConfig, config.OverlayBroker]
+    broker = config.sections(config.NodeConfig)
+    topology = [section for section in config.sections(config.TopologyConfig) if section not in broker]
     return HEAD + "\n".join(map(_section, broker)) + "\n" + TOPOLOGY + "\n".join(map(_section, topology))
 
 
@@ -87,15 +81,19 @@ def _kind(annotation: Any) -> str:
         return "tables" if isinstance(inner, type) and issubclass(inner, msgspec.Struct) else f"list of {_kind(inner)}"
     if origin is typing.Literal:
         return " or ".join(f"`{value}`" for value in typing.get_args(annotation))
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_kind(each) for each in typing.get_args(annotation) if each is not type(None))
     if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
         return "table"
-    return {int: "integer", float: "number", str: "string"}[annotation]
+    return {bool: "`true` or `false`", int: "integer", float: "number", str: "string"}[annotation]
 
 
 def _default(field: msgspec.structs.FieldInfo) -> str:
     if field.required:
         return "needed"
     value = field.default_factory() if field.default is msgspec.NODEFAULT else field.default
-    if isinstance(value, msgspec.Struct) or value == ():
+    if isinstance(value, msgspec.Struct) or value == () or value is None:
         return ""
+    if isinstance(value, bool):
+        return f"`{value}`".lower()
     return f"`{value:_}`" if isinstance(value, int) else f"`{value}`" if value != "" else ""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 import tomllib
+import typing
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from postroad.cli import COMMANDS
 from postroad.runtime import config
@@ -14,12 +17,42 @@ from postroad.runtime import config
 DOCS = Path(__file__).parents[1] / "docs"
 
 
-def test_every_key_of_the_configuration_is_described() -> None:
-    """A key without a description would leave an empty cell."""
+def kept_in(annotation: object) -> Iterator[type[msgspec.Struct]]:
+    """Find the structs in an annotation, however deep."""
+    if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
+        yield annotation
+    for part in typing.get_args(annotation):
+        yield from kept_in(part)
+
+
+def sections_below(kind: type[msgspec.Struct]) -> Iterator[tuple[str, type[msgspec.Struct]]]:
+    """Find the sections of a configuration, with the names of their keys in the file, from the structs alone."""
+    for field in msgspec.structs.fields(kind):
+        for inner in kept_in(field.type):
+            yield field.name, inner
+            yield from sections_below(inner)
+
+
+@pytest.mark.parametrize("kind", [config.NodeConfig, config.TopologyConfig])
+def test_every_key_of_the_configuration_is_described_in_its_section(kind: type[msgspec.Struct]) -> None:
+    """A section of its own for each table a file may have; a key without a description would leave an empty cell."""
     page = (DOCS / "reference" / "config.md").read_text(encoding="utf-8")
-    for section in (config.NodeConfig, config.Neighbour, config.Limits, config.Links, config.Storage, config.Overlay):
+    titles = {kind: r"The top of the file|A topology file"}
+    titles |= {section: rf"`\[+{name}\]+`" for name, section in sections_below(kind)}
+    assert len(titles) > 1
+    for section, title in titles.items():
+        found = re.search(rf"^## ({title})[^\n]*\n(.*?)(?=^##? |\Z)", page, re.MULTILINE | re.DOTALL)
+        assert found, f"no section {title}"
+        table = found[2] if kind is config.NodeConfig or section is not kind else page
         for field in msgspec.structs.fields(section):
-            assert re.search(rf"^\| `{field.name}` \| .*\| .*\| \S.* \|$", page, re.MULTILINE), field.name
+            assert re.search(rf"^\| `{field.name}` \| \S.* \|.*\| \S.* \|$", table, re.MULTILINE), f"{title} {field.name}"
+
+
+def test_every_setting_of_the_configuration_is_in_the_sections_of_the_page() -> None:
+    """The page is generated from the same walk over the structs: nothing is listed by hand."""
+    below = {section for _, section in sections_below(config.NodeConfig)}
+    assert set(config.sections(config.NodeConfig)) == below | {config.NodeConfig}
+    assert {config.Tracking, config.Queues, config.Metrics} <= below
 
 
 def test_every_command_is_on_the_page_of_commands() -> None:

@@ -11,6 +11,7 @@ from postroad.runtime.config import (
     Limits,
     Neighbour,
     NodeConfig,
+    Overlay,
     TopologyConfig,
     Tracking,
     dump_config,
@@ -74,6 +75,7 @@ def test_a_configuration_written_out_reads_back_the_same() -> None:
         data_dir="/d",
         neighbours=(Neighbour(address="h:1", cost=5), Neighbour(address="[::1]:2")),
         limits=Limits(connections_max=5),
+        overlay=Overlay(retired=(4, 5)),
         tracking=Tracking(strategy="bloom", bits=1024, hashes=5, capacity=100, retention_s=60.0, per_neighbour=True),
     )
     assert parse_config(dump_config(config), NodeConfig, "text") == config

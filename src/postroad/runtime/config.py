@@ -309,19 +309,29 @@ def _refuse_unknown(raw: Any, kind: Any, where: str, origin: str) -> None:
             near = difflib.get_close_matches(key, list(known), n=1)
             hint = f"; did you mean `{near[0]}`?" if near else f"; known here: {', '.join(known)}"
             raise ConfigError(f"{origin}: unknown key `{where}{key}`{hint}")
-        inner = _struct_of(known[key])
+        inner = struct_of(known[key])
         for index, each in enumerate(value) if isinstance(value, list) else [(None, value)]:
             if inner is not None:
                 place = f"{where}{key}." if index is None else f"{where}{key}[{index}]."
                 _refuse_unknown(each, inner, place, origin)
 
 
-def _struct_of(annotation: Any) -> type[_Section] | None:
+def sections(kind: type[_Section]) -> list[type[_Section]]:
+    """Return a kind of file and all sections it may have, in the order of its fields."""
+    found: dict[type[_Section], None] = {kind: None}
+    for field in msgspec.structs.fields(kind):
+        inner = struct_of(field.type)
+        if inner is not None and inner not in found:
+            found.update(dict.fromkeys(sections(inner)))
+    return list(found)
+
+
+def struct_of(annotation: Any) -> type[_Section] | None:
     """Find the section a field holds, itself or as items."""
     if isinstance(annotation, type) and issubclass(annotation, _Section):
         return annotation
     for part in typing.get_args(annotation):
-        found = _struct_of(part)
+        found = struct_of(part)
         if found is not None:
             return found
     return None
@@ -374,16 +384,20 @@ def dump_config(config: NodeConfig) -> str:
 def _toml(table: dict[str, Any], name: str) -> Iterator[str]:
     """Write what configurations hold: scalars first, then tables, then lists of tables."""
     for key, value in table.items():
-        if not isinstance(value, dict | list | tuple):
+        if not _holds_tables(value):
             yield f"{key} = {msgspec.json.encode(value).decode()}"
     for key, value in table.items():
         if isinstance(value, dict):
             yield f"[{name}{key}]"
             yield from _toml(value, f"{name}{key}.")
-        elif isinstance(value, list | tuple):
+        elif _holds_tables(value):
             for each in value:
                 yield f"[[{name}{key}]]"
                 yield from _toml(each, f"{name}{key}.")
+
+
+def _holds_tables(value: Any) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list | tuple) and any(isinstance(each, dict) for each in value))
 
 
 def split_address(address: str) -> tuple[str, int]:
