@@ -18,6 +18,7 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
     "overlay": ("postroad.cli.overlay", "overlay", "Run all brokers of a topology file on this machine."),
     "publish": ("postroad.cli.publish", "publish", "Publish messages: JSON lines from standard input."),
     "subscribe": ("postroad.cli.subscribe", "subscribe", "Receive messages: JSON lines to standard output."),
+    "subscriptions": ("postroad.cli.subscribe", "subscriptions", "List durable subscriptions, or delete one."),
     "queue": ("postroad.cli.queue", "queue", "Create, fill, look into and empty queues."),
     "trace": ("postroad.cli.trace", "trace", "Show where messages came from, which way they went and who got them."),
     "explain": ("postroad.cli.trace", "explain", "Say why a subscriber got a message, or why not."),
