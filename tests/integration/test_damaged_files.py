@@ -6,9 +6,13 @@ import asyncio
 import sqlite3
 from pathlib import Path
 
+from msgspec import structs
 from tests.integration.brokers import BrokerProcess, config
 
 import postroad
+from postroad.core.packets import pubend_id
+from postroad.errors import GapError
+from postroad.runtime.config import Storage
 from postroad.testing import free_ports
 
 MESSAGES, ACKNOWLEDGED = 500, 100
@@ -74,3 +78,82 @@ def test_a_flipped_bit_in_a_stored_cursor_costs_no_message(tmp_path: Path) -> No
     assert numbers[0] <= ACKNOWLEDGED
     log = broker.log.read_text(encoding="utf-8")
     assert log.count("durable/reader") == 1, log
+
+
+class Heard:
+    """What a subscriber was given: numbers of messages, and gaps."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        self.gaps: list[GapError] = []
+        self.live = asyncio.Event()
+
+    async def listen(self, client: postroad.Client) -> None:
+        subscription = await client.subscribe("n >= 0", start="earliest", on_gap=self.gaps.append)
+        async for message in subscription:
+            self.numbers.append(int(message.payload))
+            if self.numbers[-1] >= LIVE:
+                self.live.set()
+
+
+LIVE = 1_000_000
+
+
+def damage_closed_segment(log: Path) -> None:
+    """Flip one byte in the middle of a closed segment."""
+    file = sorted(log.glob("*.segment"))[2]
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 0x55
+    file.write_bytes(bytes(data))
+
+
+def test_a_damaged_segment_is_a_gap_to_its_readers_and_nothing_to_the_others(tmp_path: Path) -> None:
+    """Here and at another broker; the rows around it come, new messages flow, no broker dies, the operator is told once."""
+    ports = free_ports(2)
+    small = Storage(segment_bytes=20_000, keep_s=3600.0)
+    origin = BrokerProcess(structs.replace(config(1, "origin", ports[0], tmp_path, []), storage=small), tmp_path)
+    other = BrokerProcess(config(2, "other", ports[1], tmp_path, [ports[0]]), tmp_path)
+
+    async def before() -> None:
+        async with postroad.connect(origin.url) as client:
+            publisher = client.publisher()
+            for number in range(MESSAGES):
+                await publisher.publish({"n": number}, b"%d" % number)
+                if number % 10 == 9:
+                    await publisher.flush()
+
+    async def after() -> list[Heard]:
+        heard = [Heard(), Heard()]
+        async with postroad.connect(origin.url) as here, postroad.connect(other.url) as there, asyncio.timeout(60):
+            tasks = [asyncio.create_task(each.listen(client)) for each, client in zip(heard, (here, there), strict=True)]
+            publisher = here.publisher()
+            number = LIVE
+            while not all(each.live.is_set() for each in heard):
+                await publisher.publish({"n": number}, b"%d" % number)
+                await publisher.flush()
+                number += 1
+                assert not any(task.done() for task in tasks)
+                await asyncio.sleep(0.05)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return heard
+
+    with origin, other:
+        asyncio.run(before())
+        origin.stop()
+        damage_closed_segment(tmp_path / "origin" / "pubends" / f"{pubend_id(1):016x}")
+        origin.start()
+        heard = asyncio.run(after())
+        assert origin.running
+        assert other.running
+    for each in heard:
+        old = [number for number in each.numbers if number < LIVE]
+        missing = sorted(set(range(MESSAGES)) - set(old))
+        assert old == sorted(set(old))
+        assert 0 < len(missing) <= 10
+        assert missing == list(range(missing[0], missing[-1] + 1))
+        assert len(each.gaps) == 1
+        live = [number for number in each.numbers if number >= LIVE]
+        assert live == list(range(live[0], live[-1] + 1))
+    assert origin.log.read_text(encoding="utf-8").count("is damaged at offset") == 1

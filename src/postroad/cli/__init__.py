@@ -16,6 +16,7 @@ from postroad.cli.lazy import LazyGroup
 COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
     "broker": ("postroad.cli.broker", "broker", "Run a broker."),
     "overlay": ("postroad.cli.overlay", "overlay", "Run all brokers of a topology file on this machine."),
+    "log": ("postroad.cli.log", "log", "Look for damage in a broker's logs, and rewrite what is damaged."),
     "publish": ("postroad.cli.publish", "publish", "Publish messages: JSON lines from standard input."),
     "subscribe": ("postroad.cli.subscribe", "subscribe", "Receive messages: JSON lines to standard output."),
     "subscriptions": ("postroad.cli.subscribe", "subscriptions", "List durable subscriptions, or delete one."),

@@ -26,6 +26,7 @@ from postroad.core.orders import (
     LinkLost,
     LinkUp,
     LogRead,
+    LogReadFailed,
     LogReleased,
     Order,
     ReadLog,
@@ -176,6 +177,8 @@ class Broker:
                 done = self._reads.pop(fact.token, None)
                 if done is not None:
                     done(fact, now)
+            case LogReadFailed(token=token):
+                self._reads.pop(token, None)  # whoever wants it asks again
             case LogReleased(pubend, tick):
                 self._log_released(pubend, tick)
             case LinkUp(link, broker, _, cost):
@@ -470,12 +473,16 @@ class Broker:
                 self._parts.send(link, p.Released(pubend, result.released))
                 position = result.released
             stream = self._parts.streams[pubend]
-            for batch in result.batches:
-                end = int(batch.ticks()[-1])
-                stream.reply(link, Segment(position, end, COMPLETE, batch))
-                position = end
-            if position < result.hi:
-                stream.reply(link, Segment(position, result.hi, COMPLETE, None))
+            for begin, hi, batches, gone in result.stretches(position):
+                if gone > begin:
+                    continue  # lost: a subscriber that keeps missing it asks for its own past, and is told of the gap there
+                position = begin
+                for batch in batches:
+                    end = int(batch.ticks()[-1])
+                    stream.reply(link, Segment(position, end, COMPLETE, batch))
+                    position = end
+                if position < hi:
+                    stream.reply(link, Segment(position, hi, COMPLETE, None))
 
         self._read(ReadLog(pubend, 0, lo, hi, CATCH_UP_BYTES), read)
 
@@ -487,7 +494,7 @@ class Broker:
         wanted = self._parts.filter(ask.filter)
         reached, rows = stream.from_cache(wanted, ask.lo, ask.hi, CATCH_UP_BYTES)
         if reached > ask.lo:
-            self._reply_catch_up(ask, reached, rows, 0)
+            self._reply_catch_up(ask, ask.lo, reached, rows, 0)
             return True
         if not stream.hosted_here:
             return False
@@ -498,19 +505,22 @@ class Broker:
 
         def read(result: LogRead, now: float) -> None:
             del now
-            matching = [found for b in result.batches if len(found := b.filter(wanted.evaluate(b)))]
-            self._reply_catch_up(ask, result.hi, matching, result.released)
+            for position, hi, batches, released in result.stretches(ask.lo):
+                matching = [found for b in batches if len(found := b.filter(wanted.evaluate(b)))]
+                self._reply_catch_up(ask, position, hi, matching, released, more=hi < result.hi)
 
         self._read(ReadLog(ask.pubend, 0, ask.lo, min(ask.hi, horizon), CATCH_UP_BYTES), read)
         return True
 
-    def _reply_catch_up(self, ask: p.CatchUp, reached: int, rows: list[Batch], released: int) -> None:
+    def _reply_catch_up(
+        self, ask: p.CatchUp, position: int, reached: int, rows: list[Batch], released: int, *, more: bool = False
+    ) -> None:
         link = self._parts.router.route(ask.source)
         if link is None:
             return
-        me, position = self._parts.broker, ask.lo
-        for batch, hi, more in pieces([bare(each) for each in rows] if ask.bare else rows, reached):
-            reply = p.CatchUpReply(ask.source, me, FULL_HOPS, ask.request, ask.pubend, position, hi, released, more)
+        me = self._parts.broker
+        for batch, hi, follows in pieces([bare(each) for each in rows] if ask.bare else rows, reached):
+            reply = p.CatchUpReply(ask.source, me, FULL_HOPS, ask.request, ask.pubend, position, hi, released, follows or more)
             self._orders.append(Send(link, reply, batch, data=True))
             position = hi
 

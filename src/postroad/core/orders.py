@@ -6,6 +6,7 @@ reports each with the fact named beside it, and the machine sends nothing that d
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -175,14 +176,51 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
+class Lost:
+    """Ticks in (lo, hi] of a log were durable and cannot be read any more, and why."""
+
+    lo: int
+    hi: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class LogRead:
-    """The answer to `ReadLog`: everything in (lo, hi] of the log is in `batches`; ticks up to `released` are gone."""
+    """The answer to `ReadLog`: everything in (lo, hi] of the log is in `batches`; ticks up to `released` are gone.
+
+    So are the ticks in `lost`, which are in order and lie between those of the rows.
+    """
 
     pubend: int
     token: int
     hi: int
     batches: tuple[Batch, ...]
     released: int
+    lost: tuple[Lost, ...] = ()
+
+    def stretches(self, lo: int) -> Iterator[tuple[int, int, list[Batch], int]]:
+        """Cut what was read from `lo` on where something is lost: yield (lo, hi, rows, up to where what is in it is gone)."""
+        position, released = lo, self.released
+        for lost in self.lost:
+            if lost.lo > position:
+                yield position, lost.lo, self._rows(position, lost.lo), released
+            yield max(lost.lo, position), lost.hi, [], lost.hi
+            position, released = lost.hi, 0
+        if position < self.hi or not self.lost:
+            yield position, self.hi, self._rows(position, self.hi), released
+
+    def _rows(self, lo: int, hi: int) -> list[Batch]:
+        if not self.lost:
+            return list(self.batches)
+        return [found for batch in self.batches if len(found := batch.within(lo, hi))]
+
+
+@dataclass(frozen=True, slots=True)
+class LogReadFailed:
+    """A `ReadLog` could not be carried out; it may be asked for again."""
+
+    pubend: int
+    token: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +260,7 @@ Fact: TypeAlias = (
     | AppendFailed
     | Stored
     | LogRead
+    | LogReadFailed
     | LogReleased
     | Tracked
     | TracksSearched

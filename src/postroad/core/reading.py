@@ -210,9 +210,11 @@ class Reading:
     def _ask_log(self, number: int, read: _Read) -> None:
         def done(result: LogRead, now: float) -> None:
             del now
-            if self._reads.pop(number, None) is not None:
-                matching = [found for b in result.batches if len(found := b.filter(read.filter.evaluate(b)))]
-                self._answer(read, result.hi, matching, result.released)
+            if self._reads.pop(number, None) is None:
+                return
+            for _, hi, batches, released in result.stretches(read.position):
+                matching = [found for b in batches if len(found := b.filter(read.filter.evaluate(b)))]
+                self._answer(read, hi, matching, released, more=hi < result.hi)
 
         horizon = self._parts.pubends[read.pubend].horizon
         self._read_log(ReadLog(read.pubend, 0, read.position, min(read.hi, horizon), CATCH_UP_BYTES), done)

@@ -558,9 +558,11 @@ class Subscribing:
         if pubend in self._parts.pubends:
 
             def read(result: LogRead, now: float) -> None:
-                matching = [found for b in result.batches if len(found := b.filter(subscription.filter.evaluate(b)))]
-                if subscription.number in self._parts.edge.subscriptions:
-                    self._piece(subscription, pubend, lo, result.hi, matching, result.released, now)
+                for begin, hi, batches, released in result.stretches(lo):
+                    matching = [found for b in batches if len(found := b.filter(subscription.filter.evaluate(b)))]
+                    if subscription.number in self._parts.edge.subscriptions:
+                        awaited = request if hi < result.hi else 0
+                        self._piece(subscription, pubend, begin, hi, matching, released, now, awaited)
 
             horizon = self._parts.pubends[pubend].horizon
             self._read_log(ReadLog(pubend, 0, lo, min(target, horizon), CATCH_UP_BYTES), read)

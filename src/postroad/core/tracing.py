@@ -266,7 +266,7 @@ class _Reading:
 
     def _take(self, result: LogRead, now: float) -> None:
         del now
-        self._released = max(self._released, result.released)
+        self._released = max(self._released, result.released, *(lost.hi for lost in result.lost))
         self._position = max(result.hi, self._position + 1)
         for batch in result.batches:
             self._bytes += batch.size

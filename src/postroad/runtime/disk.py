@@ -22,21 +22,35 @@ from postroad.core.orders import (
     BrokerState,
     Fact,
     LogRead,
+    LogReadFailed,
     LogReleased,
+    Lost,
     ReadLog,
     ReleaseLog,
     Store,
     Stored,
 )
 from postroad.core.packets import pubend_id
-from postroad.errors import StorageFullError
+from postroad.errors import StorageError, StorageFullError
 from postroad.runtime.config import NodeConfig
 from postroad.runtime.worker import Worker
-from postroad.storage import BrokerStorage, LogOptions, SegmentLog, open_broker_storage
+from postroad.storage import BrokerStorage, LogOptions, LogSlice, SegmentLog, open_broker_storage
+from postroad.storage.base import SliceAround
 
 log = logging.getLogger("postroad.disk")
 
 FULL_RETRY_S: Final = 0.5
+DAMAGE_MAX: Final = 1024  # places of one log that are remembered and told
+
+
+class AroundDamage:
+    """A log that is read around its damage, for those who do not tell it."""
+
+    def __init__(self, segment_log: SegmentLog) -> None:
+        self._log: Final = segment_log
+
+    def read(self, lo: int, hi: int, bytes_max: int) -> LogSlice:
+        return LogSlice(*self._log.read_around(lo, hi, bytes_max)[:3])
 
 
 class Disk:
@@ -58,6 +72,10 @@ class Disk:
         self._report: Final = report
         self._failed: Final = failed
         self._stopping = False
+        self._damage: dict[int, dict[str, None]] = {}  # pubend -> what was told
+        for pubend, segment_log in storage.logs.items():
+            for each in segment_log.damage:
+                self._tell_damage(pubend, Lost(each.lo, each.hi, str(each.error)))
         self._writers = {pubend: Worker(loop, f"log-{pubend:x}-write") for pubend in storage.logs}
         self._readers = {pubend: Worker(loop, f"log-{pubend:x}-read") for pubend in storage.logs}
         self._metadata = Worker(loop, "metadata")
@@ -94,12 +112,35 @@ class Disk:
         self._writers[pubend].submit(work, done, failed)
 
     def read(self, order: ReadLog) -> None:
-        segment_log = self._storage.logs[order.pubend]
-        self._readers[order.pubend].submit(
-            lambda: segment_log.read(order.lo, order.hi, order.bytes_max),
-            lambda found: self._report(LogRead(order.pubend, order.token, found.hi, found.batches, found.released)),
-            self._failed,
-        )
+        pubend, token = order.pubend, order.token
+        segment_log = self._storage.logs[pubend]
+
+        def done(found: SliceAround) -> None:
+            for lost in found.lost:
+                self._tell_damage(pubend, lost)
+            self._report(LogRead(pubend, token, *found))
+
+        def failed(error: Exception) -> None:
+            if not isinstance(error, StorageError):
+                self._failed(error)
+                return
+            log.error("messages of pubend %x cannot be read now: %s", pubend, error)
+            self._report(LogReadFailed(pubend, token))
+
+        self._readers[pubend].submit(lambda: segment_log.read_around(order.lo, order.hi, order.bytes_max), done, failed)
+
+    def _tell_damage(self, pubend: int, lost: Lost) -> None:
+        """Log damage once."""
+        known = self._damage.setdefault(pubend, {})
+        if lost.reason in known or len(known) >= DAMAGE_MAX:
+            return
+        known[lost.reason] = None
+        text = "messages of pubend %x are lost, ticks %d to %d: %s (see `postroad log check`)"
+        log.error(text, pubend, lost.lo + 1, lost.hi, lost.reason)
+
+    @property
+    def damaged_places(self) -> int:
+        return sum(map(len, self._damage.values()))
 
     def release(self, order: ReleaseLog) -> None:
         segment_log = self._storage.logs[order.pubend]

@@ -45,7 +45,7 @@ from postroad.core.tracking.answers import Findings
 from postroad.core.tracking.settings import Strategy
 from postroad.errors import FrameTooLargeError, HandshakeError, InternalError, PostroadError, ShuttingDownError, StorageError
 from postroad.runtime.config import NodeConfig, split_address
-from postroad.runtime.disk import Disk, open_disk
+from postroad.runtime.disk import AroundDamage, Disk, open_disk
 from postroad.runtime.links import Dialler, newer_wins
 from postroad.runtime.listener import Listener
 from postroad.runtime.peer import Peer
@@ -257,7 +257,7 @@ class Node:
             return None
         options = TrackOptions(int(tracking.retention_s * 1000), tracking.retention_bytes, settings.late_ms)
         path = self._disk.path / TRACKS_NAME
-        logs = {pubend: LogIds(log) for pubend, log in self._disk.logs.items()}
+        logs = {pubend: LogIds(AroundDamage(log)) for pubend, log in self._disk.logs.items()}
         state = self._disk.state
         if not self._tracking_process:
             return Tracking(path, state, logs, settings, options, self._tracked)
@@ -277,6 +277,7 @@ class Node:
             "incarnation": self._disk.state.incarnation,
             "appends": self._disk.appends,
             "appended_rows": self._disk.appended_rows,
+            "damaged_places": self._disk.damaged_places,
             "internal_errors": self.internal_errors,
             "connections": len(self.peers),
             "backlog_bytes": sum(peer.channel.backlog for peer in self.peers.values()),

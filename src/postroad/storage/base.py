@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from postroad.core.batch import Batch
-from postroad.core.orders import PubendState
+from postroad.core.orders import Lost, PubendState
 
 
 class LogSlice(NamedTuple):
@@ -20,6 +20,15 @@ class LogSlice(NamedTuple):
     hi: int
     batches: tuple[Batch, ...]
     released: int
+
+
+class SliceAround(NamedTuple):
+    """Like `LogSlice`, around what is damaged: `lost` are its ticks, in order, between those of the rows."""
+
+    hi: int
+    batches: tuple[Batch, ...]
+    released: int
+    lost: tuple[Lost, ...]
 
 
 class PubendLog(Protocol):

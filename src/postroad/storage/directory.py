@@ -130,7 +130,7 @@ def _open_logs(
             raise LogMissingError(str(directory), pubend)
     logs: dict[int, SegmentLog] = {}
     for pubend in sorted({*known, *pubends, *logs_in(path)}):
-        logs[pubend] = SegmentLog.open(log_path(directory, pubend), pubend, options, disk)
+        logs[pubend] = SegmentLog.open(log_path(directory, pubend), pubend, options, disk, tolerant=True)
         stack.callback(logs[pubend].close)
     metadata.add_pubends([pubend for pubend in logs if pubend not in known])
     return logs

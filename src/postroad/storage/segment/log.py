@@ -8,6 +8,7 @@ What happens when a write fails:
 - no room: the file is cut back to where it was, and the log stays usable;
 - a sync fails: nobody knows what of it is on disk, and asking again may wrongly say "all", so nothing more is
   written until the log is opened anew and read back;
+- what was durable is damaged: it is left out of what is read and told with its ticks; the log can be used on;
 - the process dies: the next opening finds whole records, kept even if their append was never confirmed, and perhaps a torn one,
   cut and reported as `torn`.
 
@@ -21,6 +22,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -32,9 +34,9 @@ from typing import Final, NoReturn
 import numpy as np
 
 from postroad.core.batch import Batch
-from postroad.core.orders import PubendState
+from postroad.core.orders import Lost, PubendState
 from postroad.errors import CorruptSegmentError, StorageError, StorageFailedError, StorageFullError
-from postroad.storage.base import LogSlice
+from postroad.storage.base import LogSlice, SliceAround
 from postroad.storage.publishers import PUBLISHERS_MAX, LastIds
 from postroad.storage.segment.disk import Disk
 from postroad.storage.segment.encoding import encode
@@ -52,24 +54,29 @@ from postroad.storage.segment.format import (
     padding,
     parse_index,
 )
-from postroad.storage.segment.mark import MARK_NAME, Mark, pack_mark
-from postroad.storage.segment.reader import Segment, read_error, read_range
+from postroad.storage.segment.mark import MARK_NAME, Mark, pack_mark, parse_mark
+from postroad.storage.segment.reader import Damage, Found, Segment, read_error, read_range
 from postroad.storage.segment.recovery import (
     SUFFIX,
+    Scan,
     SparseIndex,
     TornTail,
     closed_segment,
-    naming,
+    open_damage,
     read_header,
     read_snapshot,
     read_trailer,
+    recover_closed,
+    scan,
     scan_closed,
-    scan_open,
+    segment_base,
     segment_name,
 )
+from postroad.types import COUNTER_BITS
 
 LOCK_NAME: Final = "lock"
 NEW_SUFFIX: Final = ".new"
+UNKNOWN_AHEAD_MS: Final = 20_000  # beyond every tick that can have been given out by a clock like ours
 INDEXES_MAX: Final = 64  # of closed segments, kept in memory: about 16 KiB each
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -112,10 +119,13 @@ class _Group:
 class SegmentLog:
     """Open with `SegmentLog.open`. `torn` tells what recovery had to cut."""
 
-    def __init__(self, path: Path, pubend: int, options: LogOptions, disk: Disk, lock: int) -> None:
+    def __init__(self, path: Path, pubend: int, options: LogOptions, disk: Disk, lock: int, *, tolerant: bool) -> None:
         self.path: Final = path
         self.pubend: Final = pubend
         self.torn: TornTail | None = None
+        self._damage: list[Damage] = []
+        self._tolerant: Final = tolerant
+        self._gone: dict[Path, None] = {}  # files that vanished though they were not released
         self._options = options
         self._disk = disk
         self._lock_descriptor: int | None = lock
@@ -128,16 +138,23 @@ class SegmentLog:
         self._failed: str | None = None
         self._mark_descriptor: int | None = None
 
+    @property
+    def damage(self) -> tuple[Damage, ...]:
+        """What opening showed to be damaged; reading may find more."""
+        return tuple(self._damage)
+
     @classmethod
-    def open(cls, path: Path, pubend: int, options: LogOptions | None = None, disk: Disk | None = None) -> SegmentLog:
-        """Open a log, or begin one where the directory holds none."""
+    def open(
+        cls, path: Path, pubend: int, options: LogOptions | None = None, disk: Disk | None = None, *, tolerant: bool = False
+    ) -> SegmentLog:
+        """Open a log, or begin one where the directory holds none. Damage raises, or with `tolerant` is told by `damage`."""
         disk = disk or Disk()
         try:
             disk.make_directory(path)
             lock = disk.lock(path / LOCK_NAME)
         except OSError as error:
             raise write_error(error, path) from error
-        self = cls(path, pubend, options or LogOptions(), disk, lock)
+        self = cls(path, pubend, options or LogOptions(), disk, lock, tolerant=tolerant)
         try:
             self._recover()
         except OSError as error:
@@ -169,24 +186,37 @@ class SegmentLog:
         self._mark()
 
     def read(self, lo: int, hi: int, bytes_max: int) -> LogSlice:
+        found, released = self._read(lo, hi, bytes_max)
+        if found.damage:
+            raise found.damage[0].error
+        return LogSlice(found.reached, tuple(found.batches), released)
+
+    def read_around(self, lo: int, hi: int, bytes_max: int) -> SliceAround:
+        """Do as `read`; what is damaged is left out and told with its ticks."""
+        found, released = self._read(lo, hi, bytes_max)
+        lost = tuple(Lost(each.lo, each.hi, str(each.error)) for each in found.damage)
+        return SliceAround(found.reached, tuple(found.batches), released, lost)
+
+    def _read(self, lo: int, hi: int, bytes_max: int) -> tuple[Found, int]:
         if self._lock_descriptor is None:
             raise StorageFailedError(str(self.path), "the log is closed")
         if hi <= lo:
-            return LogSlice(hi, (), self.released)
+            return Found(hi, [], []), self.released
         while True:
             closed, active, offset, after = self._view(lo)
             released = closed[0].base if closed else active.base
             try:
-                reached, batches = read_range(self._disk, self._places(closed, active, offset, after, lo), lo, hi, bytes_max)
+                places = self._places(closed, active, offset, after, lo)
+                found = read_range(self._disk, places, lo, hi, bytes_max, released)
             except FileNotFoundError as error:
                 with self._removal_lock:
                     pass
                 if self.released == released:
-                    raise CorruptSegmentError(str(error.filename), 0, "the file is gone") from error
+                    self._gone[Path(error.filename)] = None
             except OSError as error:
                 raise read_error(error, self.path, 0) from error
             else:
-                return LogSlice(reached, batches, released)
+                return found, released
 
     def release(self, tick: int) -> int:
         self._check_usable()
@@ -290,7 +320,7 @@ class SegmentLog:
             following = self._begin(active.last, self._last_ids)
         except OSError as error:
             raise self._refused(error, self.path) from error
-        index = _index_array(active.index)
+        index = index_array(active.index)
         trailer, footer = pack_footer(index, end=active.end, last=active.last, rows=active.rows, salt=active.salt)
         try:
             self._write(active, [footer], active.end)
@@ -349,7 +379,8 @@ class SegmentLog:
         """Remove the oldest segment. Readers that miss its file wait for the new view before they try again."""
         with self._removal_lock:
             try:
-                self._disk.remove(segment.path)
+                with suppress(FileNotFoundError):
+                    self._disk.remove(segment.path)
                 self._disk.sync_directory(self.path)
             except OSError as error:
                 self._failed = f"segment {segment.path.name} could not be removed: {error.strerror}"
@@ -373,13 +404,17 @@ class SegmentLog:
     ) -> Iterator[tuple[Segment, int, int]]:
         """Yield the segments that may hold ticks above `lo`, each with where to start reading."""
         for segment in closed[bisect_right(closed, lo, key=lambda segment: segment.last) :]:
-            if segment.base >= lo:
+            if segment.path in self._gone:
+                segment = replace(segment, problem="the file is gone")  # noqa: PLW2901  # the same segment, known better
+            if segment.base >= lo or segment.problem is not None:
                 yield segment, segment.start, segment.base
                 continue
             ticks, offsets = self._index(segment)
             place = bisect_right(ticks, lo) - 1
             yield segment, offsets[place], ticks[place]
-        if active.last > lo:
+        if active.path in self._gone:
+            active = replace(active, problem="the file is gone")
+        if active.last > lo or active.base > lo:
             yield active, offset, after
 
     def _index(self, segment: Segment) -> tuple[list[int], list[int]]:
@@ -396,13 +431,17 @@ class SegmentLog:
         return loaded
 
     def _load_index(self, segment: Segment) -> tuple[list[int], list[int]]:
-        assert segment.trailer is not None
+        beginning = [segment.base], [segment.start]
+        if segment.trailer is None:
+            return beginning
         descriptor = self._disk.open(segment.path)
         try:
             data = self._disk.read(descriptor, segment.trailer.entries * INDEX_ENTRY.itemsize, segment.end)
             index = parse_index(segment.trailer, data, segment.salt)
-        except FormatError as error:
-            raise CorruptSegmentError(str(segment.path), segment.end, str(error)) from error
+        except (FormatError, OSError) as error:
+            if not self._tolerant:
+                raise CorruptSegmentError(str(segment.path), segment.end, str(error)) from error
+            return beginning  # slower, and as good
         finally:
             self._disk.close(descriptor)
         return index["tick"].tolist(), index["offset"].tolist()
@@ -416,32 +455,76 @@ class SegmentLog:
         if not paths:
             self._start(0)
             return
-        previous: int | None = None
-        closed: list[Segment] = []
-        for path in paths[:-1]:
-            header, size = read_header(self._disk, path, self.pubend, previous)
-            with naming(path, max(size - ALIGNMENT, 0)):
-                closed.append(closed_segment(path, header, read_trailer(self._disk, path, header, size)))
-            previous = closed[-1].last
-        self._closed = tuple(closed)
-        self._recover_last(paths[-1], *read_header(self._disk, paths[-1], self.pubend, previous))
+        following = [segment_base(path) for path in paths[1:]]
+        self._closed = tuple(
+            recover_closed(self._disk, path, self.pubend, base, self._damage if self._tolerant else None)
+            for path, base in zip(paths[:-1], following, strict=True)
+        )
+        self._recover_last(paths[-1])
+        self._damage += open_damage([*self._closed, self._active.segment()])
+        if self._damage and not self._tolerant:
+            raise self._damage[0].error
 
-    def _recover_last(self, path: Path, header: Header, size: int) -> None:
-        snapshot = read_snapshot(self._disk, path, header)
-        self._last_ids = LastIds(snapshot, header.forgotten, self._options.publishers_max)
+    def _recover_last(self, path: Path) -> None:
+        try:
+            header, size = read_header(self._disk, path, self.pubend, None, mend=self._tolerant)
+        except CorruptSegmentError as error:
+            if not self._tolerant:
+                raise
+            self._give_up_last(path, error)
+            return
+        self._recover_ids(path, header)
         try:
             closed = closed_segment(path, header, read_trailer(self._disk, path, header, size))
         except FormatError:
             self._recover_active(path, header, size)
             return
-        scan_closed(self._disk, closed, self._last_ids)
+        self._damage += scan_closed(self._disk, closed, self._last_ids)
         self._closed = (*self._closed, closed)
         self._start(closed.last)
+
+    def _give_up_last(self, path: Path, error: CorruptSegmentError) -> None:
+        """Go on behind a last segment without a header: at a tick that was never given out, by the clock."""
+        base = segment_base(path)
+        last = max(base + 1, int(time.time() * 1000) + UNKNOWN_AHEAD_MS << COUNTER_BITS)
+        self._recover_ids_before(path)
+        self._closed = (*self._closed, Segment(path, base, last, 0, 0, 0, problem=error.reason))
+        self._start(last)
+
+    def _recover_ids(self, path: Path, header: Header) -> None:
+        try:
+            snapshot = read_snapshot(self._disk, path, header)
+        except CorruptSegmentError as error:
+            base = segment_base(path)
+            self._damage.append(Damage(base, base, error))
+            self._recover_ids_before(path)
+        else:
+            self._last_ids = LastIds(snapshot, header.forgotten, self._options.publishers_max)
+
+    def _recover_ids_before(self, path: Path) -> None:
+        """Find publishers' last ids without the snapshot of a segment: from the newest one before it that is whole, on."""
+        earlier = [segment for segment in self._closed if segment.path != path]
+        for index in reversed(range(len(earlier))):
+            try:
+                header, _ = read_header(self._disk, earlier[index].path, self.pubend, None, mend=True)
+                snapshot = read_snapshot(self._disk, earlier[index].path, header)
+            except CorruptSegmentError:
+                continue
+            self._last_ids = LastIds(snapshot, header.forgotten, self._options.publishers_max)
+            earlier = earlier[index:]
+            break
+        for segment in earlier:
+            scan_closed(self._disk, segment, self._last_ids)
 
     def _recover_active(self, path: Path, header: Header, size: int) -> None:
         """Go on with the segment that was being written, behind its last whole record."""
         everything = Segment(path, header.base, header.base, header.size, size, header.salt)
-        found = scan_open(self._disk, everything, self._last_ids)
+        found = scan(self._disk, everything, self._last_ids)
+        self._damage += found.damage
+        mark = self._durable_mark(header) if self._tolerant else None
+        if mark is not None and mark.end > found.end:
+            self._give_up_tail(everything, found, mark)
+            return
         descriptor = self._disk.open(path, writable=True)
         self._active = _Active(
             path, descriptor, header.base, header.salt, header.size, found.end, found.last, found.rows, found.index
@@ -451,6 +534,29 @@ class SegmentLog:
             self._disk.truncate(descriptor, found.end)
         self._disk.sync(descriptor)  # whole records may still be only in memory, and from now on they count as durable
         self._mark()
+
+    def _durable_mark(self, header: Header) -> Mark | None:
+        """Return up to where the last segment was durable, if that was noted; the mark may be older than the log."""
+        try:
+            mark = parse_mark((self.path / MARK_NAME).read_bytes(), header.salt)
+        except (OSError, FormatError):
+            return None
+        return mark if mark.base == header.base else None
+
+    def _give_up_tail(self, segment: Segment, found: Scan, mark: Mark) -> None:
+        """Begin a new segment behind one whose end was durable and is damaged: it is no unfinished append."""
+        reason = found.problem or f"{mark.end:,} bytes were durable, and the file has {segment.end:,}"
+        self._damage.append(Damage(found.last, mark.last, CorruptSegmentError(str(segment.path), found.end, reason)))
+        end = min(segment.end, mark.end)
+        if end < segment.end:
+            descriptor = self._disk.open(segment.path, writable=True)
+            try:
+                self._disk.truncate(descriptor, end)
+                self._disk.sync(descriptor)
+            finally:
+                self._disk.close(descriptor)
+        self._closed = (*self._closed, replace(segment, last=mark.last, end=end))
+        self._start(mark.last)
 
     def _start(self, base: int) -> None:
         """Begin the first segment, or the one after a closed one."""
@@ -489,7 +595,7 @@ def _pack_group(batches: Sequence[Batch], active: _Active) -> _Group:
     return _Group(buffers, places, offset, after, rows)
 
 
-def _index_array(index: SparseIndex) -> Index:
+def index_array(index: SparseIndex) -> Index:
     array = np.empty(len(index.ticks), INDEX_ENTRY)
     array["tick"] = index.ticks
     array["offset"] = index.offsets

@@ -205,6 +205,17 @@ def _segment(path: Path, pubend: int, mark: bytes, *, is_last: bool) -> Segment:
     return _open_segment(path, header, size, mark)
 
 
+def check_index(segment: Segment) -> None:
+    """Read the index of a closed segment, or raise."""
+    if segment.trailer is not None:
+        _index(segment)
+
+
+def observe_last(path: Path, pubend: int) -> Segment:
+    """Look at the last segment of a log: what of it is durable. Damage raises."""
+    return _segment(path, pubend, _mark_bytes(path.parent), is_last=True)
+
+
 def _open_segment(path: Path, header: Header, size: int, mark: bytes) -> Segment:
     """Return the durable part of the segment that is being written, or was when its broker died."""
     end, last = header.size, header.base

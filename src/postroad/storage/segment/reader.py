@@ -11,18 +11,31 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from postroad.core.batch import Batch
 from postroad.errors import BatchError, CorruptSegmentError, StorageError
 from postroad.storage.segment.disk import Disk
 from postroad.storage.segment.encoding import decode
-from postroad.storage.segment.format import ALIGNMENT, FormatError, Record, Trailer, parse_record, verify_body
+from postroad.storage.segment.format import (
+    ALIGNMENT,
+    RECORD_MAGIC,
+    FormatError,
+    Record,
+    Trailer,
+    padded,
+    parse_record,
+    verify_body,
+)
 
 WINDOW_BYTES_MIN: Final = 4 << 10
 WINDOW_BYTES_MAX: Final = 1 << 20
+_SEARCH_BYTES: Final = 1 << 20
+_PAGE_BYTES: Final = 4 << 10
+_MAGIC_NUMBER: Final = int.from_bytes(RECORD_MAGIC, "little")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +49,7 @@ class Segment:
     end: int
     salt: int
     trailer: Trailer | None = None  # of a closed segment
+    problem: str | None = None  # why nothing of it can be read
 
 
 class Window:
@@ -53,14 +67,16 @@ class Window:
         """Return bytes of the file, fewer than asked for only at the end of the segment's records or of the file."""
         if not (self._offset <= offset and offset + size <= self._offset + len(self._data)):
             wanted = min(max(size, self.ahead), self._segment.end - offset)
-            self._data = self._read(max(wanted, 0), offset)
+            self._data = self._read(max(wanted, 0), offset, max(min(size, wanted), 0))
             self._offset = offset
         return self._data.slice(offset - self._offset, min(size, len(self._data) - (offset - self._offset)))
 
-    def _read(self, size: int, offset: int) -> pa.Buffer:
+    def _read(self, size: int, offset: int, needed: int) -> pa.Buffer:
         try:
             return self._disk.read(self._descriptor, size, offset)
         except OSError as error:
+            if needed < size:  # what cannot be read may stand behind what is needed
+                return self._read(needed, offset, needed)
             raise read_error(error, self._segment.path, offset) from error
 
 
@@ -111,49 +127,177 @@ def _as_promised(batch: Batch, record: Record) -> bool:
     return len(ticks) == record.rows and int(ticks[0]) == record.first and int(ticks[-1]) == record.last
 
 
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Ticks in (lo, hi] were durable once and cannot be read, and why."""
+
+    lo: int
+    hi: int
+    error: CorruptSegmentError
+
+    def within(self, lo: int, hi: int) -> Damage:
+        return Damage(max(lo, self.lo), min(hi, self.hi), self.error)
+
+
 def records(window: Window, segment: Segment, offset: int, after: int) -> Iterator[Record]:
     """Go through the records from `offset` on; damage is a `CorruptSegmentError`."""
+    for found in walk(window, segment, offset, after):
+        if isinstance(found, Damage):
+            raise found.error
+        yield found
+
+
+def walk(window: Window, segment: Segment, offset: int, after: int) -> Iterator[Record | Damage]:
+    """Go through the records from `offset` on, and over what is damaged: everything in (after, segment.last] is told of."""
+    error: CorruptSegmentError | None = None
     while offset < segment.end:
         try:
             record = read_record(window, segment, offset, after)
-        except FormatError as error:
-            raise CorruptSegmentError(str(segment.path), offset, str(error)) from error
+        except (FormatError, CorruptSegmentError) as problem:
+            error = as_corrupt(problem, segment, offset)
+            following = find_record(window, segment, offset, after)
+            if following is None:
+                break
+            if following.first - 1 > after:
+                yield Damage(after, following.first - 1, error)
+            offset, after = following.offset, following.first - 1
+            continue
         yield record
         offset, after = record.end, record.last
-    if after != segment.last:
-        raise CorruptSegmentError(str(segment.path), offset, f"the records end at tick {after}, not {segment.last}")
+        error = None
+    if after < segment.last:
+        reason = f"the records end at tick {after}, not {segment.last}"
+        yield Damage(after, segment.last, error or CorruptSegmentError(str(segment.path), offset, reason))
+
+
+def find_record(window: Window, segment: Segment, offset: int, after: int) -> Record | None:
+    """Return the first whole record behind a damaged place. The segment's salt is in its check: nothing else looks like one."""
+    for place in candidates(window, segment, padded(offset + 1)):
+        try:
+            return read_record(window, segment, place, after)
+        except (FormatError, CorruptSegmentError):
+            continue
+    return None
+
+
+def candidates(window: Window, segment: Segment, offset: int) -> Iterator[int]:
+    """Yield the aligned places from `offset` on that look like the start of a record; what the disk cannot read has none."""
+    step = _SEARCH_BYTES
+    while offset + ALIGNMENT <= segment.end:
+        try:
+            data = window.view(offset, min(step, segment.end - offset))
+        except CorruptSegmentError:
+            offset += _PAGE_BYTES if step == _PAGE_BYTES else 0
+            step = _PAGE_BYTES
+            continue
+        whole = len(data) // ALIGNMENT
+        if not whole:
+            return
+        words = np.frombuffer(memoryview(data), "<u8", count=whole * (ALIGNMENT // 8))[:: ALIGNMENT // 8]
+        for place in np.flatnonzero(words == _MAGIC_NUMBER).tolist():
+            yield offset + place * ALIGNMENT
+        offset += whole * ALIGNMENT
+
+
+def as_corrupt(problem: FormatError | CorruptSegmentError, segment: Segment, offset: int) -> CorruptSegmentError:
+    """Say where a problem was met."""
+    return problem if isinstance(problem, CorruptSegmentError) else CorruptSegmentError(str(segment.path), offset, str(problem))
+
+
+@dataclass(slots=True)
+class Found:
+    """What was read: up to tick `reached`, the rows and the damage in between, both in tick order."""
+
+    reached: int
+    batches: list[Batch]
+    damage: list[Damage]
+    bytes_left: int = 0  # of what may be read
 
 
 def read_range(
-    disk: Disk, places: Iterable[tuple[Segment, int, int]], lo: int, hi: int, bytes_max: int
-) -> tuple[int, tuple[Batch, ...]]:
+    disk: Disk, places: Iterable[tuple[Segment, int, int]], lo: int, hi: int, bytes_max: int, released: int = 0
+) -> Found:
     """Collect the rows in (lo, hi] from segments in order, each with the offset and tick to start after.
 
-    Returns how far it came: `hi`, or the last tick of the last batch when `bytes_max` would be passed.
+    It comes as far as `hi`, or as the last tick of the last batch when `bytes_max` would be passed. What cannot be read on the
+    way is damage; what is missing below `released` is not.
     """
-    batches: list[Batch] = []
-    used, reached = 0, lo
+    found = Found(lo, [], [], bytes_max)
+    position = max(lo, released)
     for segment, offset, after in places:
-        with opened(disk, segment) as window:
-            window.ahead = _window_bytes(bytes_max - used)
-            for record in records(window, segment, offset, after):
-                if record.last <= lo:
-                    continue
-                if record.first > hi:
-                    return hi, tuple(batches)
-                if batches and used + record.length > bytes_max:
-                    return reached, tuple(batches)
-                batch = checked_body(window, segment, record)
-                if record.first <= lo or record.last > hi:
-                    batch = batch.within(lo, hi)
-                if len(batch):
-                    batches.append(batch)
-                    used += record.length
-                    window.ahead = _window_bytes(bytes_max - used)
-                reached = record.last
-                if reached >= hi:
-                    return hi, tuple(batches)
-    return hi, tuple(batches)
+        if position < min(segment.base, hi):
+            missing = CorruptSegmentError(
+                str(segment.path), 0, f"what should stand before it, from tick {position} on, is missing"
+            )
+            found.reached = min(segment.base, hi)
+            found.damage.append(Damage(position, found.reached, missing))
+            if found.reached == hi:
+                return found
+        for part in _parts_of(disk, segment, offset, after, found):
+            low, last, size = part.span
+            if last <= lo:
+                continue
+            if low >= hi:
+                found.reached = hi
+                return found
+            if found.batches and size > found.bytes_left:
+                return found
+            found.bytes_left -= _take(found, part, lo, hi)
+            found.reached = last
+            if last >= hi:
+                found.reached = hi
+                return found
+        position = segment.last
+    found.reached = hi
+    return found
+
+
+class _Part(NamedTuple):
+    """A record that can be read when it is wanted, or damage."""
+
+    window: Window | None
+    segment: Segment
+    item: Record | Damage
+
+    @property
+    def span(self) -> tuple[int, int, int]:
+        """The ticks (lo, last] that it tells of, and its bytes."""
+        if isinstance(self.item, Damage):
+            return self.item.lo, self.item.hi, 0
+        return self.item.first - 1, self.item.last, self.item.length
+
+
+def _parts_of(disk: Disk, segment: Segment, offset: int, after: int, found: Found) -> Iterator[_Part]:
+    if segment.problem is not None:
+        error = CorruptSegmentError(str(segment.path), 0, segment.problem)
+        yield _Part(None, segment, Damage(max(after, segment.base), segment.last, error))
+        return
+    with opened(disk, segment) as window:
+        window.ahead = _window_bytes(found.bytes_left)
+        for item in walk(window, segment, offset, after):
+            yield _Part(window, segment, item)
+            window.ahead = _window_bytes(found.bytes_left)
+
+
+def _take(found: Found, part: _Part, lo: int, hi: int) -> int:
+    """Add a record or damage to what was found; return the bytes it counts for."""
+    item = part.item
+    if isinstance(item, Damage):
+        found.damage.append(item.within(lo, hi))
+        return 0
+    assert part.window is not None
+    try:
+        batch = read_body(part.window, part.segment, item)
+    except (FormatError, CorruptSegmentError) as problem:
+        error = as_corrupt(problem, part.segment, item.offset)
+        found.damage.append(Damage(item.first - 1, item.last, error).within(lo, hi))
+        return 0
+    if item.first <= lo or item.last > hi:
+        batch = batch.within(lo, hi)
+    if not len(batch):
+        return 0
+    found.batches.append(batch)
+    return item.length
 
 
 def _window_bytes(wanted: int) -> int:
@@ -166,4 +310,4 @@ def checked_body(window: Window, segment: Segment, record: Record) -> Batch:
     try:
         return read_body(window, segment, record)
     except FormatError as error:
-        raise CorruptSegmentError(str(segment.path), record.offset, str(error)) from error
+        raise as_corrupt(error, segment, record.offset) from error

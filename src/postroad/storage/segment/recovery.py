@@ -1,28 +1,31 @@
 """What a log's files say when it is opened.
 
 Closed segments are believed by header and trailer; their records are checked when read. The last segment is read through: its
-snapshot of publishers plus the ids of its records give every publisher's last id, and its first bad record is either the torn end
-of an append that never finished, which is cut, or damage to what was durable, which is refused. The difference is whether a
-later record proves that the bad place was durable before it (`group`, see `format`).
+snapshot of publishers plus the ids of its records give every publisher's last id, and a bad record in it is either the torn end
+of an append that never finished, which is cut, or damage to what was durable, which is reported and stepped over. The difference
+is whether a later record proves that the bad place was durable before it (`group`, see `format`).
+
+Damage is refused, or with `tolerant` the log is opened all the same: what is whole is served, what is not becomes `Damage` with
+its ticks. A header with one wrong byte is then mended in memory, since its check tells which byte that is. Without a header
+nothing else of a segment can be checked: all of it is damaged. A segment without a good trailer is read from its start.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Final
-
-import numpy as np
 
 from postroad.errors import CorruptSegmentError, StorageFormatError
 from postroad.storage.publishers import Entries, LastIds
 from postroad.storage.segment.disk import Disk
 from postroad.storage.segment.format import (
     ALIGNMENT,
-    RECORD_MAGIC,
+    Bytes,
     FormatError,
     Header,
     Trailer,
@@ -33,13 +36,23 @@ from postroad.storage.segment.format import (
     parse_snapshot,
     parse_trailer,
 )
-from postroad.storage.segment.reader import Segment, Window, opened, read_body, read_error, read_record
+from postroad.storage.segment.reader import (
+    Damage,
+    Segment,
+    Window,
+    as_corrupt,
+    candidates,
+    find_record,
+    opened,
+    read_body,
+    read_error,
+    read_record,
+    walk,
+)
 
 INDEX_SPACING_BYTES: Final = 64 << 10
 SUFFIX: Final = ".segment"
 _NAME: Final = re.compile(r"[0-9a-f]{16}\.segment")
-_MAGIC_NUMBER: Final = int.from_bytes(RECORD_MAGIC, "little")
-_SEARCH_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +86,7 @@ class Scan:
     rows: int = 0
     index: SparseIndex = field(default_factory=SparseIndex)
     problem: str | None = None  # why the record at `end` is not
+    damage: list[Damage] = field(default_factory=list)
 
 
 def segment_name(base: int) -> str:
@@ -98,13 +112,14 @@ def naming(path: Path, offset: int) -> Iterator[None]:
         raise read_error(error, path, offset) from error
 
 
-def read_header(disk: Disk, path: Path, pubend: int, previous: int | None) -> tuple[Header, int]:
+def read_header(disk: Disk, path: Path, pubend: int, previous: int | None, *, mend: bool = False) -> tuple[Header, int]:
     """Read the header of a segment, and the size of its file; `previous` is the last tick of the segment before."""
     base = segment_base(path)
     with naming(path, 0):
         descriptor = disk.open(path)
         try:
-            header = parse_header(disk.read(descriptor, ALIGNMENT, 0))
+            data = disk.read(descriptor, ALIGNMENT, 0)
+            header = _mended_header(data) if mend else parse_header(data)
             size = disk.size(descriptor)
         finally:
             disk.close(descriptor)
@@ -117,6 +132,28 @@ def read_header(disk: Disk, path: Path, pubend: int, previous: int | None) -> tu
     if previous is not None and header.base != previous:
         raise CorruptSegmentError(str(path), 0, f"it follows on tick {header.base}, the segment before it ends at {previous}")
     return header, size
+
+
+def _mended_header(data: Bytes) -> Header:
+    """Parse a header, also one in which a single byte is wrong: only the right byte in its place makes the check succeed."""
+    try:
+        return parse_header(data)
+    except FormatError as error:
+        if len(data) < ALIGNMENT:
+            raise
+        return _one_byte_off(data, error)
+
+
+def _one_byte_off(data: Bytes, error: FormatError) -> Header:
+    tried = bytearray(memoryview(data)[:ALIGNMENT])
+    for place in range(ALIGNMENT):
+        original = tried[place]
+        for value in range(256):
+            tried[place] = value
+            with suppress(FormatError):
+                return parse_header(bytes(tried))
+        tried[place] = original
+    raise error
 
 
 def read_snapshot(disk: Disk, path: Path, header: Header) -> Entries:
@@ -147,59 +184,102 @@ def closed_segment(path: Path, header: Header, trailer: Trailer) -> Segment:
 
 
 def scan(disk: Disk, segment: Segment, last_ids: LastIds) -> Scan:
-    """Go through the records of a segment up to `segment.end`, noting publishers' ids."""
+    """Go through the records of a segment that was being written, up to `segment.end`, noting publishers' ids.
+
+    A bad record is stepped over when a later one proves that it was durable; otherwise the log ends before it.
+    """
     found = Scan(segment.start, segment.base)
+    found.index.note(segment.base, segment.start)
     with opened(disk, segment) as window:
         while found.end < segment.end:
             try:
                 record = read_record(window, segment, found.end, found.last)
                 batch = read_body(window, segment, record)
-            except FormatError as error:
-                found.problem = str(error)
-                break
+            except (FormatError, CorruptSegmentError) as problem:
+                if isinstance(problem, CorruptSegmentError):  # its checks are right, or the disk cannot read it: it is not torn
+                    _step_over(window, segment, found, problem)
+                    continue
+                following = find_record(window, segment, found.end, found.last)
+                if following is None or not _proves_durable(window, segment, found.end):
+                    found.problem = str(problem)
+                    break
+                found.damage.append(Damage(found.last, following.first - 1, as_corrupt(problem, segment, found.end)))
+                found.end, found.last = following.offset, following.first - 1
+                continue
             last_ids.note(batch.ids())
             found.index.note(found.last, found.end)
             found.end, found.last, found.rows = record.end, record.last, found.rows + record.rows
     return found
 
 
-def check_torn(disk: Disk, segment: Segment, found: Scan) -> None:
-    """Refuse the bad record at `found.end` when a later one proves that it was durable."""
+def _step_over(window: Window, segment: Segment, found: Scan, error: CorruptSegmentError) -> None:
+    """Go on behind a record that is no torn one; raise where nothing tells how far it goes."""
+    try:
+        record = read_record(window, segment, found.end, found.last)
+    except (FormatError, CorruptSegmentError):
+        following = find_record(window, segment, found.end, found.last)
+        if following is None:
+            raise error from None
+        found.damage.append(Damage(found.last, following.first - 1, error))
+        found.end, found.last = following.offset, following.first - 1
+    else:
+        found.damage.append(Damage(record.first - 1, record.last, error))
+        found.end, found.last = record.end, record.last
+
+
+def _proves_durable(window: Window, segment: Segment, end: int) -> bool:
+    """Tell whether a later record belongs to a group that began after the bad place: then that was durable before it."""
+    for offset in candidates(window, segment, padded(end + 1)):
+        try:
+            record = parse_record(window.view(offset, ALIGNMENT), offset, segment.salt)
+        except (FormatError, CorruptSegmentError):
+            continue
+        if record.group > end:
+            return True
+    return False
+
+
+def scan_closed(disk: Disk, segment: Segment, last_ids: LastIds) -> list[Damage]:
+    """Note the ids of a closed segment; return the damage in it."""
+    damage: list[Damage] = []
+    if segment.problem is not None:
+        return [Damage(segment.base, segment.last, CorruptSegmentError(str(segment.path), 0, segment.problem))]
     with opened(disk, segment) as window:
-        for offset in _candidates(window, segment, padded(found.end + 1)):
-            try:
-                record = parse_record(window.view(offset, ALIGNMENT), offset, segment.salt)
-            except FormatError:
+        for item in walk(window, segment, segment.start, segment.base):
+            if isinstance(item, Damage):
+                damage.append(item)
                 continue
-            if record.group > found.end:
-                raise CorruptSegmentError(str(segment.path), found.end, str(found.problem))
+            try:
+                last_ids.note(read_body(window, segment, item).ids())
+            except (FormatError, CorruptSegmentError) as problem:
+                damage.append(Damage(item.first - 1, item.last, as_corrupt(problem, segment, item.offset)))
+    return damage
 
 
-def _candidates(window: Window, segment: Segment, offset: int) -> Iterator[int]:
-    """Yield the aligned places from `offset` on that look like the start of a record."""
-    while offset + ALIGNMENT <= segment.end:
-        data = window.view(offset, _SEARCH_BYTES)
-        whole = len(data) // ALIGNMENT
-        if not whole:
-            return
-        words = np.frombuffer(memoryview(data), "<u8", count=whole * (ALIGNMENT // 8))[:: ALIGNMENT // 8]
-        for place in np.flatnonzero(words == _MAGIC_NUMBER).tolist():
-            yield offset + place * ALIGNMENT
-        offset += whole * ALIGNMENT
+def recover_closed(disk: Disk, path: Path, pubend: int, following: int, damage: list[Damage] | None) -> Segment:
+    """Open a closed segment whose successor follows on tick `following`; damage raises when there is no list to put it in."""
+    base = segment_base(path)
+    try:
+        header, size = read_header(disk, path, pubend, None, mend=damage is not None)
+    except CorruptSegmentError as error:
+        if damage is None:
+            raise
+        return Segment(path, base, following, 0, 0, 0, problem=error.reason)
+    try:
+        with naming(path, max(size - ALIGNMENT, 0)):
+            return closed_segment(path, header, read_trailer(disk, path, header, size))
+    except CorruptSegmentError as error:
+        if damage is None:
+            raise
+        damage.append(Damage(base, base, error))  # nothing is lost by that alone
+        return Segment(path, base, following, header.size, size, header.salt)
 
 
-def scan_closed(disk: Disk, segment: Segment, last_ids: LastIds) -> None:
-    """Note the ids of a closed segment; any damage in it is refused."""
-    found = scan(disk, segment, last_ids)
-    if found.problem is not None:
-        raise CorruptSegmentError(str(segment.path), found.end, found.problem)
-    if found.last != segment.last:
-        raise CorruptSegmentError(str(segment.path), found.end, f"the records end at tick {found.last}, not {segment.last}")
-
-
-def scan_open(disk: Disk, segment: Segment, last_ids: LastIds) -> Scan:
-    """Find the whole records of the segment that was being written; raises when more than its tail is bad."""
-    found = scan(disk, segment, last_ids)
-    if found.problem is not None:
-        check_torn(disk, replace(segment, start=found.end), found)
-    return found
+def open_damage(segments: Sequence[Segment]) -> Iterator[Damage]:
+    """Yield what opening the segments shows to be damaged or missing; records are looked at when they are read."""
+    for segment, following in zip_longest(segments, segments[1:]):
+        if segment.problem is not None:
+            yield Damage(segment.base, segment.last, CorruptSegmentError(str(segment.path), 0, segment.problem))
+        if following is not None and following.base > segment.last:
+            reason = f"it follows on tick {following.base}, the segment before it ends at {segment.last}"
+            yield Damage(segment.last, following.base, CorruptSegmentError(str(following.path), 0, reason))
