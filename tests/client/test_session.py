@@ -471,7 +471,7 @@ def test_an_acknowledgement_is_asked_to_be_confirmed_until_it_is() -> None:
     assert [each.message for each in client.sent()] == [Acknowledge(handle(client, key), {PUBEND: 110}, confirm=True)]
     client.cut(link)
     link = client.connect(Broker(8))
-    activate(client, link, 100)
+    activate(client, link, 120)
     assert [each.message for each in client.sent()] == [Acknowledge(handle(client, key), {PUBEND: 110}, confirm=True)]
     assert not client.session.is_stored(key, {PUBEND: 110})
     client.events()

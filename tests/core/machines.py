@@ -52,12 +52,13 @@ class Machines:
         self.now = 0.0
         self.nodes: dict[int, Machine] = {}
         self.writes_finish = True
+        self.loses: tuple[type[Packet], ...] = ()  # packets between brokers that do not arrive
         self._config = config or BrokerConfig()
         self._links = 100
 
-    def start(self, number: int, metadata: dict[str, bytes] | None = None, *, incarnation: int = 1) -> Machine:
+    def start(self, number: int, metadata: dict[str, bytes] | None = None, *, incarnation: int = 1, released: int = 0) -> Machine:
         kept = dict(metadata or {})
-        state = BrokerState(number, incarnation, (PubendState(pubend_id(number)),), tuple(kept.items()))
+        state = BrokerState(number, incarnation, (PubendState(pubend_id(number), released=released),), tuple(kept.items()))
         node = self.nodes[number] = Machine(Broker(state, self._config, now=self.now), number, kept)
         node.broker.clock(START_MS + int(self.now * 1000))
         return node
@@ -135,7 +136,7 @@ class Machines:
             case Send(link, message, batch, packet=packet):
                 if link in node.links:
                     other, far = node.links[link]
-                    if other in self.nodes:
+                    if other in self.nodes and not isinstance(message, self.loses):
                         self.nodes[other].broker.receive(message, link=far, now=self.now, batch=batch, packet=packet)
                 else:
                     node.sent.append((link, message))
@@ -149,7 +150,8 @@ class Machines:
             case Append(pubend, token):
                 node.broker.fact(Appended(pubend, token), now=self.now)
             case ReadLog(pubend, token, _, hi):
-                node.broker.fact(LogRead(pubend, token, hi, (), 0), now=self.now)
+                released = node.broker._parts.pubends[pubend].released
+                node.broker.fact(LogRead(pubend, token, hi, (), released), now=self.now)
             case _:
                 pass
 

@@ -1,4 +1,4 @@
-"""Durable subscriptions with real brokers: what `ack()` promises."""
+"""Durable subscriptions with real brokers: what `ack()` promises, and brokers that come and go while a client is away."""
 
 from __future__ import annotations
 
@@ -18,6 +18,16 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
             await scenario()
 
     asyncio.run(whole())
+
+
+async def sees(url: str, brokers: int) -> None:
+    """Wait until a broker has heard of the pubends of so many brokers."""
+    for _ in range(400):
+        async with postroad.connect(url) as client:
+            if len(await client.pubends()) >= brokers:
+                return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"{url} did not hear of {brokers} brokers")
 
 
 async def publish(url: str, numbers: range) -> None:
@@ -54,5 +64,32 @@ def test_what_ack_returned_for_never_comes_again(tmp_path: Path) -> None:
             async with postroad.connect(broker.url) as again:
                 subscription = await again.subscribe("n >= 0", name="orders")
                 assert await take(subscription, 10) == list(range(190, 200))
+
+    run(scenario)
+
+
+def test_messages_of_a_broker_added_while_the_client_is_away_are_there_when_it_returns(tmp_path: Path) -> None:
+    """All of them, from the new broker's first on, also when its home was killed meanwhile."""
+
+    async def scenario() -> None:
+        one, two, three = free_ports(3)
+        home = BrokerProcess(config(1, "a", one, tmp_path, []), tmp_path)
+        other = BrokerProcess(config(2, "b", two, tmp_path, [one]), tmp_path)
+        added = BrokerProcess(config(3, "c", three, tmp_path, [two]), tmp_path)
+        with home, other:
+            await sees(home.url, 2)
+            async with postroad.connect(home.url) as client:
+                await client.subscribe("n >= 0", name="orders")
+            with added:
+                await publish(added.url, range(100))
+                await sees(home.url, 3)
+                await publish(added.url, range(100, 200))
+                await asyncio.to_thread(home.kill)
+                await publish(added.url, range(200, 300))
+                await asyncio.to_thread(home.start)
+                await sees(home.url, 3)
+                async with postroad.connect(home.url) as client:
+                    subscription = await client.subscribe("n >= 0", name="orders")
+                    assert await take(subscription, 300) == list(range(300))
 
     run(scenario)

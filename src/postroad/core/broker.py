@@ -215,7 +215,7 @@ class Broker:
             for pubend in self._parts.streams:
                 self._parts.edge.curious(pubend, now)
                 self._subscribing.catch_up(pubend, now)
-            self._subscribing.expire_moves(now)
+            self._subscribing.wake(now)
             self._reading.wake(now)
             self._writing.wake()
             self._tracing.expire(now)
@@ -426,6 +426,7 @@ class Broker:
                 self._reading.asked(message)
             case p.PubendsReply():
                 self._reading.told(message)
+                self._subscribing.horizons_told(message, now)
             case p.HomeQuery():
                 self._subscribing.home_asked(message)
             case p.HomeReply():

@@ -339,12 +339,14 @@ class DurableHome(Packet, frozen=True, array_like=True):
     """Where a durable subscription lives, flooded; the newest version counts.
 
     `settled` tells the former home that the new one holds the logs, so that it may let go. `broker` is 0 once forgotten.
+    `created_ms` is the clock of its first home when it was created, 0 if not known.
     """
 
     name: Name
     version: U64
     broker: U32
     settled: bool
+    created_ms: WallMs = 0
 
 
 class Interest(Packet, frozen=True, array_like=True):
@@ -459,6 +461,7 @@ class HomeReply(Unicast, frozen=True, array_like=True):
     """The cursors of a durable subscription; `busy` while its client is connected there; not `known`: it is not there.
 
     `damaged`: its record could not be read, so the filter is not known and the cursors are lower bounds.
+    `starts` tells where it began in each pubend, and `created_ms` when it was created.
     """
 
     name: Name
@@ -468,6 +471,8 @@ class HomeReply(Unicast, frozen=True, array_like=True):
     filter: FilterText
     cursors: Positions
     damaged: bool = False
+    created_ms: WallMs = 0
+    starts: Positions = {}
 
 
 class PubendsQuery(Unicast, frozen=True, array_like=True):

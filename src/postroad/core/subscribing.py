@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final, TypeAlias
 
+import msgspec
+
 from postroad.core.batch import Batch, concat
 from postroad.core.orders import LinkId, LogRead, ReadLog
 from postroad.core.packets import (
@@ -22,6 +24,7 @@ from postroad.core.packets import (
     HomeQuery,
     HomeReply,
     Positions,
+    PubendsReply,
     Subscribe,
     Subscribed,
     Unsubscribe,
@@ -29,6 +32,7 @@ from postroad.core.packets import (
     pubend_broker,
 )
 from postroad.core.parts import FULL_HOPS, Parts
+from postroad.core.positions import PositionProofs
 from postroad.core.releasing import Releasing
 from postroad.core.streams.durable import Durable, Move
 from postroad.core.streams.edge import CATCH_UP_BYTES, CATCH_UP_RETRY_S, Phase, Progress, Subscription
@@ -62,6 +66,8 @@ class Subscribing:
         self._unanswered: dict[int, int] = {}  # number of subscription -> request
         self._unsettled: dict[int, Subscription] = {}  # those that have pubends their client does not know of
         self._moves: dict[str, Move] = {}
+        self._proofs = PositionProofs(parts)
+        self._announced: list[int] = []  # the pubends every durable subscription takes part in
         self._unconfirmed: dict[int, Positions] = {}  # number of subscription -> cursors its client wants to know stored
         self._storing_acknowledged = False
         self._asked_early: dict[int, Positions] = {}  # the same for those whose home has not settled here
@@ -84,8 +90,10 @@ class Subscribing:
         except FilterError as error:
             parts.refuse(link, request, error)
             return
+        positions, done = self._proofs.take(packet)
+        packet = msgspec.structs.replace(packet, positions=positions, acknowledged=done)
         if packet.name is None:
-            self._begin(link, request, packet, dict(packet.positions), dict(packet.acknowledged), now)
+            self._begin(link, request, packet, positions, done, now)
         else:
             self._subscribe_durable(link, request, packet, packet.name, now)
 
@@ -192,6 +200,7 @@ class Subscribing:
     def routes_changed(self, now: float) -> None:
         """Let every subscription take part in pubends that have come into reach."""
         reachable = self._reachable()
+        self._join_new_pubends()
         if self._parts.edge.subscriptions:
             self._set_local(now)
         if reachable != self._joined:
@@ -203,6 +212,21 @@ class Subscribing:
         for pubend in reachable:
             self.check_waiting(pubend, now)
         self.answer_ready()
+
+    def _join_new_pubends(self) -> None:
+        """Let every durable subscription take part in pubends announced since, whether its client is here or away."""
+        announced = self._parts.router.pubends()
+        if announced == self._announced:
+            return
+        self._announced = announced
+        for durable in self._parts.durables.here.values():
+            self._join_all(durable)
+
+    def _join_all(self, durable: Durable) -> None:
+        """Take part in every announced pubend from its first tick on: what was known at the creation has a cursor already."""
+        if not durable.beginning:
+            for pubend in self._parts.router.pubends():
+                self._parts.durables.join(durable, pubend, durable.first_tick)
 
     def check_waiting(self, pubend: int, now: float, tick: int | None = None) -> None:
         """Activate the subscriptions whose interest has become active, at `tick` or where the stream is now."""
@@ -238,7 +262,7 @@ class Subscribing:
             return
         if gone.subscription is not None:
             subscription = self._parts.edge.subscriptions[gone.subscription]
-            gone.cursors = self._parts.edge.cursors(subscription)
+            gone.cursors = {**gone.cursors, **self._parts.edge.cursors(subscription)}
             gone.subscription = None
             self._drop(subscription)
             self._parts.edge.end(subscription)
@@ -252,9 +276,11 @@ class Subscribing:
         busy = durable is not None and durable.subscription is not None
         text = durable.filter if durable is not None else ""
         cursors: Positions = durable.cursors if durable is not None else {}
-        me = self._parts.broker
+        starts: Positions = durable.starts if durable is not None else {}
+        created_ms = durable.created_ms if durable is not None else 0
         damaged = durable is not None and durable.damaged
-        reply = HomeReply(query.source, me, FULL_HOPS, query.name, query.version, known, busy, text, cursors, damaged)
+        me, name, version = self._parts.broker, query.name, query.version
+        reply = HomeReply(query.source, me, FULL_HOPS, name, version, known, busy, text, cursors, damaged, created_ms, starts)
         self._parts.unicast(reply)
 
     def home_answered(self, reply: HomeReply, now: float) -> None:
@@ -272,9 +298,14 @@ class Subscribing:
         elif not reply.damaged and self._parts.filter(reply.filter) != self._parts.filter(move.filter):
             self._parts.refuse(move.link, move.packet, _other_filter(reply.name, reply.filter))
         else:
-            self._begin_move(move, dict(reply.cursors), now)
+            self._begin_move(move, reply, now)
 
-    def expire_moves(self, now: float) -> None:
+    def wake(self, now: float) -> None:
+        """Ask again, and give up what takes too long."""
+        self._proofs.ask(now)
+        self._expire_moves(now)
+
+    def _expire_moves(self, now: float) -> None:
         for name, move in list(self._moves.items()):
             if now >= move.deadline:
                 del self._moves[name]
@@ -290,7 +321,9 @@ class Subscribing:
         if move.asked:
             return
         del self._moves[move.name]
-        self._begin_move(move, {}, now)
+        packet = Subscribe(move.handle, move.filter, move.name, move.positions, move.earliest, move.acknowledged)
+        self._create(move.name, packet)
+        self._begin(move.link, move.packet, packet, dict(move.positions), dict(move.acknowledged), now)
 
     # --- catching up ---
 
@@ -327,6 +360,7 @@ class Subscribing:
             elif self._parts.filter(durable.filter) != self._parts.filter(packet.filter):
                 self._parts.refuse(link, request, _other_filter(name, durable.filter))
                 return
+            self._join_all(durable)
             durables.believe(durable, packet.positions, packet.acknowledged)
             positions = durables.positions(durable.cursors, packet.positions)
             self._begin(link, request, packet, positions, durables.positions(durable.cursors, packet.acknowledged), now)
@@ -336,15 +370,25 @@ class Subscribing:
             if name not in durables.homes and self._parts.known and not self._names_every_pubend(packet.positions):
                 self._ask_everyone(link, request, packet, name, now)
                 return
-            durables.take_home(name, packet.filter, {**packet.positions, **packet.acknowledged})
+            self._create(name, packet)
             self._begin(link, request, packet, dict(packet.positions), dict(packet.acknowledged), now)
             return
         self._move(link, request, packet, name, home, now)
 
+    def _create(self, name: str, packet: Subscribe) -> None:
+        """Make a new durable subscription. It begins now, also in pubends that are known and out of reach."""
+        parts = self._parts
+        durable = parts.durables.take_home(name, packet.filter, {}, created_ms=parts.wall_ms)
+        durable.beginning = True
+        known = [*parts.router.pubends(), *(pubend for pubends in parts.known.values() for pubend in pubends)]
+        for pubend in known:
+            if pubend not in packet.positions and not parts.router.reachable(pubend_broker(pubend)):
+                parts.durables.join(durable, pubend, 0 if packet.earliest else durable.created_tick)
+
     def _ask_everyone(self, link: LinkId, request: int, packet: Subscribe, name: str, now: float) -> None:
         """Find out whether a name we never heard of is new: word of its home may be on its way still."""
         deadline = now + self._parts.config.home_query_s
-        brought, done = dict(packet.positions), dict(packet.acknowledged)
+        brought, done = packet.positions, packet.acknowledged
         version = self._parts.next_epoch()  # never used before, so that no answer to an earlier question counts
         move = Move(link, request, packet.handle, packet.filter, name, brought, done, version, deadline, packet.earliest)
         self._moves[name] = move
@@ -374,7 +418,7 @@ class Subscribing:
     def _move(self, link: LinkId, request: int, packet: Subscribe, name: str, home: int, now: float) -> None:
         version = self._parts.durables.homes[name].version
         deadline = now + self._parts.config.home_query_s
-        brought, done = dict(packet.positions), dict(packet.acknowledged)
+        brought, done = packet.positions, packet.acknowledged
         move = Move(link, request, packet.handle, packet.filter, name, brought, done, version, deadline, packet.earliest)
         query = HomeQuery(home, self._parts.broker, FULL_HOPS, name, version)
         if self._parts.unicast(query):
@@ -388,12 +432,18 @@ class Subscribing:
             text = f"the home of {move.name!r}, broker {home}, does not answer; try again later"
             self._parts.refuse(move.link, move.packet, DurableElsewhereError(text))
             return
-        self._begin_move(move, {}, now)
+        self._begin_move(move, None, now)
 
-    def _begin_move(self, move: Move, cursors: Positions, now: float) -> None:
-        positions = self._parts.durables.positions(cursors, move.positions)
-        done = self._parts.durables.positions(cursors, move.acknowledged)
-        self._parts.durables.take_home(move.name, move.filter, {**positions, **done})
+    def _begin_move(self, move: Move, reply: HomeReply | None, now: float) -> None:
+        """Become the home of a durable subscription, with what its former home said, if that could be asked."""
+        durables = self._parts.durables
+        cursors = dict(reply.cursors) if reply is not None else self._proofs.likely(move.positions, move.acknowledged)
+        starts = dict(reply.starts) if reply is not None else {}
+        created_ms = (reply.created_ms if reply is not None else 0) or durables.homes[move.name].created_ms
+        durable = durables.take_home(move.name, move.filter, cursors, created_ms=created_ms, starts=starts)
+        self._join_all(durable)
+        positions = durables.positions(durable.cursors, move.positions)
+        done = durables.positions(durable.cursors, move.acknowledged)
         packet = Subscribe(move.handle, move.filter, move.name, move.positions, move.earliest)
         self._begin(move.link, move.packet, packet, positions, done, now)
 
@@ -403,6 +453,7 @@ class Subscribing:
         subscription = parts.edge.add(link, packet.handle, filter_, packet.name, positions, done=done, earliest=packet.earliest)
         client = parts.clients.get(link, "")
         subscription.subscriber = subscriber_name(packet.name, parts.broker, parts.incarnation, subscription.number, client)
+        self._proofs.begin(subscription)
         if packet.name is not None:
             parts.durables.here[packet.name].subscription = subscription.number
         self._local.add(filter_)
@@ -417,7 +468,45 @@ class Subscribing:
 
     def _wait_for(self, subscription: Subscription, pubend: int) -> None:
         """Let a subscription take part in a pubend, and hold its log from now on."""
+        durable = self._durable_of(subscription)
+        if durable is not None and pubend in durable.cursors and pubend not in subscription.positions:
+            subscription.positions[pubend] = subscription.done[pubend] = durable.cursors[pubend]
         self._parts.edge.wait_for(subscription, pubend)
+        if pubend in subscription.positions:
+            horizon = self._proofs.check(subscription, pubend)
+            if horizon is not None:
+                self._void(subscription, pubend, horizon)
+            elif pubend in subscription.unproven:
+                known = durable.cursors.get(pubend, 0) if durable is not None else self._proofs.limit(pubend)
+                progress = subscription.progress[pubend]
+                progress.acknowledged = min(progress.acknowledged, known)
+        self._hold_for(subscription, pubend)
+
+    def _durable_of(self, subscription: Subscription) -> Durable | None:
+        return self._parts.durables.here.get(subscription.name) if subscription.name is not None else None
+
+    def _void(self, subscription: Subscription, pubend: int, horizon: int) -> None:
+        """Give up a position beyond its pubend's horizon, for one from which nothing is skipped."""
+        durable, tick = self._durable_of(subscription), 0
+        if durable is not None:
+            tick = durable.cursors.get(pubend, durable.first_tick)
+            if tick > horizon:
+                tick = min(horizon, durable.created_tick)
+                self._parts.durables.put_back(durable, pubend, tick)
+        self._proofs.void(subscription, pubend, tick)
+        self._parts.edge.reposition(subscription, pubend)
+
+    def horizons_told(self, reply: PubendsReply, now: float) -> None:
+        """Decide on the positions that an answer proves or makes void."""
+        for subscription, pubend, horizon in self._proofs.told(reply):
+            if self._proofs.check(subscription, pubend) is None and pubend not in subscription.unproven:
+                self._parts.edge.reposition(subscription, pubend)
+            else:
+                self._void(subscription, pubend, horizon)
+            self._hold_for(subscription, pubend)
+            self.check_waiting(pubend, now)
+
+    def _hold_for(self, subscription: Subscription, pubend: int) -> None:
         progress = subscription.progress[pubend]
         self._releasing.tell_for({pubend: progress.acknowledged})
         progress.hold = self._parts.keeper.sent_version(pubend_broker(pubend))
@@ -443,8 +532,10 @@ class Subscribing:
 
     def _settle_home(self, subscription: Subscription, durable: Durable) -> None:
         """Tell all that this is the home, once every pubend it has a cursor in is held: then the former home lets go."""
+        if durable.settled:
+            return
         held = {pubend: None for pubend, progress in subscription.progress.items() if progress.announced}
-        if not durable.settled and all(pubend in held for pubend in durable.cursors):
+        if not self._parts.durables.has_former_home(durable.name) or all(pubend in held for pubend in durable.cursors):
             self._parts.flood(self._parts.durables.settle(durable.name))
             early = self._asked_early.pop(subscription.number, None)
             if early is not None:
@@ -471,14 +562,20 @@ class Subscribing:
         )
 
     def _store_starts(self, subscription: Subscription, pubends: list[int]) -> None:
+        durable = self._durable_of(subscription)
         for pubend in pubends:
-            self._parts.edge.begin_after(subscription, pubend, self._parts.keeper.released(pubend))
+            released = self._parts.keeper.released(pubend)
+            if durable is not None and subscription.progress[pubend].start == durable.first_tick:
+                released = min(released, durable.created_tick)  # what was gone before it existed is no gap
+                subscription.positions.pop(pubend, None)
+            self._parts.edge.begin_after(subscription, pubend, released)
         starts = [subscription.progress[pubend] for pubend in pubends]
         changes = self._releasing.floor_changes({p: subscription.progress[p].acknowledged for p in pubends})
-        if subscription.name is not None:
-            durable = self._parts.durables.here[subscription.name]
+        if durable is not None:
             durable.cursors = self._parts.durables.positions(durable.cursors, self._parts.edge.cursors(subscription))
-            self._parts.durables.mark(subscription.name)
+            for pubend in pubends:
+                durable.starts.setdefault(pubend, subscription.progress[pubend].start)
+            self._parts.durables.mark(durable.name)
             changes += self._parts.durables.changes()
         for progress in starts:
             progress.storing = True
@@ -500,6 +597,10 @@ class Subscribing:
         for pubend in starts:
             self._parts.edge.announce(subscription, pubend)
         subscription.answered = True
+        durable = self._durable_of(subscription)
+        if durable is not None:
+            durable.beginning = False
+            self._join_all(durable)
 
     def _reachable(self) -> tuple[int, ...]:
         return tuple(p for p in self._parts.streams if self._parts.router.reachable(pubend_broker(p)))
@@ -510,17 +611,19 @@ class Subscribing:
         durable = self._parts.durables.here.get(subscription.name)
         if durable is None or durable.subscription != subscription.number:
             return
-        durable.subscription = None
+        durable.subscription, durable.beginning = None, False
         former = self._parts.durables.elsewhere(subscription.name) is not None
         if (former and not durable.settled) or not (subscription.answered or durable.stored):
             self._parts.durables.give_up(subscription.name)  # the former home holds the logs, or it was never reported active
             return
         self._parts.durables.moved_on(subscription.name, self._parts.edge.cursors(subscription))
+        self._join_all(durable)
 
     def _drop(self, subscription: Subscription) -> None:
         self._unanswered.pop(subscription.number, None)
         self._unsettled.pop(subscription.number, None)
         self._asked_early.pop(subscription.number, None)
+        self._proofs.end(subscription)
         self._local.remove(subscription.filter)
 
     def _interest_changed(self, now: float) -> None:

@@ -71,12 +71,19 @@ class SubscriptionState:
         """Start a pubend at this tick. Return the range that is missing when we were not yet there.
 
         A durable subscription may start ahead of the position its client had saved: at its cursor, which only its own
-        acknowledgements moved. What was released meanwhile is told by `Gap`.
+        acknowledgements moved. What was released meanwhile is told by `Gap`. A start before our position says that the
+        pubend never was that far, so the position was not one of its own: it is given up.
         """
         self.starts.setdefault(pubend, tick)
         state = self.pubends.get(pubend)
         if state is None:
             self.pubends[pubend] = PubendPosition(tick, tick)
+            return None
+        if tick < state.position:
+            self.pubends[pubend] = PubendPosition(tick, min(tick, state.acknowledged))
+            for ticks in (self.approved, self.awaited, self.stored):
+                if pubend in ticks:
+                    ticks[pubend] = min(tick, ticks[pubend])
             return None
         missing = self.skip(pubend, state.position, tick)
         return missing if self.name is None else None

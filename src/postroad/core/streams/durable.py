@@ -22,19 +22,27 @@ from postroad.core.guards import ALL_ON, Guards
 from postroad.core.orders import LinkId
 from postroad.core.packets import DurableHome, Positions
 from postroad.core.trust import COUNT_MAX
+from postroad.types import COUNTER_BITS
 
 DURABLE_KEY: Final = "durable/"
 HOME_KEY: Final = "home/"
 DURABLES_MAX: Final = 1 << 16
+CLOCKS_APART_MS: Final = 60_000  # how far the clocks of two brokers may be apart before a new pubend's first messages are missed
 
 
 class DurableRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A durable subscription as its home stores it."""
+    """A durable subscription as its home stores it. What was stored is read again without the bounds of packets.
+
+    It exists since `created_ms` (the clock of the broker where it was created, 0 if not known), and has everything that matches
+    after `starts` of each pubend.
+    """
 
     filter: str
     version: int
     cursors: dict[int, int]  # no packet's bounds: what was once stored can be read
     settled: bool = True
+    created_ms: int = 0
+    starts: dict[int, int] = {}
 
 
 @dataclass(slots=True)
@@ -51,6 +59,21 @@ class Durable:
     stored: bool = False
     settled: bool = False  # the logs of all its pubends are held for it here: the former home may let go
     damaged: bool = False  # its record cannot be read: the filter is not known, and the cursors are lower bounds
+    created_ms: int = 0
+    starts: Positions = field(default_factory=dict)  # where it began in each pubend
+    beginning: bool = False  # it is being created: in the pubends within reach it starts where its interest becomes active
+
+    @property
+    def created_tick(self) -> int:
+        return self.created_ms << COUNTER_BITS
+
+    @property
+    def first_tick(self) -> int:
+        """Where it begins in a pubend that was not known when it was created: what comes after belongs to it."""
+        return max(0, self.created_ms - CLOCKS_APART_MS) << COUNTER_BITS
+
+    def record(self) -> DurableRecord:
+        return DurableRecord(self.filter, self.version, self.cursors, self.settled, self.created_ms, self.starts)
 
 
 class Durables:
@@ -75,16 +98,26 @@ class Durables:
         record = msgspec.msgpack.decode(value, type=DurableRecord)
         version = record.version if record.version < COUNT_MAX else 1  # no other can be outbid by its home
         durable = Durable(
-            name, record.filter, version, dict(record.cursors), dict(record.cursors), stored=True, settled=record.settled
+            name,
+            record.filter,
+            version,
+            dict(record.cursors),
+            dict(record.cursors),
+            stored=True,
+            settled=record.settled,
+            created_ms=record.created_ms,
+            starts=dict(record.starts),
         )
         self.here[name] = durable
         if durable.settled:
-            self._know(DurableHome(name, version, self._broker, settled=True))
+            self._know(self._home(durable))
 
     def load_damaged(self, name: str, cursors: Positions) -> None:
         """Take a subscription whose record is damaged: it exists, at or after `cursors`, with the filter its client brings."""
         version = self.homes[name].version if name in self.homes else 0
-        self.here[name] = Durable(name, "", version, dict(cursors), dict(cursors), stored=True, damaged=True)
+        created_ms = self.homes[name].created_ms if name in self.homes else 0
+        durable = Durable(name, "", version, dict(cursors), dict(cursors), stored=True, damaged=True, created_ms=created_ms)
+        self.here[name] = durable
 
     def mend(self, durable: Durable, filter_: str) -> None:
         """Let the client of a damaged record say what its filter is."""
@@ -106,19 +139,32 @@ class Durables:
         home = self.homes.get(name)
         return home.broker if home is not None and home.broker not in (0, self._broker) else None
 
-    def take_home(self, name: str, filter_: str, cursors: Positions) -> Durable:
+    def take_home(
+        self, name: str, filter_: str, cursors: Positions, *, created_ms: int = 0, starts: Positions | None = None
+    ) -> Durable:
         """Begin to make this broker the home; it becomes so, for all others, with `settle`."""
         versions = [known[name].version for known in (self.homes, self.here) if name in known]
         version = 1 + max(versions, default=0)
-        durable = Durable(name, filter_, version, cursors)
+        durable = Durable(name, filter_, version, cursors, created_ms=created_ms, starts=dict(starts or {}))
         self.here[name] = durable
         return durable
+
+    def home_brokers(self) -> frozenset[int]:
+        """Return every broker that is the home of a durable subscription."""
+        return frozenset(home.broker for home in self.homes.values() if home.broker)
+
+    def has_former_home(self, name: str) -> bool:
+        """Tell whether another broker holds the logs for a name until this one has settled."""
+        return self.elsewhere(name) is not None
+
+    def _home(self, durable: Durable) -> DurableHome:
+        return DurableHome(durable.name, durable.version, self._broker, settled=True, created_ms=durable.created_ms)
 
     def settle(self, name: str) -> DurableHome:
         """Become the home of a record that is stored and whose logs are held; the caller floods it."""
         self.here[name].settled = True
         self._dirty[name] = None
-        self.homes[name] = DurableHome(name, self.here[name].version, self._broker, settled=True)
+        self.homes[name] = self._home(self.here[name])
         return self.homes[name]
 
     def give_up(self, name: str) -> None:
@@ -191,6 +237,20 @@ class Durables:
                 durable.cursors[pubend] = tick
                 self._dirty[name] = None
 
+    def join(self, durable: Durable, pubend: int, tick: int) -> None:
+        """Let a durable subscription take part in a pubend from a tick on; its log is held for it from now."""
+        if pubend not in durable.cursors:
+            durable.cursors[pubend] = tick
+            durable.starts.setdefault(pubend, tick)
+            self._dirty[durable.name] = None
+
+    def put_back(self, durable: Durable, pubend: int, tick: int) -> None:
+        """Replace a cursor that lies beyond what the pubend has announced."""
+        if durable.cursors.get(pubend, 0) > tick:
+            durable.cursors[pubend] = tick
+            durable.kept[pubend] = min(tick, durable.kept.get(pubend, tick))
+            self._dirty[durable.name] = None
+
     def is_kept(self, name: str, positions: Positions) -> bool:
         """Tell whether cursors at least as far as these are on disk."""
         durable = self.here.get(name)
@@ -223,7 +283,7 @@ class Durables:
             durable = self.here.get(name)
             value = None
             if durable is not None:
-                value = msgspec.msgpack.encode(DurableRecord(durable.filter, durable.version, durable.cursors, durable.settled))
+                value = msgspec.msgpack.encode(durable.record())
                 durable.stored = True
             changes.append((DURABLE_KEY + name, value))
         self._dirty = {}

@@ -65,6 +65,7 @@ class Progress:
     tries: int = 0  # how often it was asked for
     retry_at: float = 0.0
     attachment: int = 0  # its number among the tracker's notes
+    question: int = 0  # the question that decides whether the position can be; 0: not asked yet
 
 
 @dataclass(slots=True)
@@ -79,6 +80,7 @@ class Subscription:
     earliest: bool
     subscriber: str = ""  # what tracks call it
     progress: dict[int, Progress] = field(default_factory=dict)
+    unproven: dict[int, None] = field(default_factory=dict)  # pubends whose position may lie beyond them; see `positions`
     answered: bool = False
     open: bool = True  # the client takes rows; see `Flow`
 
@@ -184,10 +186,15 @@ class Edge:
         progress = subscription.progress[pubend] = Progress()
         self._waiting.setdefault(pubend, {})[subscription.number] = subscription
         if pubend in subscription.positions:
-            progress.start = progress.position = progress.told = subscription.positions[pubend]
-            progress.acknowledged = subscription.done.get(pubend, progress.start)
+            self.reposition(subscription, pubend)
         elif not subscription.earliest:
             progress.acknowledged = self.streams[pubend].stream.cache.frontier
+
+    def reposition(self, subscription: Subscription, pubend: int) -> None:
+        """Take the position of a subscription that waits for a pubend as it is now."""
+        progress = subscription.progress[pubend]
+        progress.start = progress.position = progress.told = subscription.positions[pubend]
+        progress.acknowledged = subscription.done.get(pubend, progress.start)
 
     def activate(self, subscription: Subscription, pubend: int, tick: int) -> None:
         """Begin to deliver a pubend to a subscription whose interest the whole path applies from `tick` on."""
@@ -227,9 +234,11 @@ class Edge:
         self._join_if_level(subscription, pubend)
 
     def waiting(self, pubend: int, label_active: int) -> Iterator[Subscription]:
-        """Yield the subscriptions whose interest in a pubend has become active."""
+        """Yield the subscriptions whose interest in a pubend has become active, but for those whose position is unproven."""
         stream = self.streams[pubend].stream
         for subscription in list(self._waiting.get(pubend, {}).values()):
+            if pubend in subscription.unproven:
+                continue
             label = stream.included_in((subscription.filter,))
             if label is not None and label <= label_active:
                 subscription.progress[pubend].included_in = label
@@ -240,7 +249,9 @@ class Edge:
             progress = subscription.progress.get(pubend)
             if progress is not None and progress.phase is not Phase.WAITING:
                 progress.acknowledged = max(progress.acknowledged, min(tick, self.reached(progress, pubend)))
-            elif pubend in subscription.done:  # it waits for a pubend, or that is out of reach
+            elif (
+                pubend in subscription.done and pubend not in subscription.unproven
+            ):  # it waits for a pubend, or that is out of reach
                 at_most = min(tick, subscription.positions.get(pubend, 0))
                 subscription.done[pubend] = max(subscription.done[pubend], at_most)
 
@@ -253,7 +264,9 @@ class Edge:
         return holds
 
     def cursors(self, subscription: Subscription) -> dict[int, int]:
-        known = {**subscription.positions, **subscription.done}
+        """Return where a subscription would go on after a crash of its client; unproven positions do not count."""
+        brought = {**subscription.positions, **subscription.done}
+        known = {pubend: tick for pubend, tick in brought.items() if pubend not in subscription.unproven}
         known.update({p: s.acknowledged for p, s in subscription.progress.items() if s.phase is not Phase.WAITING})
         return known
 

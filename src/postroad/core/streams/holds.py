@@ -15,6 +15,7 @@ Invariant: nothing above any stored or accepted hold is released, except by the 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -112,6 +113,12 @@ class HoldTable:
 
     def holders(self) -> tuple[int, ...]:
         return tuple(self._records)
+
+    def is_held_by(self, brokers: Collection[int], pubend: int) -> bool:
+        """Tell whether each of these brokers holds a pubend; a record that was dropped (trap 5) is not missed."""
+        if not self._guards.holds_survive_links:
+            return True
+        return all(broker in self._records and pubend in self._records[broker].ticks for broker in brokers)
 
     def __len__(self) -> int:
         return len(self._records)
