@@ -288,6 +288,13 @@ class InternalError(WireError):
     code = 355
 
 
+class BufferLimitError(WireError):
+    """A connection, or all of them together, made the broker keep more bytes than its configuration allows."""
+
+    code = 356
+    retryable = True
+
+
 class ListenError(PostroadError):
     """A broker cannot listen on its address: another program does, or the address is not this machine's."""
 

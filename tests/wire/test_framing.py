@@ -181,3 +181,30 @@ def test_a_frame_too_large_to_send_is_refused() -> None:
     """The sender notices before the receiver does."""
     with pytest.raises(FrameTooLargeError):
         encode_frame(1, 2, b"", [bytes(100)], max_bytes=100)
+
+
+def test_a_few_frames_at_a_time_are_the_same_frames() -> None:
+    """A flood is cut in slices; what is not cut yet is counted, and nothing is lost between the slices."""
+    stream = b"".join(b"".join(encode_frame(7, number, bytes([number % 256]) * (number % 40))) for number in range(1, 200))
+    whole = FrameDecoder().feed(stream)
+    for size in (1, 3, 16):
+        decoder = FrameDecoder()
+        frames = []
+        for start in range(0, len(stream), 1_000):
+            frames += decoder.feed(stream[start : start + 1_000], size)
+            while decoder.uncut:
+                slice_ = decoder.feed(b"", size)
+                assert len(slice_) <= size
+                frames += slice_
+        assert [tuple(frame) for frame in frames] == [tuple(frame) for frame in whole]
+
+
+def test_bytes_that_come_before_the_rest_is_cut_are_kept_behind_it() -> None:
+    """A loop may deliver once more after it was asked to pause."""
+    stream = b"".join(b"".join(encode_frame(7, number, b"x")) for number in range(1, 9))
+    decoder = FrameDecoder()
+    frames = decoder.feed(stream[:50], 2)
+    frames += decoder.feed(stream[50:], 2)
+    assert decoder.uncut == len(stream) - 4 * 11
+    frames += decoder.feed(b"")
+    assert [frame[1] for frame in frames] == list(range(1, 9))

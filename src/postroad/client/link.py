@@ -12,7 +12,7 @@ import msgspec
 from postroad.client.addresses import Address
 from postroad.core.batch import Batch
 from postroad.core.packets import Packet
-from postroad.errors import HandshakeError, NotConnectedError, PostroadError, WireError, error_of_code
+from postroad.errors import BufferLimitError, HandshakeError, NotConnectedError, PostroadError, WireError, error_of_code
 from postroad.transport.channel import Channel
 from postroad.transport.outbox import OutboxLimits
 from postroad.transport.writes import Writes
@@ -121,6 +121,9 @@ class Link:
 
     def drained(self) -> None:
         pass
+
+    def exceeded(self, error: BufferLimitError) -> None:
+        self._give_up(error)
 
     def lost(self) -> None:
         if not self.welcome.done():

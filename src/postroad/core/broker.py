@@ -266,6 +266,11 @@ class Broker:
         self._orders.clear()
         return taken
 
+    @property
+    def orders_waiting(self) -> int:
+        """Orders that the next `outputs` returns, about."""
+        return len(self._orders)
+
     def stats(self) -> dict[str, int]:
         parts = self._parts
         return {
@@ -275,6 +280,7 @@ class Broker:
             "holders": len(parts.table),
             "damaged_records": self._damaged,
             "backlog_rows": self._publishing.backlog_rows,
+            "publish_backlog_bytes": self._publishing.backlog_bytes,
             "cache_bytes": sum(stream.cache.size for stream in parts.streams.values()),
             "reads": len(self._reads),
             "clients_reads": len(self._reading),
@@ -286,6 +292,10 @@ class Broker:
     @property
     def backlog_rows(self) -> int:
         return self._publishing.backlog_rows
+
+    @property
+    def backlog_bytes(self) -> int:
+        return self._publishing.backlog_bytes
 
     def streams(self) -> dict[int, dict[str, int]]:
         """Return for each pubend how far its stream is known and delivered here."""

@@ -163,6 +163,10 @@ class Publishing:
     def backlog_rows(self) -> int:
         return sum(pubend.backlog_rows for pubend in self._parts.pubends.values())
 
+    @property
+    def backlog_bytes(self) -> int:
+        return sum(pubend.backlog_bytes for pubend in self._parts.pubends.values())
+
     # --- inside ---
 
     def _store_horizon(self, pubend: Pubend, wanted: int) -> None:

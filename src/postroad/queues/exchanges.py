@@ -15,6 +15,8 @@ from postroad.queues.service import QueueService, Session
 from postroad.wire.registry import Packet
 
 REQUESTS_UNDER_WAY_MAX: Final = 256
+REQUEST_BYTES_MAX: Final = 16 << 20
+"""Bytes of requests under way from which on a connection is not read."""
 
 Send = Callable[[Packet, int], bool]
 """Send an answer with its packet id; return False when the connection is gone."""
@@ -30,13 +32,15 @@ class Exchanges:
         self._on_room = on_room
         self._tasks: set[asyncio.Task[None]] = set()
         self._lost = False
+        self.bytes = 0  # of the requests under way
 
     @property
     def full(self) -> bool:
-        return len(self._tasks) >= REQUESTS_UNDER_WAY_MAX
+        return len(self._tasks) >= REQUESTS_UNDER_WAY_MAX or self.bytes >= REQUEST_BYTES_MAX
 
-    def receive(self, packet: Packet, packet_id: int) -> None:
-        task = asyncio.get_running_loop().create_task(self._answer(packet, packet_id))
+    def receive(self, packet: Packet, packet_id: int, size: int = 0) -> None:
+        self.bytes += size
+        task = asyncio.get_running_loop().create_task(self._answer(packet, packet_id, size))
         self._tasks.add(task)
         task.add_done_callback(self._finished)
 
@@ -51,12 +55,15 @@ class Exchanges:
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=timeout_s)
 
-    async def _answer(self, packet: Packet, packet_id: int) -> None:
-        answer = await self._service.handle(packet, self.session)
+    async def _answer(self, packet: Packet, packet_id: int, size: int) -> None:
+        try:
+            answer = await self._service.handle(packet, self.session)
+        finally:
+            self.bytes -= size
         if self._lost or not self._send(answer, packet_id):
             self._service.undelivered(answer, self.session)
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not self._lost and len(self._tasks) == REQUESTS_UNDER_WAY_MAX - 1:
+        if not self._lost and not self.full:
             self._on_room()

@@ -105,8 +105,12 @@ class _Connection:
     def identified(self) -> bool:
         return self.exchanges.session.client is not None
 
-    def receive(self, packet: msgspec.Struct, packet_id: int) -> None:
-        self.exchanges.receive(cast("Packet", packet), packet_id)
+    @property
+    def bytes(self) -> int:
+        return self.exchanges.bytes
+
+    def receive(self, packet: msgspec.Struct, packet_id: int, size: int) -> None:
+        self.exchanges.receive(cast("Packet", packet), packet_id, size)
 
     def lost(self) -> None:
         self._others.pop(self, None)

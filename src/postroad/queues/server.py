@@ -89,7 +89,7 @@ class _Connection(asyncio.Protocol):
         except PostroadError as error:
             self._send(t.Error.of(error), frame[1])
         else:
-            self.exchanges.receive(packet, frame[1])
+            self.exchanges.receive(packet, frame[1], len(frame[2]))
 
     async def _fail(self, error: MalformedFrameError) -> None:
         """Answer what came before the nonsense, then say what was wrong and close."""

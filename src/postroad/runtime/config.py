@@ -57,12 +57,20 @@ class Limits(_Section, frozen=True):
     ] = 4 << 20
     client_backlog_low_bytes: Annotated[Bytes, described("Where such a client gets messages again.")] = 1 << 20
     client_backlog_max_bytes: Annotated[Bytes, described("A client whose unread packets pass this is disconnected.")] = 64 << 20
+    buffers_bytes_max: Annotated[
+        Bytes,
+        described(
+            "Memory for what waits in all connections: unfinished frames, unread answers, requests under way. A quarter is "
+            "reserved for links between brokers."
+        ),
+    ] = 256 << 20
     publish_window_bytes: Annotated[Bytes, described("What one publisher may send before it waits for an acknowledgement.")] = (
         4 << 20
     )
     publish_backlog_rows: Annotated[
         Count, described("While more messages than this wait to be written to the log, publishers are not read.")
     ] = 200_000
+    publish_backlog_bytes: Annotated[Bytes, described("The same in bytes of messages.")] = 64 << 20
     subscriptions_max: Annotated[Count, described("Subscriptions of all clients together.")] = 200_000
 
 
@@ -78,7 +86,7 @@ class Links(_Section, frozen=True):
     backlog_data_bytes: Annotated[
         Bytes, described("Data waiting for a slow link beyond this is dropped and asked for again later.")
     ] = 16 << 20
-    backlog_control_bytes: Annotated[Bytes, described("A link on which more control packets wait is closed.")] = 16 << 20
+    backlog_control_bytes: Annotated[Bytes, described("A link on which more control packets wait is closed.")] = 64 << 20
 
 
 class Storage(_Section, frozen=True):

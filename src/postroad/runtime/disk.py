@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -40,6 +41,7 @@ from postroad.storage.base import SliceAround
 log = logging.getLogger("postroad.disk")
 
 FULL_RETRY_S: Final = 0.5
+READS_AT_ONCE: Final = 8
 DAMAGE_MAX: Final = 1024  # places of one log that are remembered and told
 
 
@@ -76,6 +78,8 @@ class Disk:
         for pubend, segment_log in storage.logs.items():
             for each in segment_log.damage:
                 self._tell_damage(pubend, Lost(each.lo, each.hi, str(each.error)))
+        self._reading = 0
+        self._reads: deque[ReadLog] = deque()  # that wait for their turn
         self._writers = {pubend: Worker(loop, f"log-{pubend:x}-write") for pubend in storage.logs}
         self._readers = {pubend: Worker(loop, f"log-{pubend:x}-read") for pubend in storage.logs}
         self._metadata = Worker(loop, "metadata")
@@ -112,20 +116,34 @@ class Disk:
         self._writers[pubend].submit(work, done, failed)
 
     def read(self, order: ReadLog) -> None:
+        """Read when few reads are under way: what was read waits for the event loop, in memory."""
+        self._reads.append(order)
+        self._read_next()
+
+    def _read_next(self) -> None:
+        while self._reads and self._reading < READS_AT_ONCE:
+            self._reading += 1
+            self._read(self._reads.popleft())
+
+    def _read(self, order: ReadLog) -> None:
         pubend, token = order.pubend, order.token
         segment_log = self._storage.logs[pubend]
 
         def done(found: SliceAround) -> None:
             for lost in found.lost:
                 self._tell_damage(pubend, lost)
+            self._reading -= 1
             self._report(LogRead(pubend, token, *found))
+            self._read_next()
 
         def failed(error: Exception) -> None:
             if not isinstance(error, StorageError):
                 self._failed(error)
                 return
             log.error("messages of pubend %x cannot be read now: %s", pubend, error)
+            self._reading -= 1
             self._report(LogReadFailed(pubend, token))
+            self._read_next()
 
         self._readers[pubend].submit(lambda: segment_log.read_around(order.lo, order.hi, order.bytes_max), done, failed)
 

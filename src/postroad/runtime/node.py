@@ -39,11 +39,19 @@ from postroad.core.orders import (
     Tracked,
     TracksSearched,
 )
-from postroad.core.packets import Packet
+from postroad.core.packets import Packet, ReadRange
 from postroad.core.parts import BrokerConfig
 from postroad.core.tracking.answers import Findings
 from postroad.core.tracking.settings import Strategy
-from postroad.errors import FrameTooLargeError, HandshakeError, InternalError, PostroadError, ShuttingDownError, StorageError
+from postroad.errors import (
+    BufferLimitError,
+    FrameTooLargeError,
+    HandshakeError,
+    InternalError,
+    PostroadError,
+    ShuttingDownError,
+    StorageError,
+)
 from postroad.runtime.config import NodeConfig, split_address
 from postroad.runtime.disk import AroundDamage, Disk, open_disk
 from postroad.runtime.links import Dialler, newer_wins
@@ -54,7 +62,9 @@ from postroad.runtime.tracking import Keeper, Tracking
 from postroad.runtime.tracking_process import TrackingProcess
 from postroad.runtime.tracks import LogIds
 from postroad.storage.tracks.catalog import TrackOptions
+from postroad.transport.budget import Budget
 from postroad.transport.outbox import OutboxLimits
+from postroad.transport.turns import Turns
 from postroad.transport.writes import Writes
 from postroad.version import VERSION
 from postroad.wire.deliveries import ROWS
@@ -71,6 +81,7 @@ from postroad.wire.packets.session import (
 log = logging.getLogger("postroad.node")
 
 STOP_S_MAX: Final = 5.0
+ORDERS_MAX: Final = 256  # that wait for the end of a turn: one packet may ask for hundreds, each with a long filter
 TIMER_S: Final = 0.0005  # uvloop rounds to milliseconds: without it, timers came early, again and again until it was time
 TRACKS_NAME: Final = "tracks"  # a directory in the broker's own
 SOFTWARE: Final = f"postroad {VERSION}"
@@ -101,6 +112,8 @@ class Node:
         self._finished: asyncio.Event = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop
         self._writes: Writes
+        self._turns: Turns
+        self.budget: Budget
         self._broker: Broker
         self._disk: Disk
         self.tracking: Keeper | None = None  # None: nothing is tracked
@@ -113,7 +126,8 @@ class Node:
     async def start(self) -> None:
         """Read the disk back, start the services, listen, and dial the neighbours."""
         self._loop = asyncio.get_running_loop()
-        self._writes = Writes(self._loop)
+        self._writes, self._turns = Writes(self._loop), Turns(self._loop)
+        self.budget = Budget(self.config.limits.buffers_bytes_max, self._loop.time)
         self._disk = await asyncio.to_thread(open_disk, self.config, self._loop, self._disk_fact, self._fail)
         try:
             self._broker = Broker(self._disk.state, self._machine_config(), now=self._loop.time())
@@ -231,7 +245,6 @@ class Node:
     async def _say_goodbye(self) -> None:
         gone = [peer.gone for peer in self.peers.values()]
         for peer in list(self.peers.values()):
-            peer.channel.resume()
             peer.channel.close(reason="the broker stops")
         if gone:
             await asyncio.wait(gone)
@@ -280,6 +293,12 @@ class Node:
             "damaged_places": self._disk.damaged_places,
             "internal_errors": self.internal_errors,
             "connections": len(self.peers),
+            "connections_refused": 0 if self._listener is None else self._listener.refused,
+            "accept_failures": 0 if self._listener is None else self._listener.failures,
+            "buffers_bytes": self.budget.held,
+            "buffers_bytes_max": self.budget.bytes_max,
+            "buffers_waiting": self.budget.waiting,
+            "buffers_closed": self.budget.closed,
             "backlog_bytes": sum(peer.channel.backlog for peer in self.peers.values()),
             "dropped_frames": sum(peer.channel.outbox.dropped_frames for peer in self.peers.values()),
             **(self.tracking.stats() if self.tracking is not None else {}),
@@ -447,14 +466,16 @@ class Node:
 
     def _watch_publishers(self) -> None:
         """Do not read publishers while too much waits for the disk."""
-        waiting = self._broker.backlog_rows
-        bound = self.config.limits.publish_backlog_rows
-        if not self._paused and waiting > bound:
+        limits = self.config.limits
+        rows, size = self._broker.backlog_rows, self._broker.backlog_bytes
+        too_much = rows > limits.publish_backlog_rows or size > limits.publish_backlog_bytes
+        little = rows <= limits.publish_backlog_rows // 2 and size <= limits.publish_backlog_bytes // 2
+        if not self._paused and too_much:
             self._paused = True
             for peer in self.peers.values():
                 if peer.publishes:
                     peer.channel.pause()
-        elif self._paused and waiting <= bound // 2 and not self._stopping:
+        elif self._paused and little and not self._stopping:
             self._paused = False
             for peer in self.peers.values():
                 peer.channel.resume()
@@ -463,7 +484,7 @@ class Node:
 
     def _make_peer(self, hello: Hello | None, cost: int = 1) -> Peer:
         self._links += 1
-        peer = Peer(self, self._loop, self._links, hello, cost, self._writes)
+        peer = Peer(self, self._loop, self._links, hello, cost, self._writes, self._turns, self.budget)
         self.peers[peer.link] = peer
         return peer
 
@@ -565,6 +586,8 @@ class Node:
             log.exception("the machine failed on %s of %r", type(packet).__name__, peer)
             self.internal_errors += 1
             self._give_up(peer.link)
+        if self._broker.orders_waiting > ORDERS_MAX or type(packet) is ReadRange:
+            self._pump()  # so that what answers take is counted before the next packet is looked at
 
     def backlog_high(self, peer: Peer) -> None:
         if peer.role is Role.CLIENT:
@@ -590,6 +613,7 @@ class Node:
         while True:
             due = self._loop.time() + interval
             await asyncio.sleep(interval)
+            self.budget.expire()
             if self._loop.time() - due < interval:
                 for peer in list(self.peers.values()):
                     self._probe(peer)
@@ -597,6 +621,11 @@ class Node:
     def _probe(self, peer: Peer) -> None:
         links = self.config.links
         if peer.role is None:
+            return
+        if peer.channel.unread:
+            unread_s = self._loop.time() - peer.channel.taken_at
+            if unread_s > links.client_timeout_s:
+                peer.refuse(BufferLimitError(f"what was sent was not read for {unread_s:.0f} s"))
             return
         if not peer.channel.reading:
             peer.channel.ping()  # we do not hear its probes, so we tell it by ourselves that we are there

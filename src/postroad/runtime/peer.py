@@ -19,6 +19,7 @@ from postroad.core.batch import Batch
 from postroad.core.layout import BatchLimits
 from postroad.core.packets import Packet, Publish, PublishColumns
 from postroad.errors import (
+    BufferLimitError,
     FrameTooLargeError,
     HandshakeError,
     InternalError,
@@ -29,8 +30,10 @@ from postroad.errors import (
     WrongDirectionError,
 )
 from postroad.runtime.services import Exchanges, Service
-from postroad.transport.channel import Channel
+from postroad.transport.budget import Budget
+from postroad.transport.channel import SERVICE, Channel
 from postroad.transport.outbox import OutboxLimits
+from postroad.transport.turns import Turns
 from postroad.transport.writes import Writes
 from postroad.wire.codec import decode
 from postroad.wire.deliveries import RowsDecoder
@@ -99,9 +102,11 @@ class Peer:
         hello: Hello | None,
         cost: int = 1,
         writes: Writes | None = None,
+        turns: Turns | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self.link: Final = link
-        self.channel: Final = Channel(loop, OutboxLimits(), ordered=True, writes=writes)
+        self.channel: Final = Channel(loop, OutboxLimits(), ordered=True, writes=writes, turns=turns, budget=budget)
         self.channel.owner = self
         self.role: Role | None = None
         self.broker = 0
@@ -145,6 +150,8 @@ class Peer:
         self._rows = RowsDecoder(BatchLimits(bytes=frame_bytes_max - (64 << 10)))
         self.channel.outbox.ordered = role is Role.CLIENT
         self.channel.outbox.limits = limits
+        if role is Role.BROKER:
+            self.channel.account.serve_link()
         self.channel.identified(frame_bytes_max)
         if self._handshake is not None:
             self._handshake.cancel()
@@ -184,11 +191,15 @@ class Peer:
     def drained(self) -> None:
         self._host.backlog_low(self)
 
+    def exceeded(self, error: BufferLimitError) -> None:
+        self.refuse(error)
+
     def lost(self) -> None:
         if self._handshake is not None:
             self._handshake.cancel()
         if self._exchanges is not None:
             self._exchanges.lost()
+        self.channel.account.close()  # one that was never connected is not closed by its end
         self._host.lost(self)
         if not self.gone.done():
             self.gone.set_result(None)
@@ -234,15 +245,16 @@ class Peer:
     def _ask(self, service: Service, frame: Frame) -> None:
         """Hand a request to a service; it answers, and refuses, by itself."""
         if self._exchanges is None:
-            self._exchanges = service.open(self._answer, self.channel.resume)
+            self._exchanges = service.open(self._answer, lambda: self.channel.resume(SERVICE))
         try:
             packet, packet_id, _ = decode(frame)
         except WireError as error:
             self.channel.send_error(error, frame[1], control=False)
             return
-        self._exchanges.receive(packet, packet_id)
+        self._exchanges.receive(packet, packet_id, len(frame[2]))
+        self.channel.account.note_requests(self._exchanges.bytes)
         if self._exchanges.full:
-            self.channel.pause()
+            self.channel.pause(SERVICE)
 
     def _answer(self, packet: msgspec.Struct, packet_id: int) -> bool:
         """Send a service's answer; once it knows the peer, larger frames are taken and no hello is waited for."""
@@ -251,6 +263,8 @@ class Peer:
             self.channel.identified(self._host.frame_bytes_max)
             if self._handshake is not None:
                 self._handshake.cancel()
+        if self._exchanges is not None:
+            self.channel.account.note_requests(self._exchanges.bytes)
         try:
             return self.channel.send(packet, packet_id, control=False)
         except FrameTooLargeError as error:

@@ -19,6 +19,10 @@ class Exchanges(Protocol):
     """The requests of one connection to a service."""
 
     @property
+    def bytes(self) -> int:
+        """Bytes of the requests under way."""
+
+    @property
     def full(self) -> bool:
         """As many requests are under way as one connection may have: it is not read until `on_room` is called."""
 
@@ -26,8 +30,8 @@ class Exchanges(Protocol):
     def identified(self) -> bool:
         """The service knows who is at the other end."""
 
-    def receive(self, packet: msgspec.Struct, packet_id: int) -> None:
-        """Take a request; it is answered in its own time."""
+    def receive(self, packet: msgspec.Struct, packet_id: int, size: int) -> None:
+        """Take a request of so many bytes; it is answered in its own time."""
 
     def lost(self) -> None:
         """The connection is gone."""

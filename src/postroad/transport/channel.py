@@ -2,6 +2,9 @@
 
 Writes are gathered (`Writes`): everything sent within one turn leaves with one `writelines`, a megabyte at a time, and only while
 the operating system takes it; what it does not take waits in the outbox, where it is counted and bounded.
+
+Frames are processed in turns (`Turns`): a few at a time, and the connection is not read while more wait. What waits in either
+direction counts against the connection's account (`Budget`). A peer that does not read what it asked for is not read either.
 """
 
 from __future__ import annotations
@@ -13,16 +16,30 @@ from typing import Any, Final, Protocol, cast
 import msgspec
 
 from postroad.core.batch import Batch
-from postroad.errors import MalformedFrameError, PostroadError, WireError
+from postroad.errors import BufferLimitError, MalformedFrameError, PostroadError, WireError
+from postroad.transport.budget import FREE_BYTES, Account, Budget
 from postroad.transport.outbox import Buffer, Outbox, OutboxLimits
+from postroad.transport.turns import FRAMES_PER_SLICE, SLICES_PER_TURN, TURN_S, Turns
 from postroad.transport.writes import Writes
 from postroad.wire.deliveries import encode_with_rows
-from postroad.wire.framing import FRAME_BYTES_MAX, FRAME_BYTES_MAX_UNIDENTIFIED, Frame, FrameDecoder
+from postroad.wire.framing import FRAME_BYTES_MAX, FRAME_BYTES_MAX_UNIDENTIFIED, FRAMES_MAX, Frame, FrameDecoder
 from postroad.wire.packets.session import Goodbye
 from postroad.wire.packets.telesto import Error, Ping, Pong
 
 WRITE_BYTES_MAX: Final = 1 << 20
 TRANSPORT_HIGH_BYTES: Final = 256 << 10
+CHECK_BYTES: Final = 64 << 10  # more that waits before the bounds are looked at again
+CLOSE_S_MAX: Final = 5.0  # that a closing connection may take to read the last frames
+EXCEED_S_MAX: Final = 0.5  # the same of one that is closed for what it holds
+NO_BYTES_MAX: Final = 1 << 62
+
+# Why a connection is not read.
+OWNER: Final = 1  # its owner asked for it
+SERVICE: Final = 2  # a service works on as much as it takes of one connection
+OUTPUT: Final = 4  # the peer does not read what it was sent
+MEMORY: Final = 8  # a large frame waits for room
+TURN: Final = 16  # what was received is not processed yet
+ANY: Final = OWNER | SERVICE | OUTPUT | MEMORY | TURN
 
 
 class ChannelOwner(Protocol):
@@ -43,6 +60,9 @@ class ChannelOwner(Protocol):
     def drained(self) -> None:
         """Act on the backlog having fallen to its low mark."""
 
+    def exceeded(self, error: BufferLimitError) -> None:
+        """Close the connection: it holds too many bytes."""
+
     def lost(self) -> None:
         """Act on the end of the connection. Called once, whoever ended it."""
 
@@ -53,29 +73,47 @@ class Channel(asyncio.Protocol):
     owner: ChannelOwner
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, limits: OutboxLimits, *, ordered: bool, writes: Writes | None = None
+        self,
+        loop: asyncio.AbstractEventLoop,
+        limits: OutboxLimits,
+        *,
+        ordered: bool,
+        writes: Writes | None = None,
+        turns: Turns | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self.outbox: Final = Outbox(limits, ordered=ordered)
         self.frame_bytes_max = FRAME_BYTES_MAX  # of what we send
         self.takes_values = False  # the peer has the feature `rows`
         self.received_at = loop.time()
+        self.taken_at = self.received_at  # when the operating system last took something
         self.received_bytes = 0
         self.sent_bytes = 0
         self.closed = False
-        self.reading = True
+        self.account: Final[Account] = (Budget(NO_BYTES_MAX, loop.time) if budget is None else budget).open(
+            self._exceed, self._granted
+        )
         self._loop: Final = loop
         self._decoder: Final = FrameDecoder(FRAME_BYTES_MAX_UNIDENTIFIED)
         self._transport: asyncio.Transport | None = None
         self._writes: Final = writes or Writes(loop)
+        self._turns: Final = turns
+        self._frames_per_slice: Final = FRAMES_MAX if turns is None else FRAMES_PER_SLICE
+        self._paused = 0  # why it is not read
+        self._in_turns = False
         self._flush_planned = False
         self._writable = True
         self._congested = False
+        self._check_at = CHECK_BYTES
         self._closing = False
+        self._close_timer: asyncio.TimerHandle | None = None
 
     # --- sending ---------------------------------------------------------------------------------------------------------
 
     def send(self, packet: msgspec.Struct, packet_id: int = 0, batch: Batch | None = None, *, control: bool = True) -> bool:
         """Send a packet; False when it was dropped."""
+        if self.closed or self._closing:
+            return False
         frame = encode_with_rows(packet, packet_id, batch, few=self.takes_values, max_bytes=self.frame_bytes_max)
         return self.send_frame(frame, control=control)
 
@@ -87,7 +125,7 @@ class Channel(asyncio.Protocol):
         if not self._flush_planned:
             self._flush_planned = True
             self._writes.add(self._flush)
-        if len(outbox) > outbox.limits.high_bytes:
+        if outbox.held > self._check_at:
             self._check_marks()
         return taken
 
@@ -113,24 +151,43 @@ class Channel(asyncio.Protocol):
             if not buffers:
                 break
             self.sent_bytes += size
+            self.taken_at = self._loop.time()
             self._transport.writelines(buffers)
-        if self._congested:
+        if self._congested or self.account.output or not self._writable:
             self._check_marks()
         if self._closing and not self.outbox and self._transport is not None:
             self._transport.close()
 
     def _check_marks(self) -> None:
-        outbox = self.outbox
-        backlog = len(outbox)
+        """Count what waits, and tell the owner when it has passed a mark."""
+        outbox, limits = self.outbox, self.outbox.limits
+        held = outbox.held
+        if outbox.overflown and not self._closing:
+            self._exceed(BufferLimitError(f"{held:,} bytes wait for this connection, which does not read them"))
+            return
+        beyond = 0 if self._writable or self._transport is None or self.closed else self._transport.get_write_buffer_size()
+        self._check_at = held + CHECK_BYTES
+        self.account.note_output(held + beyond)
+        high = self.account.share(limits.high_bytes) if outbox.ordered else limits.high_bytes
         if self._congested:
-            if backlog <= outbox.limits.low_bytes:
+            if held <= min(limits.low_bytes, high):
                 self._congested = False
+                self.resume(OUTPUT)
                 self.owner.drained()
-        elif backlog > outbox.limits.high_bytes:
+        elif held > high and not self._closing:
             self._congested = True
+            if outbox.ordered:
+                self.pause(OUTPUT)
             self.owner.congested()
-        if outbox.overflown:
-            self.abort()
+
+    def _exceed(self, error: BufferLimitError) -> None:
+        """Drop what waits, which makes room at once, and let the owner say why."""
+        if not self.closed:
+            self.outbox.clear()
+            self._decoder.clear()
+            self.account.close()
+            self.owner.exceeded(error)
+            self._loop.call_later(EXCEED_S_MAX, self.abort)  # what the operating system did not take is kept until then
 
     # --- the owner's wishes ------------------------------------------------------------------------------------------------
 
@@ -138,17 +195,37 @@ class Channel(asyncio.Protocol):
         """Allow frames of full size: the peer has said who it is."""
         self._decoder.max_bytes = frame_bytes_max
 
-    def pause(self) -> None:
+    @property
+    def reading(self) -> bool:
+        """Whether the connection is read; while it has its turns, it is."""
+        return not self._paused & ~TURN
+
+    @property
+    def unread(self) -> bool:
+        """The peer does not read what it was sent."""
+        return self._congested
+
+    def pause(self, reason: int = OWNER) -> None:
         """Read no more for now; the peer feels it."""
-        if self.reading and self._transport is not None and not self.closed:
-            self.reading = False
+        if self._transport is None or self.closed or self._closing:
+            return
+        before = self._paused
+        self._paused |= reason
+        if not before:
             self._transport.pause_reading()
 
-    def resume(self) -> None:
-        if not self.reading and self._transport is not None and not self.closed:
-            self.reading = True
+    def resume(self, reason: int = OWNER) -> None:
+        """Read on, unless there is another reason not to."""
+        if not self._paused & reason:
+            return
+        self._paused &= ~reason
+        if self._transport is None or self.closed or self._closing:
+            return
+        if not self._paused:
             self.received_at = self._loop.time()
             self._transport.resume_reading()
+        elif self._paused == TURN:
+            self._wait_for_turn()
 
     def close(self, error: PostroadError | None = None, packet_id: int = 0, *, reason: str | None = None) -> None:
         """Send what waits, an error or a goodbye if given, and end the connection."""
@@ -159,12 +236,15 @@ class Channel(asyncio.Protocol):
         if reason is not None:
             self.send(Goodbye(reason))
         self._closing = True
+        self._decoder.clear()
         self._writes.add(self._flush)
+        self._close_timer = self._loop.call_later(CLOSE_S_MAX, self.abort)
 
     def abort(self) -> None:
         """End the connection at once."""
         self._closing = True
         self.outbox.clear()
+        self._decoder.clear()
         if self._transport is not None and not self.closed:  # asyncio's transports cannot be aborted once they are lost
             self._transport.abort()
 
@@ -187,10 +267,37 @@ class Channel(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.received_at = self._loop.time()
         self.received_bytes += len(data)
-        if self._closing:
-            return
+        if not self._closing:
+            self._process(data)
+            if self._decoder.uncut and not self._in_turns:
+                self.pause(TURN)
+                self._wait_for_turn()
+
+    def take_turn(self) -> bool:
+        """Process some of the frames that were received; tell whether more wait that may be processed now."""
+        self._in_turns = False
+        until = self._loop.time() + TURN_S
+        for _ in range(SLICES_PER_TURN):
+            if self._closing or self._paused & ~TURN:
+                return False
+            self._process(b"")
+            if not self._decoder.uncut:
+                self.resume(TURN)
+                return False
+            if self._loop.time() >= until:
+                break
+        self._in_turns = True
+        return True
+
+    def _wait_for_turn(self) -> None:
+        if not self._in_turns and self._turns is not None:
+            self._in_turns = True
+            self._turns.add(self)
+
+    def _process(self, data: bytes) -> None:
+        """Cut a slice of frames and hand it over; count what is left."""
         try:
-            frames = self._decoder.feed(data)
+            frames = self._decoder.feed(data, self._frames_per_slice)
         except MalformedFrameError as error:
             if error.frames:
                 self.owner.received(error.frames)
@@ -198,12 +305,25 @@ class Channel(asyncio.Protocol):
             return
         if frames:
             self.owner.received(frames)
+        decoder, account = self._decoder, self.account
+        if account.grant and decoder.expected != account.grant:
+            account.release()
+        held = decoder.buffered + decoder.uncut
+        if held != account.input:
+            account.note_input(held)
+        if decoder.expected > FREE_BYTES and not account.grant and not self._closing and not account.ask(decoder.expected):
+            self.pause(MEMORY)
+
+    def _granted(self) -> None:
+        """Read on: there is room for the frame now."""
+        self.resume(MEMORY)
 
     def pause_writing(self) -> None:
         self._writable = False
 
     def resume_writing(self) -> None:
         self._writable = True
+        self.taken_at = self._loop.time()
         self._flush()
 
     def eof_received(self) -> None:
@@ -213,4 +333,8 @@ class Channel(asyncio.Protocol):
         if not self.closed:
             self.closed = True
             self.outbox.clear()
+            self._decoder.clear()
+            self.account.close()
+            if self._close_timer is not None:
+                self._close_timer.cancel()
             self.owner.lost()

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 Buffer: TypeAlias = bytes | memoryview
+
+FRAME_COST: Final = 160  # of a waiting frame beside its bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,11 @@ class Outbox:
     def __len__(self) -> int:
         return self.control_bytes + self.data_bytes
 
+    @property
+    def held(self) -> int:
+        """The memory that waiting frames take, about: for small ones it is mostly what is around them."""
+        return self.control_bytes + self.data_bytes + FRAME_COST * (len(self._control) + len(self._data))
+
     def put(self, frame: list[Buffer], *, control: bool) -> bool:
         """Take a frame; False when it was dropped."""
         size = sum(map(len, frame))
@@ -62,7 +69,8 @@ class Outbox:
     def overflown(self) -> bool:
         """Whether what must not be dropped has passed its bound."""
         limits = self.limits
-        return self.control_bytes > limits.control_bytes_max or (self.ordered and self.data_bytes > limits.data_bytes_max)
+        control = self.control_bytes + FRAME_COST * len(self._control)
+        return control > limits.control_bytes_max or (self.ordered and self.held > limits.data_bytes_max)
 
     def take(self, bytes_max: int) -> tuple[list[Buffer], int]:
         """Return the buffers to write next, at most about this many bytes but at least one frame, and their bytes."""

@@ -31,6 +31,9 @@ FRAME_BYTES_MAX_UNIDENTIFIED: Final = 64 << 10
 FRAME_BYTES_MAX_LEAST: Final = 64 << 10
 """The least maximum a peer may state for itself: every answer and every error fits into it."""
 
+FRAMES_MAX: Final = 1 << 30
+"""No bound on the frames of one `feed`."""
+
 # Frames up to here are put together when they are made: one buffer is written, counted and kept faster than four.
 _JOINED_BYTES_MAX: Final = 16 << 10
 
@@ -42,7 +45,7 @@ _VIEW_BYTES_MIN: Final = 16 << 10
 class FrameDecoder:
     """Cuts a stream of bytes into frames. `buffered` never exceeds `max_bytes`."""
 
-    __slots__ = ("_bad_length", "_header", "_payload", "_wanted", "max_bytes")
+    __slots__ = ("_bad_length", "_header", "_payload", "_uncut", "_uncut_at", "_wanted", "max_bytes")
 
     def __init__(self, max_bytes: int = FRAME_BYTES_MAX) -> None:
         if not HEADER_BYTES <= max_bytes <= LENGTH_MAX:
@@ -53,29 +56,50 @@ class FrameDecoder:
         self._header = b""
         self._payload: bytearray | None = None
         self._wanted = 0
+        self._uncut = b""  # received, beyond the frames that were asked for; they begin at _uncut_at
+        self._uncut_at = 0
+
+    @property
+    def uncut(self) -> int:
+        """Bytes received that were not looked at yet: more frames than were asked for came at once."""
+        return len(self._uncut) - self._uncut_at
+
+    @property
+    def expected(self) -> int:
+        """Length of the frame that is being received, 0 when its header is not whole."""
+        return 0 if self._payload is None else HEADER_BYTES + len(self._payload) + self._wanted
+
+    def clear(self) -> None:
+        """Forget what was received and is not cut; nothing more may come."""
+        self._header, self._payload, self._wanted = b"", None, 0
+        self._uncut, self._uncut_at = b"", 0
 
     @property
     def buffered(self) -> int:
         """Bytes held of a frame that is not whole yet."""
         return len(self._header) + (0 if self._payload is None else len(self._payload))
 
-    def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
-        """Take the next bytes of the stream and return the frames they complete.
+    def feed(self, data: bytes | bytearray | memoryview, frames_max: int = FRAMES_MAX) -> list[Frame]:
+        """Take the next bytes of the stream and return the frames they complete, at most so many.
 
-        Raises `MalformedFrameError` (or `FrameTooLargeError`), now and on every later call; sound frames that stood before
-        the bad one in the same bytes are in its `frames`.
+        What is left then is `uncut`; feed nothing to go on with it. Raises `MalformedFrameError` (or `FrameTooLargeError`), now
+        and on every later call; sound frames that stood before the bad one in the same bytes are in its `frames`.
         """
         if self._bad_length is not None:
             raise self._refusal(self._bad_length)
         chunk = data if isinstance(data, bytes) else bytes(data)  # others may change under the frames
         frames: list[Frame] = []
         try:
-            position = self._resume(chunk, frames)
+            if self._uncut:
+                chunk, position = self._uncut + chunk if chunk else self._uncut, self._uncut_at
+                self._uncut, self._uncut_at = b"", 0
+            else:
+                position = self._resume(chunk, frames)
             if position >= 0:
-                self._cut(chunk, position, frames)
+                self._cut(chunk, position, frames, frames_max)
         except MalformedFrameError as error:
             error.frames = tuple(frames)
-            self._header, self._payload = b"", None
+            self.clear()
             raise
         return frames
 
@@ -103,8 +127,9 @@ class FrameDecoder:
         self._header, self._payload = b"", None
         return end
 
-    def _cut(self, chunk: bytes, position: int, frames: list[Frame]) -> None:
-        """Cut whole frames out of the chunk; keep the rest for `_resume`."""
+    def _cut(self, chunk: bytes, position: int, frames: list[Frame], frames_max: int) -> None:
+        """Cut whole frames out of the chunk; keep the beginning of another for `_resume`."""
+        room = frames_max - len(frames)
         unpack, maximum, append = HEADER.unpack_from, self.max_bytes, frames.append
         end = len(chunk)
         last_start = end - HEADER_BYTES
@@ -116,6 +141,10 @@ class FrameDecoder:
             stop = position + length
             if stop > end:
                 break
+            if not room:
+                self._uncut, self._uncut_at = chunk, position
+                return
+            room -= 1
             start = position + HEADER_BYTES
             append((method, packet_id, chunk[start:stop] if length < _VIEW_BYTES_MIN else memoryview(chunk)[start:stop]))
             position = stop

@@ -32,6 +32,7 @@ from postroad.errors import InvalidValueError, PostroadError
 
 PUBLISHERS_MAX: Final = 1 << 17
 COMMIT_ROWS_MAX: Final = 1 << 16
+ROW_BYTES: Final = 200  # that a waiting row takes beside its payload, about
 JOIN_LIMITS: Final = BatchLimits(rows=8192, bytes=2 << 20)  # of batches that arrived one by one and were joined
 RESERVE_MS: Final = 15_000
 RESERVE_AGAIN_MS: Final = 5_000
@@ -50,6 +51,7 @@ class _Waiting:
 
     publisher: int
     last: int
+    size: int  # bytes, about
     rows: list[Row] = field(default_factory=list)
     columns: Batch | None = None
 
@@ -65,6 +67,7 @@ class Pubend:
         self.horizon = floor  # everything up to here is decided and announced
         self.last = state.last_tick  # of the last message that was announced
         self.backlog_rows = 0
+        self.backlog_bytes = 0
         self.wall_ms = 0  # the broker's clock
         self._orders = orders
         self._guards = guards
@@ -127,7 +130,8 @@ class Pubend:
             self._acknowledge_again(publisher, entry)
             return
         fresh = list(rows[bisect_right(ticks, entry.accepted) :])
-        self._wait(_Waiting(publisher, ticks[-1], rows=fresh), entry, len(fresh))
+        size = sum([len(row[2]) for row in fresh]) + ROW_BYTES * len(fresh)
+        self._wait(_Waiting(publisher, ticks[-1], size, rows=fresh), entry, len(fresh))
 
     def publish_columns(self, publisher: int, batch: Batch) -> None:
         """Take a batch with ascending ids of an open publisher."""
@@ -140,7 +144,7 @@ class Pubend:
             self._acknowledge_again(publisher, entry)
             return
         fresh = batch if first == 0 else batch.slice(first, len(batch))
-        self._wait(_Waiting(publisher, int(ticks[-1]), columns=fresh), entry, len(fresh))
+        self._wait(_Waiting(publisher, int(ticks[-1]), fresh.size, columns=fresh), entry, len(fresh))
 
     # --- the stream ---
 
@@ -171,6 +175,7 @@ class Pubend:
         for entry in taken:
             last[entry.publisher] = max(entry.last, last.get(entry.publisher, 0))
             self.backlog_rows -= len(entry.rows) or len(entry.columns or ())
+            self.backlog_bytes -= entry.size
         for publisher, tick in last.items():
             self._durable(publisher, tick)
         return lo, self.horizon, batches
@@ -180,7 +185,7 @@ class Pubend:
         assert self._in_flight is not None
         assert token == self._in_flight[0]
         refused = self._in_flight[2] + self._waiting
-        self._in_flight, self._waiting, self.backlog_rows = None, [], 0
+        self._in_flight, self._waiting, self.backlog_rows, self.backlog_bytes = None, [], 0, 0
         for entry in refused:
             known = self._publishers.get(entry.publisher)
             if known is None:
@@ -216,6 +221,7 @@ class Pubend:
     def _wait(self, waiting: _Waiting, entry: _Publisher, count: int) -> None:
         entry.accepted = waiting.last
         self.backlog_rows += count
+        self.backlog_bytes += waiting.size
         self._waiting.append(waiting)
 
     def _durable(self, publisher: int, tick: int) -> None:
