@@ -277,6 +277,12 @@ def ignore_congestion(plant: Planter) -> None:
 
 
 @mutant("subscribing")
+def ignore_flow(plant: Planter) -> None:
+    """Rows are sent to a subscription whose application asked for none."""
+    plant.set(Edge, "flow", lambda _self, _subscription, **_how: None)
+
+
+@mutant("subscribing")
 def tell_no_gap(plant: Planter) -> None:
     """What was released before a subscription got it is skipped without a word."""
 

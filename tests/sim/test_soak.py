@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 
@@ -12,10 +13,11 @@ from click.testing import CliRunner
 
 from postroad.cli import main
 from postroad.sim.checkers import KINDS, Violation
-from postroad.sim.faults import FAULTS
+from postroad.sim.faults import FAULTS, Swarm
 from postroad.sim.soak import Result, Summary, run_seed
 
 BLOCK = 12
+SEEDS_MAX = 20  # in which every kind of fault occurs
 SMALL = (
     "from postroad.sim.soak import run_seed; from postroad.sim.workload import Shape; "
     "print(run_seed(3, Shape(busy_s=6.0)).digest)"
@@ -48,10 +50,20 @@ def test_different_seeds_are_different_runs() -> None:
 
 def test_every_kind_of_fault_occurs_within_the_seeds_of_the_suite() -> None:
     """A fault that never strikes tests nothing."""
-    kinds = set()
-    for seed in range(8):
-        kinds |= {line.text.split(":")[0] for line in run_seed(seed, story=True).story if line.kind == "fault"}
-    assert kinds == set(FAULTS)
+    kinds: set[str] = set()
+    for seed in range(SEEDS_MAX):
+        kinds |= dict(run_seed(seed).kinds).keys()
+        if kinds == set(FAULTS):
+            return
+    pytest.fail(f"never seen: {set(FAULTS) - kinds}")
+
+
+def test_each_seed_has_faults_of_its_own() -> None:
+    """Kinds and their strength are drawn per seed, so that a bug may need one kind to be frequent or others to be away."""
+    swarms = {Swarm.draw(random.Random(seed)) for seed in range(20)}
+    assert len(swarms) == 20
+    assert all(set(swarm.kinds) <= set(FAULTS) for swarm in swarms)
+    assert len({swarm.rate for swarm in swarms}) > 1
 
 
 def test_soak_prints_a_line_per_seed_and_a_summary() -> None:

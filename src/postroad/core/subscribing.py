@@ -102,7 +102,7 @@ class Subscribing:
         moving = next((m.name for m in self._moves.values() if (m.link, m.handle) == (link, packet.handle)), None)
         if moving is not None:
             del self._moves[moving]
-            if packet.forget and moving in self._parts.durables.homes:
+            if packet.forget:
                 self._forget(moving)
             self._parts.send(link, Unsubscribed(packet.handle), request)
             return

@@ -20,6 +20,7 @@ from postroad.core.orders import (
     Fact,
     LinkLost,
     LinkUp,
+    LogRead,
     LogReleased,
     Notice,
     Order,
@@ -32,7 +33,7 @@ from postroad.core.orders import (
     Track,
     TracksSearched,
 )
-from postroad.core.packets import Deliver, Packet, Subscribe, pubend_id
+from postroad.core.packets import CatchUpReply, Deliver, Flow, Packet, Subscribe, pubend_id
 from postroad.core.parts import BrokerConfig
 from postroad.core.tracing import ASKED_MAX, SEARCHES_MAX
 from postroad.sim.disk import Disk, DiskProfile
@@ -46,7 +47,6 @@ from postroad.wire.packets.telesto import Error
 WALL_MS_AT_START: Final = 1_800_000_000_000
 BROKERS_MAX: Final = 16  # of a simulated overlay
 BACKLOG_ROWS_MAX: Final = 65_536  # a publisher's window
-CACHE_SLACK_BYTES: Final = 1 << 20
 SEARCH_S: Final = 0.002  # for a look into the tracks
 Input: TypeAlias = Callable[[], None]
 
@@ -55,19 +55,27 @@ class BrokerNode:
     """A broker in a simulated world; `alive` between `start` and `crash`."""
 
     def __init__(
-        self, world: World, network: Network, history: History, broker: int, config: BrokerConfig, disk_profile: DiskProfile
+        self,
+        world: World,
+        network: Network,
+        history: History,
+        broker: int,
+        config: BrokerConfig,
+        disk_profile: DiskProfile,
+        pubends: int = 1,
     ) -> None:
         self.world = world
         self.network = network
         self.history = history
         self.broker: Final = broker
         self.config: Final = config
-        self.pubends: Final = (pubend_id(broker),)
+        self.pubends: Final = tuple(pubend_id(broker, index) for index in range(pubends))
         self.disk: Final = Disk(world, str(broker), disk_profile, self.pubends)
         self.disk.logged = self._logged
         self.disk.freed = self._freed
         self.tracks: Final = BrokerTracks(world, history, self.disk, broker, config.tracking)
         self.clock_offset_ms = 0
+        self.clock_rate = 1.0
         self.machine: Broker | None = None
         self._ends: dict[int, End] = {}
         self._readers: dict[int, Reader] = {}
@@ -75,6 +83,10 @@ class BrokerNode:
         self._paused_until = 0.0
         self._inbox: deque[Input] = deque()
         self._subscribers: dict[tuple[int, int], str] = {}  # (link, handle) -> who it is, to the history
+        self._rounds = 0  # how often orders were taken from the machine
+        self._held_back: dict[tuple[int, int | None], int] = {}  # (link, handle or all) -> the round in which the machine knew
+        self._answered = 0  # the round that carried an answer to a question asked before
+        self._overruns = 0  # rows sent all the same, in a later round
 
     # --- life
 
@@ -128,6 +140,7 @@ class BrokerNode:
         self._ends.clear()
         self._readers.clear()
         self._subscribers.clear()
+        self._held_back.clear()
         self._inbox.clear()
         self._wake_at = None
         self._paused_until = 0.0
@@ -142,26 +155,35 @@ class BrokerNode:
         self.clock_offset_ms += milliseconds
 
     def wall_ms(self) -> int:
-        return WALL_MS_AT_START + self.clock_offset_ms + int(self.world.now * 1000)
+        return WALL_MS_AT_START + self.clock_offset_ms + int(self.world.now * 1000 * self.clock_rate)
 
     def bounded_figures(self) -> dict[str, tuple[int, int | None]]:
         """Return the machine's own figures, each with the bound its configuration gives it."""
-        figures = {} if self.machine is None else self.machine.stats()
-        return {name: (value, self._bound(name, figures)) for name, value in figures.items()}
+        machine = self.machine
+        if machine is None:
+            return {}
+        figures = machine.stats()
+        bounded = {name: (value, self._bound(name, figures)) for name, value in figures.items()}
+        for pubend, stream in machine.streams().items():  # a cache keeps its newest segment, whatever its size
+            cache_bytes = self.config.cache_bytes if stream["cache_segments"] > 1 else None
+            bounded[f"cache_bytes of pubend {pubend}"] = stream["cache_bytes"], cache_bytes
+        bounded["rows sent to who cannot take them"] = self._overruns, 0
+        return bounded
 
     def _bound(self, name: str, figures: Mapping[str, int]) -> int | None:
         match name:
-            case "cache_bytes":
-                # One segment may stand over the bound: the newest is never dropped.
-                return BROKERS_MAX * (self.config.cache_bytes + CACHE_SLACK_BYTES)
             case "subscriptions":
-                return self.config.subscriptions_max
-            case "holders" | "links":
+                return len(self._subscribers)
+            case "links":
+                return sum(isinstance(end.far.peer, BrokerNode) for end in self._ends.values())
+            case "clients":
+                return sum(not isinstance(end.far.peer, BrokerNode) for end in self._ends.values())
+            case "holders":
                 return BROKERS_MAX
             case "backlog_rows":
                 return BACKLOG_ROWS_MAX * max(figures.get("clients", 0), 1)
             case "reads":
-                return READS_MAX
+                return min(READS_MAX, self.disk.reading + len(self._inbox))
             case "traces":
                 return ASKED_MAX + SEARCHES_MAX
             case _:
@@ -170,6 +192,12 @@ class BrokerNode:
     # --- the network (see `network.Peer`)
 
     def connected(self, end: End) -> None:
+        if isinstance(
+            end.far.peer, BrokerNode
+        ):  # of two links to one broker the newer stays: the older is dead without knowing it
+            for old in [each for each in self._ends.values() if each.far.peer is end.far.peer]:
+                old.open = False
+                self.disconnected(old)
         self._ends[end.link] = end
         self._readers[end.link] = Reader()
         other = end.far.peer
@@ -198,6 +226,8 @@ class BrokerNode:
 
     def _forget(self, end: End) -> None:
         self._ends.pop(end.link, None)
+        self._subscribers = {place: who for place, who in self._subscribers.items() if place[0] != end.link}
+        self._held_back = {place: since for place, since in self._held_back.items() if place[0] != end.link}
 
     def _part(self, end: End, held_until: float) -> None:
         if not isinstance(end.far.peer, BrokerNode):
@@ -225,6 +255,12 @@ class BrokerNode:
 
     def _take(self, fact: Fact) -> None:
         assert self.machine is not None
+        if isinstance(fact, Congested):
+            self._held_back[fact.link, None] = self._rounds
+        elif isinstance(fact, Drained):
+            self._held_back.pop((fact.link, None), None)
+        if isinstance(fact, LogRead):
+            self._answered = self._rounds + 1
         self.machine.clock(self.wall_ms())
         self.machine.fact(fact, now=self.world.now)
         self._act()
@@ -234,6 +270,8 @@ class BrokerNode:
         if link not in self._ends:
             return
         self._watch(link, packet, batch)
+        if isinstance(packet, CatchUpReply):
+            self._answered = self._rounds + 1
         self.machine.clock(self.wall_ms())
         self.machine.receive(packet, link=link, now=self.world.now, batch=batch, packet=packet_id)
         self._act()
@@ -255,7 +293,11 @@ class BrokerNode:
         machine = self.machine
         assert machine is not None
         while orders := machine.outputs():
+            self._rounds += 1
+            this_round = self._rounds  # carrying out an order may take others
             for order in orders:
+                if isinstance(order, Send) and order.data and self._held_back:
+                    self._count_overrun(order, this_round)
                 self._carry_out(order)
                 if self.machine is not machine:
                     return
@@ -288,6 +330,15 @@ class BrokerNode:
             case SearchTracks(token, question):
                 self.world.after(SEARCH_S, self._searched, machine, TracksSearched(token, self.tracks.look_up(question)))
 
+    def _count_overrun(self, order: Send, this_round: int) -> None:
+        """Note rows for somebody of whom the machine knew, before it made this order, that he cannot take them.
+
+        A piece of the past that was asked for before is sent all the same: each subscription has at most one under way.
+        """
+        if isinstance(order.message, Deliver) and this_round != self._answered:
+            known = [self._held_back.get((order.link, None)), self._held_back.get((order.link, order.message.handle))]
+            self._overruns += any(since is not None and since < this_round for since in known)
+
     def _searched(self, machine: Broker, fact: TracksSearched) -> None:
         if self.machine is machine:
             self._fact(fact)
@@ -307,6 +358,11 @@ class BrokerNode:
         other = self._ends[link].far.peer
         if isinstance(packet, Subscribe):
             self._subscribers[link, packet.handle] = packet.name or f"@{_name(other)}"
+        elif isinstance(packet, Flow):
+            if packet.open:
+                self._held_back.pop((link, packet.handle), None)
+            else:
+                self._held_back[link, packet.handle] = self._rounds
         elif batch is not None and isinstance(other, BrokerNode):
             event = Relayed(self.world.now, self.broker, self.disk.incarnation, other.broker, ids_of(batch))
             self.history.add(event)

@@ -314,6 +314,28 @@ class ClientNode:
             self._flush()
             self._act()
 
+    def publish_columns(self, rows: list[tuple[dict[str, AttributeValue], bytes]]) -> None:
+        """Publish rows as columns where the session has room for them, else one by one."""
+        session, publishing = self.session, self.publishing
+        registration = None
+        if session is not None and publishing is not None and publishing.key is not None and not publishing.pending:
+            registration = session.registration(publishing.key)
+        if registration is None:
+            for attributes, payload in rows:
+                self.publish(attributes, payload)
+            return
+        assert session is not None
+        assert publishing is not None
+        session.clock(self._clock_ms())
+        ids = [bytes(each) for each in registration.ids_for(len(rows), self._clock_ms())]
+        for piece in build_batches([(each, *row) for each, row in zip(ids, rows, strict=True)]):
+            registration.add_batch(piece, piece.size)
+        place = registration.broker, registration.publisher
+        for message_id, (attributes, payload) in zip(ids, rows, strict=True):
+            self.history.add(seen.Published(self.world.now, message_id, attributes, payload))
+            publishing.outstanding.setdefault(place, deque()).append(message_id)
+        self._act()
+
     def record_positions(self) -> None:
         """Write into the history up to where each subscription was told what there is."""
         for following in self.following:

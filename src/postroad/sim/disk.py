@@ -14,8 +14,20 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from postroad.core.batch import Batch
-from postroad.core.orders import Append, Appended, BrokerState, LogRead, PubendState, ReadLog, ReleaseLog, Store, Stored
+from postroad.core.orders import (
+    Append,
+    Appended,
+    AppendFailed,
+    BrokerState,
+    LogRead,
+    PubendState,
+    ReadLog,
+    ReleaseLog,
+    Store,
+    Stored,
+)
 from postroad.core.recovery import started_incarnation
+from postroad.errors import StorageFullError
 from postroad.sim.world import World
 
 PENDING_MAX: Final = 100_000
@@ -100,7 +112,7 @@ class Log:
         return PubendState(self.pubend, self.last_tick, self.released, tuple(sorted(self.publishers.items())))
 
 
-Report: TypeAlias = Callable[[Appended | Stored], None]
+Report: TypeAlias = Callable[[Appended | AppendFailed | Stored], None]
 
 
 class _Writes:
@@ -133,6 +145,9 @@ class Disk:
         self._log_writes = {pubend: _Writes() for pubend in pubends}
         self._life = 0  # of the broker; what an earlier life asked for is not reported
         self.stalled_until = 0.0
+        self.full_until = 0.0
+        self.reading = 0  # reads under way
+        self.slowness = 1.0  # everything takes so many times as long
 
     # --- a broker's start and end
 
@@ -147,6 +162,7 @@ class Disk:
     def crash(self) -> None:
         """Lose what was not synced, but for a prefix that was, untold."""
         self._life += 1
+        self.reading = 0
         for writes in (self._metadata_writes, *self._log_writes.values()):
             survivors = self._chance.randint(0, len(writes.pending))
             for _ in range(survivors):
@@ -167,12 +183,26 @@ class Disk:
             for writes in waiting:
                 self._finish(writes)
         self._life += 1
+        self.reading = 0
         for writes in (self._metadata_writes, *self._log_writes.values()):
             writes.busy_until = 0.0
 
     def stall(self, seconds: float) -> None:
         """Finish nothing for a while."""
         self.stalled_until = max(self.stalled_until, self.world.now + seconds)
+
+    def fill(self, seconds: float) -> None:
+        """Have no room for a while: appends fail, metadata waits."""
+        self.full_until = max(self.full_until, self.world.now + seconds)
+
+    def slow_down(self, slowness: float) -> None:
+        """Let everything take so many times as long from now on."""
+        self.slowness = slowness
+
+    def heal(self) -> None:
+        """End every fault."""
+        self.full_until = self.stalled_until = self.world.now
+        self.slowness = 1.0
 
     # --- orders
 
@@ -184,6 +214,7 @@ class Disk:
         self.world.at(writes.busy_until, self._written, writes, self._life)
 
     def read(self, order: ReadLog, report: Callable[[LogRead], None]) -> None:
+        self.reading += 1
         done = max(self.world.now, self.stalled_until) + self._latency(self.profile.read_s)
         self.world.at(done, self._read, order, self._life, report)
 
@@ -201,7 +232,7 @@ class Disk:
     # --- inside
 
     def _latency(self, typical: float) -> float:
-        return typical + self._chance.random() * self.profile.jitter_s
+        return self.slowness * (typical + self._chance.random() * self.profile.jitter_s)
 
     def _written(self, writes: _Writes, life: int) -> None:
         if life != self._life:
@@ -209,16 +240,25 @@ class Disk:
         if self.world.now < self.stalled_until:
             self.world.at(self.stalled_until, self._written, writes, life)
             return
+        if self.world.now < self.full_until and isinstance(writes.pending[0][0], Store):
+            self.world.at(self.full_until, self._written, writes, life)
+            return
         self._finish(writes)
 
     def _finish(self, writes: _Writes) -> None:
         order, report = writes.pending.popleft()
+        if isinstance(order, Append) and self.world.now < self.full_until:
+            report(
+                AppendFailed(order.pubend, order.token, StorageFullError(f"the log of pubend {order.pubend}", "no space left"))
+            )
+            return
         self._commit(order)
         report(Appended(order.pubend, order.token) if isinstance(order, Append) else Stored(order.token))
 
     def _read(self, order: ReadLog, life: int, report: Callable[[LogRead], None]) -> None:
         if life != self._life:
             return
+        self.reading -= 1
         log = self.logs[order.pubend]
         hi, batches = log.read(order.lo, order.hi, order.bytes_max)
         report(LogRead(order.pubend, order.token, hi, batches, log.released))

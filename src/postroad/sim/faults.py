@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from postroad.sim.brokers import BrokerNode
@@ -15,6 +16,9 @@ from postroad.sim.clients import ClientNode
 from postroad.sim.network import Cable
 from postroad.sim.overlay import Overlay
 
+KIND_ON: Final = 0.7  # the chance of a kind to be on in a seed
+STRENGTHS: Final = (0.5, 1.0, 1.0, 3.0)
+RATES: Final = (0.25, 1.0, 1.0, 1.0, 2.0)
 Fault: TypeAlias = Callable[[Overlay, random.Random], str]  # returns what it did, "" for nothing
 
 
@@ -45,6 +49,36 @@ def broker_pause(overlay: Overlay, chance: random.Random) -> str:
     return f"broker {node.broker} for {seconds:.2f} s"
 
 
+def broker_add(overlay: Overlay, chance: random.Random) -> str:
+    node = overlay.grow()
+    if node is None:
+        return ""
+    if chance.random() < 0.7:
+        _any_client(overlay, chance).move([node, *(each for each in overlay.nodes.values() if each is not node)])
+    return f"broker {node.broker} with {len(node.pubends)} pubends"
+
+
+def broker_outage(overlay: Overlay, chance: random.Random) -> str:
+    node = _any_broker(overlay, chance)
+    down = chance.uniform(4.0, 12.0)
+    if not node.alive:
+        return ""
+    node.crash()
+    overlay.world.after(down, _start_broker, node)
+    return f"broker {node.broker} for {down:.2f} s"
+
+
+def broker_freeze(overlay: Overlay, chance: random.Random) -> str:
+    """Stop a process for so long that its neighbours and clients give up on it; then it goes on."""
+    node = _any_broker(overlay, chance)
+    seconds = chance.uniform(1.5, 6.0)
+    node.pause(seconds)
+    for cable in [each for each in overlay.network.cables if node in {each.a, each.b}]:
+        overlay.world.after(cable.profile.silence_s_max, cable.cut)
+        overlay.world.after(seconds, cable.heal)
+    return f"broker {node.broker} for {seconds:.2f} s"
+
+
 def clock_step(overlay: Overlay, chance: random.Random) -> str:
     node = _any_broker(overlay, chance)
     milliseconds = chance.choice((-1, -1, 1)) * chance.choice((5, 200, 2_000, 20_000))
@@ -57,6 +91,43 @@ def disk_stall(overlay: Overlay, chance: random.Random) -> str:
     seconds = chance.uniform(0.05, 2.0)
     node.disk.stall(seconds)
     return f"broker {node.broker} for {seconds:.2f} s"
+
+
+def disk_full(overlay: Overlay, chance: random.Random) -> str:
+    node = _any_broker(overlay, chance)
+    seconds = chance.uniform(0.05, 3.0)
+    node.disk.fill(seconds)
+    return f"broker {node.broker} for {seconds:.2f} s"
+
+
+def disk_slow(overlay: Overlay, chance: random.Random) -> str:
+    node = _any_broker(overlay, chance)
+    seconds, factor = chance.uniform(0.5, 5.0), chance.choice((5.0, 50.0, 300.0))
+    node.disk.slow_down(factor)
+    overlay.world.after(seconds, node.disk.slow_down, 1.0)
+    return f"broker {node.broker} {factor:.0f} times for {seconds:.2f} s"
+
+
+def link_outage(overlay: Overlay, chance: random.Random) -> str:
+    cable = _any_link(overlay, chance)
+    seconds = chance.uniform(5.0, 14.0)
+    cable.cut()
+    overlay.world.after(seconds, cable.heal)
+    return f"{cable.name} for {seconds:.2f} s"
+
+
+def link_half_open(overlay: Overlay, chance: random.Random) -> str:
+    cable = chance.choice(overlay.network.cables)
+    seconds = chance.uniform(0.1, 6.0)
+    cable.break_for_one(seconds)
+    return f"{cable.name}: one end hears of it {seconds:.2f} s late"
+
+
+def link_one_way(overlay: Overlay, chance: random.Random) -> str:
+    cable = _any_link(overlay, chance)
+    seconds = chance.choice((0.3, 0.8, 3.0))
+    cable.stall(seconds)
+    return f"{cable.name} for {seconds:.2f} s"
 
 
 def link_cut(overlay: Overlay, chance: random.Random) -> str:
@@ -87,6 +158,16 @@ def client_crash(overlay: Overlay, chance: random.Random) -> str:
     if not client.alive:
         return ""
     client.crash(lose_file=lose_file)
+    overlay.world.after(seconds, _start_client, client)
+    return f"{client.name} for {seconds:.2f} s"
+
+
+def client_outage(overlay: Overlay, chance: random.Random) -> str:
+    client = _any_client(overlay, chance)
+    seconds = chance.uniform(4.0, 12.0)
+    if not client.alive:
+        return ""
+    client.crash(lose_file=chance.random() < 0.3)
     overlay.world.after(seconds, _start_client, client)
     return f"{client.name} for {seconds:.2f} s"
 
@@ -147,12 +228,21 @@ FAULTS: Final[dict[str, tuple[Fault, int]]] = {
     "broker crash": (broker_crash, 6),
     "broker stop": (broker_stop, 2),
     "broker pause": (broker_pause, 2),
+    "broker add": (broker_add, 1),
+    "broker outage": (broker_outage, 1),
+    "broker freeze": (broker_freeze, 2),
     "clock step": (clock_step, 3),
     "disk stall": (disk_stall, 2),
+    "disk full": (disk_full, 2),
+    "disk slow": (disk_slow, 2),
     "link cut": (link_cut, 4),
     "link flap": (link_flap, 4),
     "link squeeze": (link_squeeze, 3),
+    "link outage": (link_outage, 1),
+    "link half-open": (link_half_open, 2),
+    "link one-way": (link_one_way, 2),
     "client crash": (client_crash, 4),
+    "client outage": (client_outage, 1),
     "client clock": (client_clock, 2),
     "client slow": (client_slow, 2),
     "reader slow": (reader_slow, 2),
@@ -162,6 +252,21 @@ FAULTS: Final[dict[str, tuple[Fault, int]]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Swarm:
+    """Which kinds of faults a seed has, and how often they strike: a bug may need one to be frequent, or others to be away."""
+
+    kinds: tuple[str, ...]
+    weights: tuple[float, ...]
+    rate: float  # times the usual one
+
+    @classmethod
+    def draw(cls, chance: random.Random) -> Swarm:
+        kinds = [kind for kind in FAULTS if chance.random() < KIND_ON] or list(FAULTS)
+        weights = [FAULTS[kind][1] * chance.choice(STRENGTHS) for kind in kinds]
+        return cls(tuple(kinds), tuple(weights), chance.choice(RATES))
+
+
 class Faults:
     """The schedule of one run, and how many of each kind it had."""
 
@@ -169,10 +274,11 @@ class Faults:
         self.counts: dict[str, int] = {}
         self._overlay = overlay
         self._chance = overlay.world.chance("faults")
-        kinds, weights = list(FAULTS), [weight for _, weight in FAULTS.values()]
+        self.swarm = Swarm.draw(self._chance)
+        per_s *= self.swarm.rate
         when = self._chance.expovariate(per_s)
         while when < until:
-            (kind,) = self._chance.choices(kinds, weights)
+            (kind,) = self._chance.choices(self.swarm.kinds, self.swarm.weights)
             overlay.world.at(when, self._strike, kind)
             when += self._chance.expovariate(per_s)
 

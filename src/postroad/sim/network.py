@@ -250,9 +250,32 @@ class Cable:
         self._break(self.profile.silence_s_max)
 
     def heal(self) -> None:
+        if self.connection is not None:
+            self.connection.a.pause(False)
+            self.connection.b.pause(False)
         if self.is_cut:
             self.is_cut = False
             self.dial()
+
+    def break_for_one(self, seconds: float) -> None:
+        """Break the connection so that one end hears of it at once and the other only after a while: half-open."""
+        self._break(RESET_DELAY_S_MAX, far_notice_s=seconds)
+
+    def stall(self, seconds: float) -> None:
+        """Let nothing pass in one direction for a while; longer than the silence that is borne, and the connection breaks."""
+        connection = self.connection
+        if connection is None:
+            return
+        end = self.chance.choice((connection.a, connection.b))
+        end.pause(True)
+        if seconds > self.profile.silence_s_max:
+            self.world.after(self.profile.silence_s_max, self._break_off, connection)
+        else:
+            self.world.after(seconds, end.pause, False)
+
+    def _break_off(self, connection: Connection) -> None:
+        if self.connection is connection:
+            self.reset()
 
     def reset(self) -> None:
         """Break the connection only; a new one is made at once (a flap)."""
@@ -296,7 +319,7 @@ class Cable:
             end.told = True
             end.peer.connected(end)
 
-    def _break(self, notice_s_max: float, *, orderly: bool = False) -> None:
+    def _break(self, notice_s_max: float, *, orderly: bool = False, far_notice_s: float = 0.0) -> None:
         connection = self.connection
         if connection is None:
             return
@@ -304,7 +327,8 @@ class Cable:
         connection.broken = True
         for end in (connection.a, connection.b):
             end.break_off(end.on_the_way if orderly else self.chance.randint(0, end.on_the_way))
-            self.world.after(self.chance.uniform(0, notice_s_max), self._notice, end)
+            late_s = far_notice_s if end is connection.b else 0.0
+            self.world.after(late_s + self.chance.uniform(0, notice_s_max), self._notice, end)
         self.dial(notice_s_max + self.chance.uniform(0.01, self.profile.redial_s_max))
 
     @staticmethod

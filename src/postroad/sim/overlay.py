@@ -58,13 +58,16 @@ class Overlay:
         self.links: Final[list[Cable]] = []
         self.clients: Final[dict[str, ClientNode]] = {}
         self.failure: Violation | None = None
+        self.grow: Callable[[], BrokerNode | None] = lambda: None  # adds a broker as the workload makes them, if it may
         self.world.after(MEASURE_EVERY_S, self._measure)
 
     # --- building
 
-    def broker(self, number: int, *, disk: DiskProfile | None = None, config: BrokerConfig | None = None) -> BrokerNode:
+    def broker(
+        self, number: int, *, disk: DiskProfile | None = None, config: BrokerConfig | None = None, pubends: int = 1
+    ) -> BrokerNode:
         own = self.config if config is None else replace(config, guards=self.guards)
-        node = BrokerNode(self.world, self.network, self.history, number, own, disk or DiskProfile())
+        node = BrokerNode(self.world, self.network, self.history, number, own, disk or DiskProfile(), pubends)
         self.nodes[number] = node
         node.start()
         return node
@@ -132,6 +135,7 @@ class Overlay:
             cable.squeeze(1.0)
             cable.heal()
         for node in self.nodes.values():
+            node.disk.heal()
             if not node.alive:
                 node.start()
         for client in self.clients.values():

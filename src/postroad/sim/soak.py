@@ -7,12 +7,14 @@ publishes any more, and all must converge within a bounded virtual time.
 from __future__ import annotations
 
 import multiprocessing
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import xxhash
 
 from postroad.sim.checkers import KINDS, Violation
+from postroad.sim.checkers.liveness import Converges
 from postroad.sim.faults import Faults
 from postroad.sim.overlay import Overlay
 from postroad.sim.workload import Shape, Workload
@@ -33,6 +35,8 @@ class Result:
     faults: int
     virtual_s: float
     violations: tuple[Violation, ...]
+    kinds: tuple[tuple[str, int], ...] = ()  # of faults, with how many there were
+    converged: bool = True
     story: tuple[Line, ...] = ()
 
     @property
@@ -70,9 +74,18 @@ def run_seed(seed: int, shape: Shape | None = None, *, story: bool = False) -> R
     """Run one seed to its end."""
     overlay, faults = play(seed, shape or Shape(), story=story)
     violations = tuple(overlay.violations())
-    deliveries = overlay.deliveries
-    lines = tuple(overlay.world.story or ())
-    return Result(seed, overlay.world.digest, overlay.messages, deliveries, faults.total, overlay.world.now, violations, lines)
+    return Result(
+        seed,
+        overlay.world.digest,
+        overlay.messages,
+        overlay.deliveries,
+        faults.total,
+        overlay.world.now,
+        violations,
+        tuple(sorted(faults.counts.items())),
+        not any(violation.checker == Converges.__name__ for violation in violations),
+        tuple(overlay.world.story or ()),
+    )
 
 
 def soak(seeds: Iterable[int], *, workers: int = 2) -> Iterator[Result]:
@@ -99,6 +112,9 @@ class Summary:
         self.messages = 0
         self.deliveries = 0
         self.faults = 0
+        self.converged = 0
+        self.virtual_s = 0.0
+        self.kinds: Counter[str] = Counter()  # of faults
         self.failed: list[int] = []
         self._counts = dict.fromkeys(CONTAINED, 0)
         self._digest = xxhash.xxh3_128()
@@ -108,6 +124,9 @@ class Summary:
         self.messages += result.messages
         self.deliveries += result.deliveries
         self.faults += result.faults
+        self.converged += result.converged
+        self.virtual_s += result.virtual_s
+        self.kinds.update(dict(result.kinds))
         self._digest.update(result.digest.encode())
         for kind, count in count_kinds(result.violations).items():
             self._counts[kind] += count
@@ -120,4 +139,6 @@ class Summary:
 
     def line(self) -> dict[str, object]:
         counts = {"faults": self.faults, "messages": self.messages, "deliveries": self.deliveries}
-        return {"seeds": self.seeds, **self._counts, **counts, "failed": self.failed, "digest": self._digest.hexdigest()}
+        line: dict[str, object] = {"seeds": self.seeds, **self._counts, **counts, "converged": self.converged}
+        line |= {"virtual_hours": round(self.virtual_s / 3600, 2), "kinds": dict(sorted(self.kinds.items()))}
+        return line | {"failed": self.failed, "digest": self._digest.hexdigest()}

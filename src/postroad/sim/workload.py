@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from postroad.core.parts import BrokerConfig
 from postroad.core.tracking.settings import Strategy, TrackingSettings
+from postroad.sim.brokers import BrokerNode
 from postroad.sim.clients import ClientNode, Habits
 from postroad.sim.disk import DiskProfile
 from postroad.sim.network import CableProfile
 from postroad.sim.overlay import Overlay
-from postroad.sim.predicates import random_attributes, random_predicate
+from postroad.sim.predicates import equals, random_attributes, random_predicate
 
 BROKERS_MAX: Final = 7
+ADDED_MAX: Final = 2  # brokers while it runs
+CROWD_ONE_IN: Final = 40  # of the seeds has hundreds of subscriptions
+CROWD: Final = (100, 250)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +29,9 @@ class Shape:
     faults_per_s: float = 1.6
     messages_per_s: float = 22.0  # over all publishers
     churn_per_s: float = 0.5
+    slowest_bytes_per_s: float = (
+        20e3  # of links; at 8 kB/s what is sent again may starve what is new (docs/internals/simulator.md)
+    )
     strategies: tuple[Strategy, ...] = (Strategy.EXACT, Strategy.BLOOM, Strategy.ASYNC)  # each broker has one of them
     omit_one_in: int = 0  # deliveries that tracks leave out, to see that it is found
 
@@ -38,9 +46,16 @@ class Workload:
         self._tracking = overlay.world.chance("tracking")
         self._subscriptions = 0
         self._messages = 0
+        self._world = overlay.world.chance("world")  # what brokers' clocks and machines are like
+        self._added = 0
+        self._crowded = self._world.randrange(CROWD_ONE_IN) == 0
         self._build_brokers()
+        overlay.grow = self._add_broker
         self._subscribers = [self._subscriber(index) for index in range(self._chance.randint(2, 5))]
         self._publishers = [self._publisher(index) for index in range(self._chance.randint(1, 4))]
+        self._columns = {client.name: self._world.random() < 0.3 for client in self._publishers}
+        if self._crowded:
+            self._gather_crowd()
         self._plan()
 
     # --- the overlay
@@ -60,14 +75,43 @@ class Workload:
             keep_s=chance.choice((0.0, 0.0, 3.0)),
             home_query_s=chance.choice((0.5, 3.0)),
         )
+        self._disk, self._config = disk, config
+        self._clocks_apart_ms = self._world.choice((0, 0, 200, 2_000))
+        self._clocks_differ = self._world.choice((0.0, 0.0, 0.001, 0.02))
         for number in range(1, count + 1):
-            overlay.broker(number, disk=disk, config=replace(config, tracking=self._settings()))
+            self._broker(number)
         edges = {(chance.randint(1, number - 1), number) for number in range(2, count + 1)}
         for _ in range(chance.randint(0, count)):
             a, b = sorted(chance.sample(range(1, count + 1), 2))
             edges.add((a, b))
         for a, b in sorted(edges):
             overlay.link(a, b, self._link_profile())
+
+    def _broker(self, number: int) -> BrokerNode:
+        chance, overlay = self._world, self._overlay
+        pubends = chance.choice((1, 1, 1, 2, 4))
+        node = overlay.broker(number, disk=self._disk, config=replace(self._config, tracking=self._settings()), pubends=pubends)
+        node.clock_offset_ms = chance.randint(-self._clocks_apart_ms, self._clocks_apart_ms)
+        node.clock_rate = 1.0 + chance.uniform(-self._clocks_differ, self._clocks_differ)
+        return node
+
+    def _add_broker(self) -> BrokerNode | None:
+        """Add a broker to the running overlay, beside one or two others."""
+        if self._added == ADDED_MAX:
+            return None
+        self._added += 1
+        others = list(self._overlay.nodes)
+        node = self._broker(max(others) + 1)
+        for other in self._world.sample(others, self._world.randint(1, min(2, len(others)))):
+            self._overlay.link(other, node.broker, self._link_profile())
+        return node
+
+    def _gather_crowd(self) -> None:
+        """Let one client follow hundreds of filters."""
+        client, chance = self._client("crowd"), self._world
+        for index in range(chance.randint(*CROWD)):
+            text = self._overlay.filter(equals("symbol", f"{chance.choice('ABC')}{index % 50 or ''}"))
+            self._overlay.at(chance.uniform(0.0, 6.0), partial(client.follow, text, subscription=f"c{index}"))
 
     def _settings(self) -> TrackingSettings:
         """Draw how a broker tracks: small blooms, so that false positives occur, and short intervals, so that crashes cost."""
@@ -97,8 +141,8 @@ class Workload:
         return CableProfile(
             latency_s=chance.choice((0.0005, 0.003, 0.03)),
             jitter_s=chance.choice((0.0, 0.002, 0.02)),
-            bytes_per_s=chance.choice((20e3, 200e3, 5e6)),
-            backlog_bytes_max=chance.choice((4_000, 30_000, 200_000)),
+            bytes_per_s=chance.choice((200e3 if self._crowded else self._shape.slowest_bytes_per_s, 200e3, 5e6)),
+            backlog_bytes_max=chance.choice((30_000 if self._crowded else 4_000, 30_000, 200_000)),
         )
 
     def _client(self, name: str) -> ClientNode:
@@ -141,10 +185,16 @@ class Workload:
         client.follow(text, subscription=name, name=f"durable-{name}" if durable else None, earliest=earliest)
 
     def _publish(self, client: ClientNode, count: int) -> None:
+        rows = []
         for _ in range(count):
             self._messages += 1
             payload = f"{self._messages}:".encode() + bytes(self._chance.choice((0, 10, 100, 1500)))
-            client.publish(random_attributes(self._chance), payload)
+            rows.append((random_attributes(self._chance), payload))
+        if self._columns[client.name] and count > 1:
+            client.publish_columns(rows)
+            return
+        for attributes, payload in rows:
+            client.publish(attributes, payload)
 
     def _churn(self, client: ClientNode) -> None:
         present = [each for each in client.following if not each.ended]

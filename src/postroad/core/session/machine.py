@@ -563,9 +563,9 @@ class Session:
             return
         subscription.active = True
         subscription.refusals = 0
-        if not self.config.guards.position_of_client_wins:
-            subscription.pubends.clear()
         for pubend, tick in sorted(message.starts.items()):
+            if not self.config.guards.position_of_client_wins and pubend in subscription.pubends:
+                subscription.pubends[pubend].position = tick
             self._missed(subscription, pubend, subscription.join(pubend, tick))
         if not subscription.open and self.main is not None:
             self._outputs.append(Send(self.main, Flow(subscription.handle, open=False)))

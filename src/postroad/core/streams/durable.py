@@ -179,7 +179,7 @@ class Durables:
 
     def forget(self, name: str) -> DurableHome:
         """Delete a durable subscription for good."""
-        version = 1 + max(known[name].version for known in (self.homes, self.here) if name in known)
+        version = 1 + max((known[name].version for known in (self.homes, self.here) if name in known), default=0)
         self.here.pop(name, None)
         self._dirty[name] = None
         self.homes[name] = DurableHome(name, version, 0, settled=True)

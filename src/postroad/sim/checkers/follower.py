@@ -46,6 +46,7 @@ class Stream:
     rows: list[tuple[int, bytes]] = field(default_factory=list)  # (tick, id) in order of delivery
     gaps: list[tuple[int, int]] = field(default_factory=list)
     floor: int = 0  # for one that wants all there is: what was gone already when it began
+    links: dict[tuple[int, int], float] = field(default_factory=dict)  # (broker, its link) -> until when the log is held there
     resuming: bool = False  # its client forgot, and the broker has not yet said where it goes on
 
     def go_back(self, tick: int) -> None:
@@ -66,11 +67,13 @@ class Follower:
     streams: dict[int, Stream] = field(default_factory=dict)
     ended: bool = False
     discarded: bool = False  # the broker knows that it ended
-    links: dict[tuple[int, int], float] = field(default_factory=dict)  # (broker, its link) -> until when logs are held there
 
-    def is_protected(self, at: float) -> bool:
-        """Tell whether the logs must be held for it: always for a durable one, else while it is connected or may return."""
-        return not self.ended and (self.durable or any(until > at for until in self.links.values()))
+    def is_protected(self, pubend: int, at: float) -> bool:
+        """Tell whether a log must be held for it: always for a durable one, else while it is connected or may return."""
+        stream = self.streams.get(pubend)
+        if stream is None or self.ended:
+            return False
+        return self.durable or any(until > at for until in stream.links.values())
 
     def apply(self, event: Event, freed: Mapping[int, int]) -> None:
         match event:
@@ -101,7 +104,8 @@ class Follower:
             case Forgot():
                 self._forgot(event)
             case Disconnected():
-                self.links.pop((0, 0), None)
+                for stream in self.streams.values():
+                    stream.links.pop((0, 0), None)
             case Ended():
                 self.ended = True
             case Discarded():
@@ -156,7 +160,7 @@ class Followers:
             found.apply(event, self._freed)
             if isinstance(event, Began):  # it may have been on its way when the broker had noticed the loss already
                 place = event.broker, event.link
-                found.links[place] = self._held.get(place, ALWAYS)
+                found.streams[event.pubend].links[place] = self._held.get(place, ALWAYS)
         return found
 
     def _hold(self, event: Parted | Restarted) -> None:
@@ -168,8 +172,9 @@ class Followers:
         for place in places:
             self._held[place] = event.held_until
             for follower in self.by_name.values():
-                if place in follower.links:
-                    follower.links[place] = event.held_until
+                for stream in follower.streams.values():
+                    if place in stream.links:
+                        stream.links[place] = event.held_until
 
     def __iter__(self) -> Iterator[Follower]:
         return iter(self.by_name.values())

@@ -59,7 +59,7 @@ class ReleaseSafety:
     def _needed(follower: Follower, event: Freed, rows: _Rows, matches: Matches) -> int | None:
         """Return the tick of the first message the subscription still needs of what was let go."""
         stream = follower.streams.get(event.pubend)
-        if stream is None or event.tick <= stream.committed or not follower.is_protected(event.at):
+        if stream is None or event.tick <= stream.committed or not follower.is_protected(event.pubend, event.at):
             return None
         return rows.first_wanted(follower, event.pubend, max(stream.committed, stream.floor), event.tick, matches)
 
@@ -82,7 +82,7 @@ class GapsAreEarned:
                 if event.retention:
                     forced[event.pubend] = max(event.tick, forced.get(event.pubend, 0))
                 for follower in followers:
-                    if not follower.is_protected(event.at):
+                    if not follower.is_protected(event.pubend, event.at):
                         earned[follower.name, event.pubend] = freed[event.pubend]
             if isinstance(event, Gapped):
                 held = followers.stream(event.subscription, event.pubend)
