@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+from postroad.queues.answers import AnswerRoom
 from postroad.queues.service import QueueService, Session
 from postroad.wire.registry import Packet
 
@@ -26,7 +27,7 @@ class Exchanges:
     """`on_room` is called when the connection may be read again after it was `full`."""
 
     def __init__(self, service: QueueService, send: Send, on_room: Callable[[], None]) -> None:
-        self.session: Final = Session()
+        self.session: Final = Session(room=AnswerRoom(shared=service.answers))
         self._service = service
         self._send = send
         self._on_room = on_room
@@ -43,6 +44,10 @@ class Exchanges:
         task = asyncio.get_running_loop().create_task(self._answer(packet, packet_id, size))
         self._tasks.add(task)
         task.add_done_callback(self._finished)
+
+    def set_congested(self, congested: bool) -> None:
+        """Hear whether the connection takes its output: while it does not, no messages are read for it."""
+        self.session.room.set_congested(congested)
 
     def lost(self) -> None:
         """Drop all requests: the connection is gone and nobody waits for the answers."""

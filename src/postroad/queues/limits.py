@@ -30,6 +30,7 @@ class QueueLimits:
     delay_ms_max: int = 3_660 * DAY_MS
     waiting_takes_max: int = 10_000
     page_rows_max: int = 1_000
+    page_bytes_max: int = 1 << 20
 
     def check_name(self, name: str) -> str:
         if not 1 <= len(name) <= self.name_chars_max:

@@ -112,6 +112,9 @@ class _Connection:
     def receive(self, packet: msgspec.Struct, packet_id: int, size: int) -> None:
         self.exchanges.receive(cast("Packet", packet), packet_id, size)
 
+    def set_congested(self, congested: bool) -> None:
+        self.exchanges.set_congested(congested)
+
     def lost(self) -> None:
         self._others.pop(self, None)
         self.exchanges.lost()

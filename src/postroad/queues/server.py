@@ -68,10 +68,12 @@ class _Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._paused = True
+        self.exchanges.set_congested(True)
         self._regulate()
 
     def resume_writing(self) -> None:
         self._paused = False
+        self.exchanges.set_congested(False)
         self._regulate()
 
     def close(self) -> None:

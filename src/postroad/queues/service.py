@@ -12,7 +12,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace
@@ -25,6 +25,7 @@ from postroad.errors import (
     StorageUnavailableError,
     UnknownMethodError,
 )
+from postroad.queues.answers import ANSWER_BYTES_MAX, ROW_BYTES_MIN, AnswerRoom
 from postroad.queues.limits import (
     ID_MAX,
     QueueLimits,
@@ -73,6 +74,8 @@ class Session:
     """One connection's identity. The report keeps it with the connection, so no packet repeats it."""
 
     client: Client | None = None
+    room: AnswerRoom = field(default_factory=AnswerRoom)
+    row_bytes: int = 0  # what a message taken lately had; 0: none was taken yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,10 @@ class QueueService:
         self._earliest_due = math.inf  # the first due time heard of since the clockwork last looked
         self._keys_next = 0.0
         self._background: set[asyncio.Task[Any]] = set()
+        self.answers: Final = AnswerRoom(ANSWER_BYTES_MAX)
         self._handlers = self._make_handlers()
+        lists = (t.GetMessages, t.GetQueues, t.GetActiveQueues, q.GetBindings)
+        self._list_bytes: dict[type[Packet], int] = dict.fromkeys(lists, self.limits.page_bytes_max)
 
     async def start(self) -> None:
         await self.storage.open()
@@ -144,7 +150,14 @@ class QueueService:
             handler = self._handlers.get(type(packet))
             if handler is None:
                 raise UnknownMethodError(REGISTRY.by_type[type(packet)].method)
-            return await handler(packet, session)
+            size = self._list_bytes.get(type(packet), 0)
+            if not size:
+                return await handler(packet, session)
+            await session.room.enter(size)
+            try:
+                return await handler(packet, session)
+            finally:
+                session.room.leave_soon(size)
         except PostroadError as error:
             return t.Error.of(error)
 
@@ -257,7 +270,7 @@ class QueueService:
             check_queue_id(packet.queue_id),
             after=packet.after_message_id,
             limit=self.limits.page_rows_max,
-            bytes_max=self.limits.batch_bytes_max,
+            bytes_max=self.limits.page_bytes_max,
         )
         return t.GetMessagesResponse(tuple(page), more=bool(page))  # a page may be short for its bytes; an empty one is the end
 
@@ -381,12 +394,12 @@ class QueueService:
         request = TakeRequest(
             check_queue_id(packet.queue_id), client.client_id, packet.mode, check_sender_id(packet.sender_id), lease_ms=0
         )
-        return t.ReadMessageResponse(tuple(await self._take(request, packet.wait_ms)))
+        return t.ReadMessageResponse(tuple(await self._take(request, packet.wait_ms, session)))
 
     async def _read_response(self, packet: t.ReadResponse, session: Session) -> Packet:
         client, context = _identified(packet, session), check_context(packet.context)
         request = TakeRequest(check_queue_id(packet.queue_id), client.client_id, ReadMode.ARRIVAL, context=context, lease_ms=0)
-        return t.ReadResponseResponse(tuple(await self._take(request, packet.wait_ms)))
+        return t.ReadResponseResponse(tuple(await self._take(request, packet.wait_ms, session)))
 
     async def _take_messages(self, packet: q.TakeMessages, session: Session) -> Packet:
         client = _identified(packet, session)
@@ -401,17 +414,17 @@ class QueueService:
             self.limits.check_lease_ms(packet.lease_ms),
             self.limits.batch_bytes_max,
         )
-        return q.TakeMessagesResponse(tuple(await self._take(request, packet.wait_ms)))
+        return q.TakeMessagesResponse(tuple(await self._take(request, packet.wait_ms, session)))
 
-    async def _take(self, request: TakeRequest, wait_ms: int) -> list[Message]:
+    async def _take(self, request: TakeRequest, wait_ms: int, session: Session) -> list[Message]:
         if self.limits.check_wait_ms(wait_ms) == 0:
-            return await self._take_once(request)
+            return await self._take_once(request, session)
         deadline = time.monotonic() + wait_ms / 1000
         with self._signals.waiter(request) as waiter:
             while True:
                 waiter.woken = False
                 watched = request.queue_id in self._watched
-                taken = await self._take_once(request)
+                taken = await self._take_once(request, session)
                 remaining = deadline - time.monotonic()
                 if taken or remaining <= 0:
                     return taken
@@ -432,7 +445,21 @@ class QueueService:
                 self._give_back([waiter.handed], waiter.request.client_id)
             raise
 
-    async def _take_once(self, request: TakeRequest) -> list[Message]:
+    async def _take_once(self, request: TakeRequest, session: Session) -> list[Message]:
+        """Take when there is room for the answer."""
+        size = min(request.bytes_max, request.limit * (session.row_bytes or self.limits.payload_bytes_max))
+        if not session.room.try_enter(size):
+            await session.room.enter(size)
+        try:
+            taken = await self._take_now(request)
+        finally:
+            session.room.leave_soon(size)
+        if taken:
+            largest = max(len(message.message) for message in taken)
+            session.row_bytes = max(ROW_BYTES_MIN, largest, (session.row_bytes or self.limits.payload_bytes_max) // 2)
+        return taken
+
+    async def _take_now(self, request: TakeRequest) -> list[Message]:
         """Take; if the caller goes away meanwhile, give back what it would have got."""
         task = asyncio.ensure_future(self.storage.take(request))
         try:

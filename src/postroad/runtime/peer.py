@@ -186,9 +186,13 @@ class Peer:
         self.refuse(error)
 
     def congested(self) -> None:
+        if self._exchanges is not None:
+            self._exchanges.set_congested(True)
         self._host.backlog_high(self)
 
     def drained(self) -> None:
+        if self._exchanges is not None:
+            self._exchanges.set_congested(False)
         self._host.backlog_low(self)
 
     def exceeded(self, error: BufferLimitError) -> None:

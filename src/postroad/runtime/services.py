@@ -33,6 +33,9 @@ class Exchanges(Protocol):
     def receive(self, packet: msgspec.Struct, packet_id: int, size: int) -> None:
         """Take a request of so many bytes; it is answered in its own time."""
 
+    def set_congested(self, congested: bool) -> None:
+        """The connection does not take its output, or takes it again: meanwhile nothing large should be made ready for it."""
+
     def lost(self) -> None:
         """The connection is gone."""
 
