@@ -40,6 +40,12 @@ def _services(config: NodeConfig) -> list[Service]:
 @click.option(
     "--tracking", type=click.Choice([str(each) for each in Strategy]), help="How messages are tracked, `null` for not.  [exact]"
 )
+@click.option(
+    "--replace",
+    "replaces",
+    is_flag=True,
+    help="The files of this broker are known to be lost: begin anew, after the neighbours told what it was.",
+)
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="How much to tell.  [info]")
 def broker(
     config: Path | None,
@@ -50,6 +56,7 @@ def broker(
     neighbours: tuple[str, ...],
     queues: str | None,
     tracking: str | None,
+    replaces: bool,
     log_level: str | None,
 ) -> None:
     """Run a broker until Ctrl-C or SIGTERM.
@@ -77,4 +84,4 @@ def broker(
         host, _ = split_address(chosen.listen)
         click.echo(f"broker {chosen.id} ({chosen.title}) listens on postroad://{host}:{port}")
 
-    serve(chosen, ready, _services(chosen))
+    serve(chosen, ready, _services(chosen), replaces=replaces)

@@ -7,6 +7,7 @@ concerns, and what one part learned is carried to the others. `docs/internals/ov
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -66,6 +67,7 @@ NOTES_BYTES_MAX: Final = 1 << 20  # or so many, at once
 MEMBERSHIP_S: Final = 1.0  # after which a new attachment is on disk
 READS_MAX: Final = 1024
 STREAMS_MAX: Final = 1 << 16
+PARKED_MAX: Final = 4096
 ReadDone = Callable[[LogRead, float], None]
 
 
@@ -87,9 +89,10 @@ class Broker:
         self._farewell = False
         records = load_records(state, config.guards)
         self._parts = self._build_parts(state, records, now)
+        self._recovery = Recovery(self._parts, records.lives, now)
         self._publishing = Publishing(self._parts, records.publisher_next)
         self._releasing = Releasing(self._parts, records.floor)
-        self._subscribing = Subscribing(self._parts, self._releasing, self._read)
+        self._subscribing = Subscribing(self._parts, self._releasing, self._read_past)
         self._reading = Reading(self._parts, self._read)
         self._writing = Writing(self._parts, self._publishing)
         self._load_writers(records)
@@ -98,9 +101,7 @@ class Broker:
         self._orders.extend(records.notices())
         self._damaged = len(records.damaged)
         self._tracing = Tracing(self._parts, self._read)
-        self._recovery = Recovery(self._parts, dict(state.metadata))
-        for pubend_id, pubend in self._parts.pubends.items():
-            self._parts.ensure_stream(pubend_id).active_tick = pubend.horizon
+        self._parked: list[tuple[LinkId, p.Subscribe, int]] = []  # while a former life may be heard of
 
     def _build_parts(self, state: BrokerState, records: OwnRecords, now: float) -> Parts:
         guards, orders = self._config.guards, self._orders
@@ -123,6 +124,7 @@ class Broker:
             keeper=keeper,
             durables=records.durables,
             notes=notes,
+            losses=records.losses,
             known={broker: pubends for broker, pubends in records.known.items() if broker not in self._config.retired},
         )
 
@@ -143,6 +145,8 @@ class Broker:
         self._parts.wall_ms = wall_ms
         if not self._parts.router.started_ms:
             self._parts.router.started_ms = wall_ms
+            if not self._config.newcomer_wait_s:
+                self._recovery.wake(self._slow_at)
         for pubend in self._parts.pubends.values():
             pubend.wall_ms = wall_ms
         if self._unknown_horizons:
@@ -173,6 +177,7 @@ class Broker:
                 for then in self._parts.on_stored.pop(token, ()):
                     then(now)
                 self._subscribing.answer_ready()
+                self._take_begun(now)
             case LogRead():
                 done = self._reads.pop(fact.token, None)
                 if done is not None:
@@ -220,6 +225,7 @@ class Broker:
             self._writing.wake()
             self._tracing.expire(now)
             self._parts.edge.tell_positions()
+        self._recovery.wake(now)
         if now >= self._slow_at:
             self._slow_at = now + self._config.silence_s
             self._housekeeping(now)
@@ -315,7 +321,7 @@ class Broker:
             case p.OpenPublisher():
                 self._publishing.open(link, message, packet)
             case p.Subscribe():
-                self._subscribing.subscribe(link, message, packet, now)
+                self._subscribe(link, message, packet, now)
             case p.Acknowledge():
                 self._subscribing.acknowledge(link, message)
             case p.Flow():
@@ -325,7 +331,7 @@ class Broker:
             case p.ReadRange():
                 self._reading.read(link, message, packet, now)
             case p.ListPubends():
-                self._reading.list_pubends(link, message, packet, now)
+                self._reading.list_pubends(link, packet, now)
             case p.OpenEpoch():
                 self._writing.open(link, message, packet)
             case p.SealEpoch():
@@ -334,6 +340,30 @@ class Broker:
                 self._tracing.ask(link, message, packet, now)
             case _:
                 raise WrongRoleError(f"a client may not send {type(message).__name__}")
+
+    def _subscribe(self, link: LinkId, message: p.Subscribe, packet: int, now: float) -> None:
+        """Take a subscription; it waits while nobody has told us yet what we once were, and what it had from us then."""
+        if not self._recovery.waits:
+            self._subscribing.subscribe(link, message, packet, now)
+        elif len(self._parked) < PARKED_MAX:
+            self._parked.append((link, message, packet))
+        else:
+            raise TooManyError(f"this broker has just started and lets at most {PARKED_MAX} subscriptions wait")
+
+    def _take_begun(self, now: float) -> None:
+        """Go on with what waited for the first ticks of our pubends."""
+        begun = self._recovery.take_begun()
+        if not begun:
+            return
+        for pubend in begun:
+            self._subscribing.check_waiting(pubend, now)
+        if self._recovery.waits:
+            return
+        self._publishing.begin(anew_ms=self._recovery.anew_ms)
+        if self._parked:
+            parked, self._parked = self._parked, []
+            for link, message, packet in parked:
+                self.receive(message, link=link, now=now, packet=packet)
 
     def _from_broker(self, message: p.Packet, link: LinkId, batch: Batch | None, now: float) -> None:
         if not self._believe(message, link, batch):
@@ -406,6 +436,7 @@ class Broker:
         if self._parts.router.receive(record, link):
             self._parts.get_to_know(record.origin, record.pubends)
             if self._parts.router.life(record.origin) != life:
+                self._recovery.remember_life(record.origin, self._parts.router.life(record.origin))
                 self._parts.keeper.tell_again(record.origin)
             self._routes_changed(now)
 
@@ -423,6 +454,8 @@ class Broker:
         match message:
             case p.Hold():
                 self._releasing.take(message)
+            case p.Remembered():
+                self._recovery.told(message, now)
             case p.HoldConfirmed() if message.refused:
                 self._recovery.hold_refused(message)
             case p.HoldConfirmed():
@@ -589,9 +622,25 @@ class Broker:
         if len(self._reads) >= READS_MAX:
             return False
         token = self._parts.next_token()
-        self._reads[token] = done
-        self._orders.append(ReadLog(order.pubend, token, order.lo, order.hi, order.bytes_max))
+        losses, wanted = self._parts.losses, order
+        self._reads[token] = lambda result, now: done(losses.told(wanted, result), now)
+        part = losses.limit(order)
+        self._orders.append(ReadLog(order.pubend, token, part.lo, part.hi, order.bytes_max))
         return True
+
+    def _read_past(self, order: ReadLog, done: ReadDone) -> bool:
+        """Read a log for a subscription of ours, from a position that a client brought.
+
+        Where no other broker was ever heard of, one before our first tick can only come from a former life.
+        """
+        first = self._recovery.first_tick(order.pubend) if not self._parts.known else 0
+        if not 0 < order.lo < first:
+            return self._read(order, done)
+
+        def read(result: LogRead, now: float) -> None:
+            done(replace(result, hi=max(result.hi, first), released=max(result.released, first)), now)
+
+        return self._read(order, read)
 
     # --- links and time ---
 
@@ -601,12 +650,14 @@ class Broker:
         self._parts.router.link_up(link, broker, cost)
         for home in self._parts.durables.homes.values():
             self._parts.send(link, home)
+        self._recovery.tell_neighbour(link, broker)
         self._routes_changed(now)
 
     def _link_lost(self, link: LinkId, now: float) -> None:
         if link in self._parts.clients:
             del self._parts.clients[link]
             self._publishing.link_lost(link)
+            self._parked = [entry for entry in self._parked if entry[0] != link]
             self._subscribing.link_lost(link, now)
             self._reading.link_lost(link)
             self._writing.link_lost(link)
@@ -621,6 +672,7 @@ class Broker:
 
     def _routes_changed(self, now: float) -> None:
         router = self._parts.router
+        self._recovery.tell_others()
         for pubend in router.pubends():
             stream = self._parts.ensure_stream(pubend)
             if not stream.hosted_here:
@@ -632,6 +684,7 @@ class Broker:
         self._releasing.tell(again=True)
 
     def _housekeeping(self, now: float) -> None:
+        self._recovery.store_heard(now)
         self._publishing.reserve_horizons()
         if self._forget_unreadable:  # what stands in its place is stored now, and a writer's block of ids with it
             self._forget_unreadable = False

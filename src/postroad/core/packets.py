@@ -208,29 +208,7 @@ class Unsubscribed(Packet, frozen=True, array_like=True):
 
 
 class ListPubends(Packet, frozen=True, array_like=True):
-    """Ask which pubends there are, and which ticks of each can be read.
-
-    With `durables`, the durable subscriptions of the overlay are listed too: those with a name after `after`, in order of names.
-    """
-
-    durables: bool = False
-    after: Annotated[str, Meta(max_length=255)] = ""
-
-
-class DurableEntry(msgspec.Struct, frozen=True, array_like=True):
-    """A durable subscription. `filter` is None when its home cannot be asked now.
-
-    `behind_ms` is how far its slowest cursor lies behind what its home knows of the stream.
-    """
-
-    name: Name
-    home: U32
-    filter: FilterText | None = None
-    connected: bool = False
-    behind_ms: U64 = 0
-
-
-DurablePage = Annotated[list[DurableEntry], Meta(max_length=65536)]
+    """Ask which pubends there are, and which ticks of each can be read."""
 
 
 class PubendSpan(msgspec.Struct, frozen=True, array_like=True):
@@ -250,8 +228,6 @@ class Pubends(Packet, frozen=True, array_like=True):
 
     spans: Spans
     unreachable: Annotated[list[U64], Meta(max_length=65536)]
-    durables: DurablePage = []
-    more: bool = False  # there are more durable subscriptions, after the last name here
 
 
 class ReadRange(Packet, frozen=True, array_like=True):
@@ -473,23 +449,34 @@ class HomeReply(Unicast, frozen=True, array_like=True):
     damaged: bool = False
     created_ms: WallMs = 0
     starts: Positions = {}
+    lost: bool = False  # it was at home there, and the record is gone with the broker's files
+
+
+class Remembered(Unicast, frozen=True, array_like=True):
+    """What the source knows of the target's former lives: a broker whose files are gone learns what it once was.
+
+    `incarnation` is the highest that the source heard of, 0 for none, `starts` the times at which the last lives began.
+    `horizons` is how far it heard of the target's pubends, `rows` the last message it heard of in each. It comes on every new
+    link, after all other records, and from everybody who hears of a new life.
+    """
+
+    incarnation: U64
+    starts: Annotated[list[WallMs], Meta(max_length=64)]
+    horizons: Positions
+    rows: Positions
 
 
 class PubendsQuery(Unicast, frozen=True, array_like=True):
-    """Ask a broker which ticks of its pubends can be read, and with `durables` for its durable subscriptions."""
+    """Ask a broker which ticks of its pubends can be read."""
 
     request: U64
-    durables: bool = False
-    after: Annotated[str, Meta(max_length=255)] = ""
 
 
 class PubendsReply(Unicast, frozen=True, array_like=True):
-    """The pubends of the source, and its durable subscriptions if they were asked for; `more` as in `Pubends`."""
+    """The pubends of the source."""
 
     request: U64
     spans: Spans
-    durables: DurablePage = []
-    more: bool = False
 
 
 # --- tracking -----------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from postroad.core.routing.linkstate import LinkStateRouter
 from postroad.core.streams.durable import Durables
 from postroad.core.streams.edge import Edge, EdgeStream
 from postroad.core.streams.holds import HoldKeeper, HoldTable
+from postroad.core.streams.losses import Losses
 from postroad.core.streams.pubend import Pubend
 from postroad.core.streams.stream import Stream
 from postroad.core.tracking.notes import Notes
@@ -39,6 +40,8 @@ class BrokerConfig:
     keep_s: float = 0.0  # how long messages are kept though nobody needs them
     publish_window_bytes: int = 4 << 20
     subscriptions_max: int = 200_000
+    newcomer_wait_s: float = 0.0  # how long a broker with empty files waits to be told of a former life before it begins
+    replaces: bool = False  # it is known that the files of a former life are lost
     home_query_s: float = 3.0  # how long to wait for the former home of a durable subscription
     retired: tuple[int, ...] = ()  # brokers that are gone for good: nobody asks them, and their holds do not count
     tracking: TrackingSettings = OFF
@@ -71,6 +74,8 @@ class Parts:
     epoch: int = 0
     request: int = 0
     filters: dict[str, Filter] = field(default_factory=dict)
+    losses: Losses = field(default_factory=Losses)
+    keep_all_until: float = 0.0  # nothing is released before: those who hold our logs have to say so again
     disbelieved: int = 0  # packets of other brokers that were left out; see `trust`
 
     def next_token(self) -> int:

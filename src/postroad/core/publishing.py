@@ -26,6 +26,7 @@ from postroad.types import MESSAGE_ID_BYTES, tick_milliseconds
 PUBLISHER_KEY: Final = "publisher-next"
 HORIZON_KEY: Final = "horizon/"
 PUBLISHER_BLOCK: Final = 1 << 16
+FIRST_BLOCKS: Final = 1 << 15  # the lower half: room is left above the last
 
 
 class _Skew(Enum):
@@ -45,6 +46,7 @@ class Publishing:
         self._next = publisher_next
         self._reserved = publisher_next  # ids below this are ours to give
         self._reserving = False
+        self._begun = all(pubend.is_open for pubend in parts.pubends.values())
         self._waiting: list[tuple[LinkId, int]] = []
         self._links: dict[int, LinkId] = {}  # publisher -> link
         self._horizons_stored: dict[int, int] = {}
@@ -70,6 +72,14 @@ class Publishing:
     def store_next(self, *changes: tuple[str, bytes | None]) -> None:
         """Store up to where publisher ids were given out, with other changes."""
         self._parts.store(((PUBLISHER_KEY, self._reserved.to_bytes(8, "big")), *changes))
+
+    def begin(self, *, anew_ms: int) -> None:
+        """Give out ids from now on. In place of a former life, they are others than it gave out, as far as the time tells."""
+        self._begun = True
+        if anew_ms:
+            self._next = self._reserved = (anew_ms >> 10) % FIRST_BLOCKS * PUBLISHER_BLOCK
+        if self._waiting:
+            self._reserve()
 
     def new_publisher(self) -> int | None:
         """Give out a publisher id; None while more of them are being reserved: ask again."""
@@ -154,7 +164,7 @@ class Publishing:
     def reserve_horizons(self) -> None:
         """Store horizons ahead of the clock, so that silence may be announced up to them."""
         for pubend in self._parts.pubends.values():
-            wanted = pubend.reserve(self._parts.wall_ms)
+            wanted = pubend.reserve(self._parts.wall_ms) if pubend.is_open else None
             if wanted is not None and self._horizons_stored.get(pubend.pubend, 0) < wanted:
                 self._horizons_stored[pubend.pubend] = wanted
                 self._store_horizon(pubend, wanted)
@@ -176,7 +186,7 @@ class Publishing:
         self._parts.store(((f"{HORIZON_KEY}{pubend.pubend}", wanted.to_bytes(8, "big")),), stored)
 
     def _reserve(self) -> None:
-        if self._reserving:
+        if self._reserving or not self._begun:
             return
         self._reserving = True
         bound = self._reserved + PUBLISHER_BLOCK

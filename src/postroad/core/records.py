@@ -27,9 +27,10 @@ from postroad.core.orders import BrokerState, Notice, PubendState
 from postroad.core.packets import Positions, pubend_broker, pubend_id
 from postroad.core.parts import KNOWN_KEY
 from postroad.core.publishing import HORIZON_KEY, PUBLISHER_KEY
-from postroad.core.recovery import INCARNATION_KEY
+from postroad.core.recovery import BORN_KEY, HEARD_KEY, INCARNATION_KEY, Heard, Stored
 from postroad.core.streams.durable import DURABLE_KEY, HOME_KEY, Durables
 from postroad.core.streams.holds import FLOOR_KEY, HOLD_KEY, HoldTable
+from postroad.core.streams.losses import LOST_KEY, Loss, Losses
 from postroad.core.writing import WRITER_KEY
 from postroad.errors import PostroadError
 
@@ -48,6 +49,9 @@ CONSEQUENCES: Final = {
     KNOWN_KEY: "the brokers of the overlay are gathered anew from other records and from the neighbours",
     WRITER_KEY: "batches of this writer are refused; read what is there, and write the rest under another name",
     INCARNATION_KEY: "incarnations go on from the clock, which is above every number before",
+    LOST_KEY: "everything before the first tick of this pubend is taken for lost",
+    BORN_KEY: "when this pubend began is not known any more; its log and its horizon are as they were",
+    HEARD_KEY: "what other brokers once said is remembered only from now on",
     "incarnation": "this start is numbered by the clock, which is above every number before",
     "pubends": "the logs that are found in the directory are opened; one that is missing would not be noticed",
     UNREADABLE: "it may have been any of them, so horizons, holds and publisher ids are all taken for damaged",
@@ -64,6 +68,8 @@ class OwnRecords:
     durables: Durables
     horizons: Positions = field(default_factory=dict)
     unknown_horizons: list[int] = field(default_factory=list)  # pubends
+    losses: Losses = field(default_factory=Losses)
+    lives: Stored = field(default_factory=Stored)
     floor: Positions = field(default_factory=dict)
     floor_for_grace: Positions = field(default_factory=dict)  # the floor, or what is held while it is not known
     known: dict[int, list[int]] = field(default_factory=dict)
@@ -94,6 +100,7 @@ def load_records(state: BrokerState, guards: Guards) -> OwnRecords:
         records.floor_for_grace = dict.fromkeys(_pubends(records, state.pubends), 0) | records.floor
     for key in records.damaged:
         _assume(records, key, state)
+    records.lives.used = records.unknown_horizons
     return records
 
 
@@ -111,6 +118,14 @@ def _read(records: OwnRecords, key: str, value: bytes) -> None:
             records.durables.load(key, value)
         case "horizon/":
             records.horizons[int(key.removeprefix(HORIZON_KEY))] = _number(value)
+        case "born/":
+            records.lives.born[int(key.removeprefix(BORN_KEY))] = _number(value)
+        case "lost/":
+            records.losses.load(key, value)
+        case "heard":
+            records.lives.heard = msgspec.msgpack.decode(value, type=Heard)
+        case "incarnation-base":
+            records.lives.base = _number(value)
         case "hold-floor":
             records.floor = msgspec.msgpack.decode(value, type=dict[int, int])
         case "known-brokers":
@@ -139,6 +154,8 @@ def _assume(records: OwnRecords, key: str, state: BrokerState) -> None:
         records.table.load_damaged(int(name))
     elif kind == HORIZON_KEY:
         records.unknown_horizons.append(int(name))
+    elif kind == LOST_KEY and name.isdecimal() and int(name) in records.lives.born:
+        records.losses.add(int(name), Loss(0, records.lives.born[int(name)], state.incarnation, 0))
     elif kind == DURABLE_KEY:
         records.durables.load_damaged(name, records.floor_for_grace)
     elif kind == PUBLISHER_KEY:

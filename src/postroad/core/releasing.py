@@ -106,7 +106,7 @@ class Releasing:
     def release(self, now: float) -> None:
         """Order the release of what nobody holds and the configured time has passed; store lazily what rose."""
         homes = self._parts.durables.home_brokers() - set(self._parts.config.retired)
-        for pubend_id, pubend in self._parts.pubends.items():
+        for pubend_id, pubend in self._parts.pubends.items() if now >= self._parts.keep_all_until else ():
             if not self._parts.table.is_held_by(homes, pubend_id):
                 continue  # a durable subscription there has not heard of this pubend yet: it belongs to it from the first tick
             held = self._parts.table.lowest(pubend_id)

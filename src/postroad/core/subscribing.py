@@ -7,7 +7,7 @@ that appears joins it with `Started`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeAlias
 
 import msgspec
@@ -279,8 +279,10 @@ class Subscribing:
         starts: Positions = durable.starts if durable is not None else {}
         created_ms = durable.created_ms if durable is not None else 0
         damaged = durable is not None and durable.damaged
-        me, name, version = self._parts.broker, query.name, query.version
-        reply = HomeReply(query.source, me, FULL_HOPS, name, version, known, busy, text, cursors, damaged, created_ms, starts)
+        me, name, version, lost = self._parts.broker, query.name, query.version, self._parts.durables.is_lost(query.name)
+        reply = HomeReply(
+            query.source, me, FULL_HOPS, name, version, known, busy, text, cursors, damaged, created_ms, starts, lost
+        )
         self._parts.unicast(reply)
 
     def home_answered(self, reply: HomeReply, now: float) -> None:
@@ -293,6 +295,8 @@ class Subscribing:
         del self._moves[reply.name]
         if reply.busy:
             self._parts.refuse(move.link, move.packet, DurableBusyError(f"another client is connected as {reply.name!r}"))
+        elif reply.lost:
+            self._begin_again(move, now)
         elif not reply.known:
             self._move_without_home(move, now)
         elif not reply.damaged and self._parts.filter(reply.filter) != self._parts.filter(move.filter):
@@ -370,8 +374,9 @@ class Subscribing:
             if name not in durables.homes and self._parts.known and not self._names_every_pubend(packet.positions):
                 self._ask_everyone(link, request, packet, name, now)
                 return
+            lost = self._known_pubends() if durables.is_lost(name) else []
             self._create(name, packet)
-            self._begin(link, request, packet, dict(packet.positions), dict(packet.acknowledged), now)
+            self._begin(link, request, packet, dict(packet.positions), dict(packet.acknowledged), now, lost)
             return
         self._move(link, request, packet, name, home, now)
 
@@ -396,9 +401,11 @@ class Subscribing:
             move.asked[broker] = None
             self._parts.unicast(HomeQuery(broker, self._parts.broker, FULL_HOPS, name, version))
 
+    def _known_pubends(self) -> list[int]:
+        return [*self._parts.pubends, *(pubend for pubends in self._parts.known.values() for pubend in pubends)]
+
     def _names_every_pubend(self, positions: Positions) -> bool:
-        known = [*self._parts.pubends, *(pubend for pubends in self._parts.known.values() for pubend in pubends)]
-        return all(pubend in positions for pubend in known)
+        return all(pubend in positions for pubend in self._known_pubends())
 
     def _is_rival(self, home: DurableHome) -> bool:
         """Tell whether word of a durable's home contradicts that its client is here.
@@ -447,10 +454,28 @@ class Subscribing:
         packet = Subscribe(move.handle, move.filter, move.name, move.positions, move.earliest)
         self._begin(move.link, move.packet, packet, positions, done, now)
 
-    def _begin(self, link: LinkId, request: int, packet: Subscribe, positions: Positions, done: Positions, now: float) -> None:
+    def _begin_again(self, move: Move, now: float) -> None:
+        """Become the home of a durable subscription whose former home lost the record."""
+        lost = self._known_pubends()
+        packet = Subscribe(move.handle, move.filter, move.name, move.positions, move.earliest)
+        self._create(move.name, packet)
+        self._begin(move.link, move.packet, packet, dict(move.positions), dict(move.acknowledged), now, lost)
+
+    def _begin(
+        self,
+        link: LinkId,
+        request: int,
+        packet: Subscribe,
+        positions: Positions,
+        done: Positions,
+        now: float,
+        lost: Sequence[int] = (),
+    ) -> None:
+        """Begin a subscription. It is told a gap in the pubends whose cursors are `lost`, but for those it brought itself."""
         parts = self._parts
         filter_ = parts.filter(packet.filter)
         subscription = parts.edge.add(link, packet.handle, filter_, packet.name, positions, done=done, earliest=packet.earliest)
+        subscription.lost_cursors = {pubend: None for pubend in lost if pubend not in packet.positions}
         client = parts.clients.get(link, "")
         subscription.subscriber = subscriber_name(packet.name, parts.broker, parts.incarnation, subscription.number, client)
         self._proofs.begin(subscription)

@@ -18,7 +18,17 @@ from collections.abc import Mapping
 from typing import Final
 
 from postroad.core.batch import Batch
-from postroad.core.packets import CatchUpReply, DurableHome, Hold, HoldConfirmed, Knowledge, LinkState, Packet, pubend_broker
+from postroad.core.packets import (
+    CatchUpReply,
+    DurableHome,
+    Hold,
+    HoldConfirmed,
+    Knowledge,
+    LinkState,
+    Packet,
+    Remembered,
+    pubend_broker,
+)
 from postroad.errors import ImplausibleError
 from postroad.types import COUNTER_BITS
 
@@ -54,6 +64,10 @@ def check(packet: Packet, batch: Batch | None) -> None:
             _check_count("the incarnation of a hold", packet.incarnation, INCARNATION_MAX)
             _check_count("the version of a hold", packet.version, COUNT_MAX)
             _check_owner(packet.source, packet.released)
+        case Remembered():
+            _check_count("an incarnation", packet.incarnation, INCARNATION_MAX)
+            _check_owner(packet.target, packet.horizons)
+            _check_owner(packet.target, packet.rows)
         case Knowledge() | CatchUpReply():
             _check_rows(packet.lo, packet.hi, batch)
         case _:

@@ -214,6 +214,13 @@ class Overlay(_Section, frozen=True):
     home_query_s: Annotated[
         Seconds, described("How long to wait for the former home of a durable subscription that came here.")
     ] = 3.0
+    newcomer_wait_s: Annotated[
+        Seconds,
+        described(
+            "How long a broker with empty files and with neighbours waits, before it takes messages, for one of them to tell "
+            "whether it existed before."
+        ),
+    ] = 3.0
     subscriber_grace_s: Annotated[
         Seconds,
         described("How long the logs are held for a subscriber without a name that may come back."),

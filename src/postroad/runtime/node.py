@@ -82,6 +82,7 @@ log = logging.getLogger("postroad.node")
 
 STOP_S_MAX: Final = 5.0
 ORDERS_MAX: Final = 256  # that wait for the end of a turn: one packet may ask for hundreds, each with a long filter
+REPLACE_WAIT_S: Final = 30.0  # for a neighbour to tell what is known of the broker that this one replaces
 TIMER_S: Final = 0.0005  # uvloop rounds to milliseconds: without it, timers came early, again and again until it was time
 TRACKS_NAME: Final = "tracks"  # a directory in the broker's own
 SOFTWARE: Final = f"postroad {VERSION}"
@@ -90,11 +91,15 @@ SOFTWARE: Final = f"postroad {VERSION}"
 class Node:
     """One broker. `start`, then `run` until it is told to stop, or `stop`.
 
-    It starts no other process unless told so: then it tracks in one.
+    It starts no other process unless told so: then it tracks in one. With `replaces`, it is known that the files of a former life
+    of this broker are lost.
     """
 
-    def __init__(self, config: NodeConfig, services: Sequence[Service] = (), *, tracking_process: bool = False) -> None:
+    def __init__(
+        self, config: NodeConfig, services: Sequence[Service] = (), *, tracking_process: bool = False, replaces: bool = False
+    ) -> None:
         self.config: Final = config
+        self._replaces: Final = replaces
         self._tracking_process: Final = tracking_process
         self._services: Final = tuple(services)
         self._by_method: Final = {method: service for service in services for method in service.methods}
@@ -258,10 +263,19 @@ class Node:
             keep_s=self.config.storage.keep_s,
             publish_window_bytes=limits.publish_window_bytes,
             subscriptions_max=limits.subscriptions_max,
+            newcomer_wait_s=self._newcomer_wait_s(),
+            replaces=self._replaces,
             home_query_s=overlay.home_query_s,
             retired=overlay.retired,
             tracking=self.config.tracking.settings(),
         )
+
+    def _newcomer_wait_s(self) -> float:
+        """Return how long to wait, with empty files, for word of a former life; nobody has any where there are no neighbours."""
+        wait_s = self.config.overlay.newcomer_wait_s
+        if not self.config.neighbours:
+            return 0.0
+        return max(wait_s, REPLACE_WAIT_S) if self._replaces else wait_s
 
     async def _open_tracking(self) -> Keeper | None:
         tracking = self.config.tracking

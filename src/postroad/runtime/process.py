@@ -45,10 +45,10 @@ class BrokerProcess:
         self._file.write_text(dump_config(config), encoding="utf-8")
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
+    def start(self, *options: str) -> None:
         """Start it and wait until it listens."""
         assert self._process is None
-        command = own_command("postroad.cli", "broker", "--config", str(self._file))
+        command = own_command("postroad.cli", "broker", "--config", str(self._file), *options)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603  # our own program
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=own_environment()

@@ -23,8 +23,11 @@ GC_THRESHOLD: Final = 50_000
 SWITCH_INTERVAL_S: Final = 0.0005
 
 
-def serve(config: NodeConfig, ready: Callable[[int], None], services: Sequence[Service] = ()) -> None:
-    """Run a broker until SIGTERM or SIGINT; `ready` is told the port once it listens."""
+def serve(config: NodeConfig, ready: Callable[[int], None], services: Sequence[Service] = (), *, replaces: bool = False) -> None:
+    """Run a broker until SIGTERM or SIGINT; `ready` is told the port once it listens.
+
+    `replaces` says that the files of a former life of this broker are known to be lost.
+    """
     logging.basicConfig(
         level=config.log_level.upper(),
         format=f"%(asctime)s %(levelname)-7s {config.title} %(name)s: %(message)s",
@@ -32,17 +35,16 @@ def serve(config: NodeConfig, ready: Callable[[int], None], services: Sequence[S
     )
     gc.set_threshold(GC_THRESHOLD)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    run(_serve(config, ready, services))
+    run(_serve(Node(config, services, tracking_process=config.tracking.process, replaces=replaces), ready))
 
 
-async def _serve(config: NodeConfig, ready: Callable[[int], None], services: Sequence[Service]) -> None:
-    node = Node(config, services, tracking_process=config.tracking.process)
+async def _serve(node: Node, ready: Callable[[int], None]) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, node.request_stop)
     loop.add_signal_handler(signal.SIGHUP, log.info, "SIGHUP is ignored: the configuration is read at the start only")
     if not await _start(node):
-        log.info("broker %d stopped during its start", config.id)
+        log.info("broker %d stopped during its start", node.config.id)
         return
     gc.freeze()
     ready(node.port)

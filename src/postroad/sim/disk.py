@@ -174,6 +174,12 @@ class Disk:
             writes.pending.clear()
             writes.busy_until = 0.0
 
+    def lose(self) -> None:
+        """Be replaced by an empty one, while the broker is down."""
+        self.logs = {pubend: Log(pubend) for pubend in self.logs}
+        self.metadata = {}
+        self.incarnation = 0
+
     def settle(self) -> None:
         """Finish every write at once and report it: what a broker that stops in good order waits for."""
         while True:

@@ -139,6 +139,11 @@ class Durables:
         home = self.homes.get(name)
         return home.broker if home is not None and home.broker not in (0, self._broker) else None
 
+    def is_lost(self, name: str) -> bool:
+        """Tell whether this broker is said to be the home of a name of which it has no record: that is lost with its files."""
+        home = self.homes.get(name)
+        return home is not None and home.broker == self._broker and name not in self.here
+
     def take_home(
         self, name: str, filter_: str, cursors: Positions, *, created_ms: int = 0, starts: Positions | None = None
     ) -> Durable:

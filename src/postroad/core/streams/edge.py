@@ -81,6 +81,7 @@ class Subscription:
     subscriber: str = ""  # what tracks call it
     progress: dict[int, Progress] = field(default_factory=dict)
     unproven: dict[int, None] = field(default_factory=dict)  # pubends whose position may lie beyond them; see `positions`
+    lost_cursors: dict[int, None] = field(default_factory=dict)  # pubends it was in before, nobody knows where: it is told a gap
     answered: bool = False
     open: bool = True  # the client takes rows; see `Flow`
 
@@ -204,6 +205,8 @@ class Edge:
         if pubend not in subscription.positions:
             progress.start = 0 if subscription.earliest else max(tick, progress.acknowledged)
             progress.position = progress.told = progress.acknowledged = progress.start
+        if pubend in subscription.lost_cursors:
+            progress.start = progress.missed_from = 0
         if not self._guards.subscribe_waits_for_path:
             progress.live_from = 0
         elif progress.included_in:
@@ -218,7 +221,9 @@ class Edge:
     def begin_after(self, subscription: Subscription, pubend: int, released: int) -> None:
         """Let a new start lie after what was gone when the log was held for it: what comes before was never promised."""
         progress = subscription.progress[pubend]
-        if pubend not in subscription.positions and progress.start < released:
+        if pubend in subscription.lost_cursors:
+            progress.position = max(progress.position, released)
+        elif pubend not in subscription.positions and progress.start < released:
             progress.start = progress.position = progress.told = progress.acknowledged = released
 
     def announce(self, subscription: Subscription, pubend: int) -> None:

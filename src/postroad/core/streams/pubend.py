@@ -69,6 +69,7 @@ class Pubend:
         self.backlog_rows = 0
         self.backlog_bytes = 0
         self.wall_ms = 0  # the broker's clock
+        self.is_open = True  # False: it has not begun, since it may have had a former life (see `recovery`)
         self._orders = orders
         self._guards = guards
         self._publishers: dict[int, _Publisher] = {}
@@ -150,7 +151,7 @@ class Pubend:
 
     def commit(self, wall_ms: int) -> None:
         """Begin one append with what waits, unless one is under way."""
-        if self._in_flight is not None or not self._waiting:
+        if self._in_flight is not None or not self._waiting or not self.is_open:
             return
         taken: list[_Waiting] = []
         count = 0
@@ -200,7 +201,7 @@ class Pubend:
         """Decide silence up to the clock, as far as reserved; return (lo, hi] to announce, or None."""
         limit = self.reserved if self._guards.horizon_is_reserved else (wall_ms << 16)
         hi = min(wall_ms << 16, limit)
-        if self._in_flight is not None or hi <= self.horizon:
+        if self._in_flight is not None or hi <= self.horizon or not self.is_open:
             return None
         lo, self.horizon = self.horizon, hi
         return lo, hi
@@ -211,6 +212,11 @@ class Pubend:
         if wanted + (RESERVE_AGAIN_MS << 16) <= self.reserved:
             return None
         return wanted + (RESERVE_MS << 16)
+
+    def begin(self, tick: int) -> None:
+        """Decide from this tick on, which is on disk; everything up to it is nobody's."""
+        self.horizon = max(self.horizon, tick)
+        self.is_open = True
 
     @property
     def writing(self) -> bool:

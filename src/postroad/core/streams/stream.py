@@ -38,6 +38,7 @@ from postroad.core.streams.selection import Rows
 HISTORY_MAX: Final = 64  # interests remembered to compare labels with
 NACK_RANGES_MAX: Final = 256
 REPLY_BYTES_MAX: Final = 4 << 20
+NOT_BEGUN: Final = -1  # below every label
 ASKED_FOR_S: Final = 0.3  # what was passed on this short a while ago is not passed on again
 
 
@@ -76,6 +77,7 @@ class Stream:
         self.epoch_sent = COMPLETE if hosted_here else 0
         self.epoch_active = COMPLETE if hosted_here else 0
         self.active_tick = 0
+        self.last_row = 0  # the tick of the last message that was heard of
         self._next_epoch = next_epoch
         self._orders = orders
         self._guards = guards
@@ -88,6 +90,17 @@ class Stream:
         self._asked = RangeSet()
         self._asked_until = 0.0
         self._resend_at = float("inf")
+
+    # --- a pubend that is hosted here ---
+
+    def close(self) -> None:
+        """Let every interest wait until the pubend begins."""
+        self.epoch_active = NOT_BEGUN
+
+    def begin(self, tick: int, now: float) -> None:
+        """Apply what was asked for meanwhile: the stream is complete from this tick on."""
+        self.epoch_active, self.active_tick = COMPLETE, tick
+        self._activate(now)
 
     # --- interest ---
 
@@ -209,6 +222,8 @@ class Stream:
         if segment.lo == segment.hi:  # no knowledge, but word of how far there is any: what was lost last is missed now
             self.cache.frontier = max(self.cache.frontier, segment.hi)
             return []
+        if segment.rows is not None:
+            self.last_row = max(self.last_row, segment.rows.last_tick)
         news = self.cache.add(segment)
         for part in news:
             sent = self._forward(part)

@@ -91,7 +91,10 @@ class Span(_Record, frozen=True):
 
 
 class Lost(_Record, frozen=True):
-    """The subscriber was told that (from_tick, to_tick] of a pubend is lost to it."""
+    """The subscriber was told that (from_tick, to_tick] of a pubend is lost to it.
+
+    Without a name: these messages of a hosted pubend are lost to everybody who had not got them, with the broker's files.
+    """
 
     subscriber: str
     pubend: int

@@ -154,6 +154,10 @@ class Notes:
 
     # --- the broker ---
 
+    def pubend_lost(self, pubend: int, lo: int, hi: int) -> None:
+        """Note that a range of a hosted pubend is lost with the files of a former life."""
+        self.lost("", pubend, lo, hi)
+
     def links(self, neighbours: Iterable[int]) -> None:
         present = tuple(sorted(set(neighbours)))
         self._number_neighbours(present)
