@@ -515,6 +515,7 @@ class PublishRefusedError(OverlayError):
         self.first = first
         self.last = last
         self.cause = cause
+        self.retryable = cause.retryable  # type: ignore[misc]  # as its cause: a full disk passes, a wrong value does not
         super().__init__(f"the broker refused the messages {first.hex()} to {last.hex()}: {cause}  [error {cause.code}]")
 
 

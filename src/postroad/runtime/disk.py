@@ -1,8 +1,8 @@
 """A broker's disk behind the event loop: orders go to threads, facts come back.
 
 Each log has one thread that writes and one that reads; the metadata has its own. A write the disk has no room for is a fact the
-machine deals with. Any other failure means that nobody knows what the disk holds: the broker stops, and the next start reads it
-back.
+machine deals with, and a state that is told once (see `room`). A read that fails is asked for again. Any other failure means that
+nobody knows what the disk holds: the broker stops, and the next start reads it back.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from postroad.core.orders import (
 from postroad.core.packets import pubend_id
 from postroad.errors import StorageError, StorageFullError
 from postroad.runtime.config import NodeConfig
+from postroad.runtime.room import Room
 from postroad.runtime.worker import Worker
 from postroad.storage import BrokerStorage, LogOptions, LogSlice, SegmentLog, open_broker_storage
 from postroad.storage.base import SliceAround
@@ -69,6 +70,7 @@ class Disk:
         self.state: Final[BrokerState] = storage.state
         self.appended_rows = 0
         self.appends = 0
+        self.room: Final = Room(storage.reserve)
         self._storage: Final = storage
         self._retention_bytes: Final = retention_bytes
         self._report: Final = report
@@ -97,7 +99,14 @@ class Disk:
         segment_log = self._storage.logs[pubend]
 
         def work() -> int:
-            return _append(segment_log, batches, self._retention_bytes)
+            self.room.check()
+            try:
+                released = _append(segment_log, batches, self._retention_bytes)
+            except StorageFullError as error:
+                self.room.found_full(error, refused=True)
+                raise
+            self.room.found_room()
+            return released
 
         def done(released: int) -> None:
             self.appends += 1
@@ -108,7 +117,6 @@ class Disk:
 
         def failed(error: Exception) -> None:
             if isinstance(error, StorageFullError):
-                log.error("messages refused: %s", error)
                 self._report(AppendFailed(pubend, token, error))
             else:
                 self._failed(error)
@@ -173,16 +181,15 @@ class Disk:
 
     def _store(self, order: Store) -> None:
         """Try until there is room: what depends on it waits meanwhile."""
-        warned = False
         while True:
             try:
                 self._storage.metadata.store(order.changes)
             except StorageFullError as error:
+                self.room.found_full(error, refused=False)
+                if self.room.give():
+                    continue
                 if self._stopping:
                     raise
-                if not warned:
-                    log.error("waiting for room to write metadata: %s", error)  # noqa: TRY400  # the text says it all
-                warned = True
                 time.sleep(FULL_RETRY_S)
             else:
                 return

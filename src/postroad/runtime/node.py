@@ -305,6 +305,8 @@ class Node:
             "appends": self._disk.appends,
             "appended_rows": self._disk.appended_rows,
             "damaged_places": self._disk.damaged_places,
+            "disk_full": int(self._disk.room.full),
+            "refused_appends": self._disk.room.refused,
             "internal_errors": self.internal_errors,
             "connections": len(self.peers),
             "connections_refused": 0 if self._listener is None else self._listener.refused,

@@ -2,6 +2,7 @@
 
 lock                        held while a process uses the directory
 format                      one JSON object: the version of this layout, and the broker it belongs to
+reserve                     room for metadata when the disk is full
 metadata.sqlite             incarnation, durable subscriptions, cursors, reserved horizons, holds
 pubends/<16 hex digits>/    the log of one pubend
     lock
@@ -24,6 +25,7 @@ import msgspec
 from postroad.core.orders import BrokerState
 from postroad.core.recovery import assumed_base, started_incarnation
 from postroad.errors import LogMissingError, StorageFormatError, WrongBrokerError
+from postroad.storage.reserve import Reserve
 from postroad.storage.segment.disk import Disk
 from postroad.storage.segment.log import LOCK_NAME, LogOptions, SegmentLog, write_error
 from postroad.storage.segment.recovery import SUFFIX, TornTail
@@ -51,6 +53,7 @@ class BrokerStorage:
     logs: Mapping[int, SegmentLog]
     metadata: SqliteMetadata
     torn: tuple[TornTail, ...]  # unfinished appends that were cut
+    reserve: Reserve
     _resources: ExitStack
 
     def close(self) -> None:
@@ -68,6 +71,8 @@ def open_broker_storage(
     with ExitStack() as stack:
         try:
             disk.make_directory(path)
+            reserve = Reserve(path)
+            reserve.make_room()
             stack.callback(os.close, disk.lock(path / LOCK_NAME))
             _check_format(path, broker_id, disk)
         except OSError as error:
@@ -88,7 +93,8 @@ def open_broker_storage(
             damaged=damaged,
         )
         torn = tuple(log.torn for log in logs.values() if log.torn is not None)
-        return BrokerStorage(path, state, logs, metadata, torn, stack.pop_all())
+        reserve.take()
+        return BrokerStorage(path, state, logs, metadata, torn, reserve, stack.pop_all())
 
 
 def broker_of(path: Path) -> int | None:
