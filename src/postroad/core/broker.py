@@ -176,7 +176,7 @@ class Broker:
             case Stored(token):
                 for then in self._parts.on_stored.pop(token, ()):
                     then(now)
-                self._subscribing.answer_ready()
+                self._subscribing.answer_ready(now)
                 self._take_begun(now)
             case LogRead():
                 done = self._reads.pop(fact.token, None)
@@ -460,7 +460,7 @@ class Broker:
                 self._recovery.hold_refused(message)
             case p.HoldConfirmed():
                 self._releasing.confirmed(message)
-                self._subscribing.answer_ready()
+                self._subscribing.answer_ready(now)
             case p.CatchUpReply() if message.request >= OF_A_READ:
                 self._reading.caught_up(message, batch, now)
             case p.CatchUpReply():

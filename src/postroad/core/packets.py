@@ -326,13 +326,18 @@ class DurableHome(Packet, frozen=True, array_like=True):
 
 
 class Interest(Packet, frozen=True, array_like=True):
-    """What the sender wants of one pubend from now on, under a new epoch: in full, or as a change to the epoch before."""
+    """What the sender wants of one pubend from now on, under a new epoch: in full, or as a change to the epoch before.
+
+    A large interest comes in several packets of the same epoch, and counts when the last has come: `full` in the first means that
+    the former interest ends, `more` that another packet follows.
+    """
 
     pubend: U64
     epoch: U64
     full: bool
     add: Annotated[list[FilterText], Meta(max_length=65536)]
     remove: Annotated[list[FilterText], Meta(max_length=65536)]
+    more: bool = False
 
 
 class InterestActive(Packet, frozen=True, array_like=True):

@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from postroad.core.batch import Batch, concat
+from postroad.core.filters.filter import Filter
 from postroad.core.orders import LinkId, LogRead, ReadLog
 from postroad.core.packets import (
     Acknowledge,
@@ -36,7 +37,7 @@ from postroad.core.positions import PositionProofs
 from postroad.core.releasing import Releasing
 from postroad.core.streams.durable import Durable, Move
 from postroad.core.streams.edge import CATCH_UP_BYTES, CATCH_UP_RETRY_S, Phase, Progress, Subscription
-from postroad.core.streams.interest import ReducedSet
+from postroad.core.streams.waiting import Waiting
 from postroad.core.tracking.notes import subscriber_name
 from postroad.errors import (
     DuplicateHandleError,
@@ -71,7 +72,10 @@ class Subscribing:
         self._unconfirmed: dict[int, Positions] = {}  # number of subscription -> cursors its client wants to know stored
         self._storing_acknowledged = False
         self._asked_early: dict[int, Positions] = {}  # the same for those whose home has not settled here
-        self._local = ReducedSet()
+        self._ready: dict[int, Subscription] = {}  # those of which something has become certain
+        self._held: dict[int, Waiting[Subscription]] = {}  # broker -> those that wait for a version of our hold there
+        self._local: dict[Filter, int] = {}  # how many subscriptions have a filter
+        self._wanting: dict[int, None] = {}  # the streams that know the local filters
         self._requests: dict[int, tuple[int, int]] = {}  # request -> (subscription, pubend)
         self._joined: tuple[int, ...] = ()  # the pubends every subscription takes part in
 
@@ -114,9 +118,8 @@ class Subscribing:
                 self._forget(subscription.name)
             else:
                 self._leave_durable(subscription)
-        self._drop(subscription)
+        self._drop(subscription, now)
         self._parts.edge.end(subscription)
-        self._interest_changed(now)
 
     def _forget(self, name: str) -> None:
         """Delete a durable subscription everywhere."""
@@ -184,16 +187,16 @@ class Subscribing:
         """Keep what the clients of a lost link may come back for."""
         self._moves = {name: move for name, move in self._moves.items() if move.link != link}
         gone = self._parts.edge.of_link(link)
+        kept: Positions = {}
         for subscription in gone:
             if subscription.name is not None:
                 self._leave_durable(subscription)
             else:
-                expiry = now + self._parts.config.subscriber_grace_s
-                self._parts.keeper.keep_until(expiry, self._parts.edge.cursors(subscription))
-            self._drop(subscription)
+                for pubend, tick in self._parts.edge.cursors(subscription).items():
+                    kept[pubend] = min(tick, kept.get(pubend, tick))
+        self._parts.keeper.keep_until(now + self._parts.config.subscriber_grace_s, kept)
+        self._drop_all(gone, now)
         self._parts.edge.link_lost(link)
-        if gone:
-            self._interest_changed(now)
 
     # --- activation ---
 
@@ -201,8 +204,7 @@ class Subscribing:
         """Let every subscription take part in pubends that have come into reach."""
         reachable = self._reachable()
         self._join_new_pubends()
-        if self._parts.edge.subscriptions:
-            self._set_local(now)
+        self._tell_new_streams(now)
         if reachable != self._joined:
             self._joined = reachable
             for subscription in self._parts.edge.subscriptions.values():
@@ -211,7 +213,8 @@ class Subscribing:
                         self._wait_for(subscription, pubend)
         for pubend in reachable:
             self.check_waiting(pubend, now)
-        self.answer_ready()
+        self._ready.update(self._unsettled)
+        self.answer_ready(now)
 
     def _join_new_pubends(self) -> None:
         """Let every durable subscription take part in pubends announced since, whether its client is here or away."""
@@ -230,6 +233,10 @@ class Subscribing:
 
     def check_waiting(self, pubend: int, now: float, tick: int | None = None) -> None:
         """Activate the subscriptions whose interest has become active, at `tick` or where the stream is now."""
+        self._activate_waiting(pubend, tick)
+        self.answer_ready(now)
+
+    def _activate_waiting(self, pubend: int, tick: int | None) -> None:
         stream = self._parts.streams[pubend]
         if tick is None:
             tick = max(stream.cache.frontier, stream.active_tick)
@@ -238,14 +245,19 @@ class Subscribing:
             label = stream.epoch_sent
         for subscription in self._parts.edge.waiting(pubend, label):
             self._parts.edge.activate(subscription, pubend, tick)
-            self._unsettled[subscription.number] = subscription
-        self.answer_ready()
-        self.catch_up(pubend, now)
+            self._unsettled[subscription.number] = self._ready[subscription.number] = subscription
 
-    def answer_ready(self) -> None:
+    def answer_ready(self, now: float) -> None:
         """Tell the clients of the starts that have become certain."""
-        for subscription in list(self._unsettled.values()):
-            self._settle(subscription)
+        for broker, version in self._parts.keeper.take_news():
+            if broker in self._held:
+                for subscription in self._held[broker].take(version):
+                    self._ready[subscription.number] = subscription
+        while self._ready:
+            ready, self._ready = self._ready, {}
+            for number, subscription in ready.items():
+                if number in self._unsettled:
+                    self._settle(subscription, now)
 
     # --- durable ---
 
@@ -264,9 +276,8 @@ class Subscribing:
             subscription = self._parts.edge.subscriptions[gone.subscription]
             gone.cursors = {**gone.cursors, **self._parts.edge.cursors(subscription)}
             gone.subscription = None
-            self._drop(subscription)
+            self._drop(subscription, now)
             self._parts.edge.end(subscription)
-            self._interest_changed(now)
         if self._parts.durables.dirty:
             self._parts.store(self._parts.durables.changes())
 
@@ -481,15 +492,14 @@ class Subscribing:
         self._proofs.begin(subscription)
         if packet.name is not None:
             parts.durables.here[packet.name].subscription = subscription.number
-        self._local.add(filter_)
-        self._set_local(now)
+        self._want(filter_, now)
         reachable = self._joined = self._reachable()
         self._unanswered[subscription.number] = request
         for pubend in reachable:
             self._wait_for(subscription, pubend)
         for pubend in reachable:
-            self.check_waiting(pubend, now)
-        self.answer_ready()
+            self._activate_waiting(pubend, None)
+        self.answer_ready(now)
 
     def _wait_for(self, subscription: Subscription, pubend: int) -> None:
         """Let a subscription take part in a pubend, and hold its log from now on."""
@@ -533,10 +543,14 @@ class Subscribing:
 
     def _hold_for(self, subscription: Subscription, pubend: int) -> None:
         progress = subscription.progress[pubend]
+        self._parts.edge.hold(subscription, pubend)
         self._releasing.tell_for({pubend: progress.acknowledged})
-        progress.hold = self._parts.keeper.sent_version(pubend_broker(pubend))
+        broker = pubend_broker(pubend)
+        progress.hold = self._parts.keeper.sent_version(broker)
+        if not self._parts.keeper.is_confirmed(broker, progress.hold):
+            self._held.setdefault(broker, Waiting()).add(subscription.number, subscription, progress.hold)
 
-    def _settle(self, subscription: Subscription) -> None:
+    def _settle(self, subscription: Subscription, now: float) -> None:
         """Take each start that is active and held on: store it, then tell the client; the first time, all reachable at once."""
         unanswered = subscription.number in self._unanswered
         if unanswered and not self._is_ready_everywhere(subscription):
@@ -545,11 +559,11 @@ class Subscribing:
         if fresh:
             self._store_starts(subscription, fresh)
         if unanswered and self._is_stored_everywhere(subscription):
-            self._answer(subscription)
+            self._answer(subscription, now)
         elif not unanswered:
             for pubend, progress in subscription.progress.items():
                 if progress.stored and not progress.announced:
-                    self._parts.edge.announce(subscription, pubend)
+                    self._announce(subscription, pubend, now)
         if subscription.name is not None and subscription.answered:
             self._settle_home(subscription, self._parts.durables.here[subscription.name])
         if all(s.announced or s.phase is Phase.WAITING for s in subscription.progress.values()):
@@ -606,26 +620,32 @@ class Subscribing:
             progress.storing = True
             progress.stored = not changes
 
-        def stored(_now: float) -> None:
+        def stored(now: float) -> None:
             for progress in starts:
                 progress.stored = True
             if subscription.number in self._unsettled:
-                self._settle(subscription)
+                self._settle(subscription, now)
 
         if changes:
             self._parts.store(changes, stored)
 
-    def _answer(self, subscription: Subscription) -> None:
+    def _answer(self, subscription: Subscription, now: float) -> None:
         request = self._unanswered.pop(subscription.number)
         starts = {p: s.start for p, s in subscription.progress.items() if s.stored}
         self._parts.send(subscription.link, Subscribed(subscription.handle, starts), request)
         for pubend in starts:
-            self._parts.edge.announce(subscription, pubend)
+            self._announce(subscription, pubend, now)
         subscription.answered = True
         durable = self._durable_of(subscription)
         if durable is not None:
             durable.beginning = False
             self._join_all(durable)
+
+    def _announce(self, subscription: Subscription, pubend: int, now: float) -> None:
+        """Let the client have rows from now on; begin to catch up what it has not got."""
+        self._parts.edge.announce(subscription, pubend)
+        if self._parts.edge.wants_more(subscription, pubend):
+            self._next_piece(subscription, pubend, subscription.progress[pubend], now)
 
     def _reachable(self) -> tuple[int, ...]:
         return tuple(p for p in self._parts.streams if self._parts.router.reachable(pubend_broker(p)))
@@ -644,23 +664,45 @@ class Subscribing:
         self._parts.durables.moved_on(subscription.name, self._parts.edge.cursors(subscription))
         self._join_all(durable)
 
-    def _drop(self, subscription: Subscription) -> None:
-        self._unanswered.pop(subscription.number, None)
-        self._unsettled.pop(subscription.number, None)
-        self._asked_early.pop(subscription.number, None)
-        self._proofs.end(subscription)
-        self._local.remove(subscription.filter)
+    def _drop(self, subscription: Subscription, now: float) -> None:
+        self._drop_all((subscription,), now)
 
-    def _interest_changed(self, now: float) -> None:
-        self._set_local(now)
-        self.answer_ready()
+    def _drop_all(self, subscriptions: Sequence[Subscription], now: float) -> None:
+        """Forget subscriptions that end, and ask for their filters no longer."""
+        went: list[Filter] = []
+        for subscription in subscriptions:
+            self._unanswered.pop(subscription.number, None)
+            self._unsettled.pop(subscription.number, None)
+            self._asked_early.pop(subscription.number, None)
+            self._proofs.end(subscription)
+            for waiting in self._held.values():
+                waiting.discard(subscription.number)
+            count = self._local.pop(subscription.filter)
+            if count > 1:
+                self._local[subscription.filter] = count - 1
+            else:
+                went.append(subscription.filter)
+        if went:
+            for pubend in self._wanting:
+                self._parts.streams[pubend].want((), went, now)
 
-    def _set_local(self, now: float) -> None:
-        remote = [stream for stream in self._parts.streams.values() if not stream.hosted_here]
-        if remote:
-            filters = self._local.maximal()
-            for stream in remote:
-                stream.set_local(filters, now)
+    def _want(self, filter_: Filter, now: float) -> None:
+        """Ask for what a new subscription wants."""
+        self._tell_new_streams(now)
+        count = self._local.get(filter_, 0)
+        self._local[filter_] = count + 1
+        if count == 0:
+            for pubend in self._wanting:
+                self._parts.streams[pubend].want((filter_,), (), now)
+
+    def _tell_new_streams(self, now: float) -> None:
+        """Tell streams that we have heard of since what our subscribers want."""
+        if len(self._wanting) == len(self._parts.streams):
+            return
+        for pubend, stream in self._parts.streams.items():
+            if pubend not in self._wanting:
+                self._wanting[pubend] = None
+                stream.want(tuple(self._local), (), now)
 
     def _next_piece(self, subscription: Subscription, pubend: int, progress: Progress, now: float) -> None:
         if progress.request and now < progress.retry_at:

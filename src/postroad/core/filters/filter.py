@@ -25,6 +25,7 @@ from postroad.core.filters.ast import (
 from postroad.core.filters.bitmaps import Mask
 from postroad.core.filters.columns import Columns, Select, compile_select, select
 from postroad.core.filters.covering import covers, overlaps
+from postroad.core.filters.hulls import Hull, hulls_of, weight_of
 from postroad.core.filters.limits import DEFAULT_LIMITS, FilterLimits
 from postroad.core.filters.meaning import Key, meaning
 from postroad.core.filters.normal import Normal, prepare
@@ -43,7 +44,7 @@ class Filter:
     AND, `NOT a = 1` for `a <> 1`) are equal and have equal hashes.
     """
 
-    __slots__ = ("_attributes", "_key", "_normal", "_select", "_test", "condition")
+    __slots__ = ("_attributes", "_hash", "_hulls", "_key", "_normal", "_select", "_test", "_text", "_weight", "condition")
 
     condition: Condition
 
@@ -56,6 +57,10 @@ class Filter:
         self._attributes: frozenset[str] | None = None
         self._key: Key | None = None
         self._normal: Normal | None = None
+        self._hulls: tuple[Hull, ...] | None = None
+        self._weight = 0
+        self._hash: int | None = None
+        self._text: str | None = None
 
     @classmethod
     def from_condition(cls, condition: Condition, *, limits: FilterLimits = DEFAULT_LIMITS) -> Self:
@@ -102,6 +107,20 @@ class Filter:
             self._normal = prepare(self.condition)
         return self._normal
 
+    @property
+    def hulls(self) -> tuple[Hull, ...]:
+        """The intervals of its first boxes, by which filters that may cover it are found."""
+        if self._hulls is None:
+            self._hulls = hulls_of(self.normal)
+        return self._hulls
+
+    @property
+    def weight(self) -> int:
+        """About how many parts a comparison with it looks at."""
+        if not self._weight:
+            self._weight = 1 + weight_of(self.normal)
+        return self._weight
+
     def _meaning(self) -> Key:
         if self._key is None:
             self._key = meaning(self.condition)
@@ -111,10 +130,14 @@ class Filter:
         return self is other or self._meaning() == other._meaning() if isinstance(other, Filter) else NotImplemented
 
     def __hash__(self) -> int:
-        return hash(self._meaning())
+        if self._hash is None:
+            self._hash = hash(self._meaning())
+        return self._hash
 
     def __str__(self) -> str:
-        return to_text(self.condition)
+        if self._text is None:
+            self._text = to_text(self.condition)
+        return self._text
 
     def __repr__(self) -> str:
         return f"Filter({to_text(self.condition)!r})"

@@ -13,7 +13,8 @@ Invariants: a subscription's `position` only rises, and it has been sent exactly
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import heapq
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
@@ -27,6 +28,7 @@ from postroad.core.packets import Advance, Deliver, Gap, Started, Unsubscribed
 from postroad.core.streams.cache import Segment, rows_within
 from postroad.core.streams.selection import Rows, select
 from postroad.core.streams.stream import Stream
+from postroad.core.streams.waiting import Waiting
 from postroad.core.tracking.notes import Notes
 
 CATCH_UP_BYTES: Final = 1 << 20
@@ -120,6 +122,43 @@ class EdgeStream:
             self.required.pop(0)
 
 
+class LowestPosition:
+    """The lowest acknowledged position in one pubend.
+
+    A heap of positions as they were when they were looked at last. One that is lowered is added again; otherwise they only
+    rise, so the first that is still true is the lowest.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, int, Progress]] = []  # (position, number of the entry, subscription, progress)
+        self._entries = 0
+
+    def add(self, number: int, progress: Progress, subscriptions: Mapping[int, object]) -> None:
+        self._entries += 1
+        heapq.heappush(self._heap, (progress.acknowledged, self._entries, number, progress))
+        if len(self._heap) > 4 * len(subscriptions) + 64:
+            newest = {entry[2]: entry for entry in sorted(self._heap, key=_entry_number) if entry[2] in subscriptions}
+            self._heap = list(newest.values())
+            heapq.heapify(self._heap)
+
+    def find(self, subscriptions: Mapping[int, object]) -> int | None:
+        """Return the lowest position of those that still exist."""
+        heap = self._heap
+        while heap:
+            tick, entry, number, progress = heap[0]
+            if number not in subscriptions:
+                heapq.heappop(heap)
+            elif progress.acknowledged > tick:
+                heapq.heapreplace(heap, (progress.acknowledged, entry, number, progress))
+            else:
+                return tick
+        return None
+
+
+def _entry_number(entry: tuple[int, int, int, Progress]) -> int:
+    return entry[1]
+
+
 class Edge:
     """All subscriptions of one broker."""
 
@@ -132,8 +171,9 @@ class Edge:
         self._by_link: dict[LinkId, dict[int, Subscription]] = {}  # link -> handle -> subscription
         self._index: FilterIndex[int] = FilterIndex()
         self._congested: dict[LinkId, None] = {}
-        self._waiting: dict[int, dict[int, Subscription]] = {}  # pubend -> number
-        self._behind: dict[int, dict[int, Subscription]] = {}
+        self._waiting: dict[int, Waiting[Subscription]] = {}  # by pubend
+        self._behind: dict[int, dict[int, Subscription]] = {}  # pubend -> number; those whose clients know the start
+        self._lowest: dict[int, LowestPosition] = {}  # by pubend
         self._telling: list[int] = []  # whom `tell_positions` has still to visit
         self._told_at_once = TOLD_AT_ONCE
         self._number = 0
@@ -172,7 +212,8 @@ class Edge:
             del self._by_link[subscription.link]
         self._index.remove(subscription.number)
         for pubend, progress in subscription.progress.items():
-            self._waiting.get(pubend, {}).pop(subscription.number, None)
+            if progress.phase is Phase.WAITING:
+                self._waiting[pubend].discard(subscription.number)
             self._behind.get(pubend, {}).pop(subscription.number, None)
             if self._notes is not None and progress.attachment:
                 self._notes.detached(progress.attachment)
@@ -185,14 +226,28 @@ class Edge:
         Until then it holds what we know of the stream: the activation cannot lie before that.
         """
         progress = subscription.progress[pubend] = Progress()
-        self._waiting.setdefault(pubend, {})[subscription.number] = subscription
+        stream = self.streams[pubend].stream
         if pubend in subscription.positions:
             self.reposition(subscription, pubend)
-        elif not subscription.earliest:
-            progress.acknowledged = self.streams[pubend].stream.cache.frontier
+            return
+        if not subscription.earliest:
+            progress.acknowledged = stream.cache.frontier
+        self._wait(subscription, pubend)
+
+    def hold(self, subscription: Subscription, pubend: int) -> None:
+        """Take into account where a subscription needs the log from. To be called when that is new or has been lowered."""
+        lowest = self._lowest.setdefault(pubend, LowestPosition())
+        lowest.add(subscription.number, subscription.progress[pubend], self.subscriptions)
+
+    def _wait(self, subscription: Subscription, pubend: int) -> None:
+        progress = subscription.progress[pubend]
+        label = self.streams[pubend].stream.included_in(subscription.filter)
+        progress.included_in = label or 0
+        self._waiting.setdefault(pubend, Waiting()).add(subscription.number, subscription, label)
 
     def reposition(self, subscription: Subscription, pubend: int) -> None:
         """Take the position of a subscription that waits for a pubend as it is now."""
+        self._wait(subscription, pubend)
         progress = subscription.progress[pubend]
         progress.start = progress.position = progress.told = subscription.positions[pubend]
         progress.acknowledged = subscription.done.get(pubend, progress.start)
@@ -215,8 +270,7 @@ class Edge:
             edge.delivered = max(edge.delivered, progress.live_from)
             edge.forget_required()
         edge.engaged += 1
-        del self._waiting[pubend][subscription.number]
-        self._fall_behind(subscription, pubend)
+        progress.phase = Phase.CATCHING_UP
 
     def begin_after(self, subscription: Subscription, pubend: int, released: int) -> None:
         """Let a new start lie after what was gone when the log was held for it: what comes before was never promised."""
@@ -236,17 +290,24 @@ class Edge:
             self._orders.append(Send(subscription.link, Started(subscription.handle, pubend, progress.start)))
         if progress.missed_from < progress.position:
             self._tell_gap(subscription, pubend, progress.missed_from, progress.position)
-        self._join_if_level(subscription, pubend)
+        if not self._join_if_level(subscription, pubend):
+            self._fall_behind(subscription, pubend)
 
     def waiting(self, pubend: int, label_active: int) -> Iterator[Subscription]:
-        """Yield the subscriptions whose interest in a pubend has become active, but for those whose position is unproven."""
-        stream = self.streams[pubend].stream
-        for subscription in list(self._waiting.get(pubend, {}).values()):
-            if pubend in subscription.unproven:
-                continue
-            label = stream.included_in((subscription.filter,))
-            if label is not None and label <= label_active:
+        """Yield the subscriptions whose interest in a pubend has become active: they wait no longer.
+
+        Those whose position is unproven are passed over. They wait again when it is proven or given up; see `reposition`.
+        """
+        waiting, stream = self._waiting.get(pubend), self.streams[pubend].stream
+        if not waiting or (stream.parent is None and not stream.hosted_here):
+            return
+        for number, subscription in waiting.unlabelled():  # they came while there was no parent
+            label = stream.included_in(subscription.filter)
+            if label is not None:
                 subscription.progress[pubend].included_in = label
+                waiting.add(number, subscription, label)
+        for subscription in waiting.take(label_active):
+            if pubend not in subscription.unproven:
                 yield subscription
 
     def acknowledge(self, subscription: Subscription, positions: dict[int, int]) -> None:
@@ -262,11 +323,8 @@ class Edge:
 
     def holds(self) -> dict[int, int]:
         """Return for each pubend the lowest position that a subscription still needs the log from."""
-        holds: dict[int, int] = {}
-        for subscription in self.subscriptions.values():
-            for pubend, progress in subscription.progress.items():
-                holds[pubend] = min(holds.get(pubend, FOREVER), progress.acknowledged)
-        return holds
+        lowest = {pubend: positions.find(self.subscriptions) for pubend, positions in self._lowest.items()}
+        return {pubend: tick for pubend, tick in lowest.items() if tick is not None}
 
     def cursors(self, subscription: Subscription) -> dict[int, int]:
         """Return where a subscription would go on after a crash of its client; unproven positions do not count."""
@@ -510,7 +568,7 @@ class Edge:
             return False
         progress.phase = Phase.LIVE
         progress.request = 0
-        self._behind[pubend].pop(subscription.number, None)
+        self._behind.get(pubend, {}).pop(subscription.number, None)
         return True
 
     def _fall_behind(self, subscription: Subscription, pubend: int) -> None:

@@ -134,6 +134,7 @@ class HoldKeeper:
         self._sent_version: dict[int, int] = {}
         self._confirmed: dict[int, int] = {}  # broker -> version
         self._released: Positions = {}
+        self._news: dict[int, None] = {}  # brokers that have confirmed something since `take_news`
         self._away: list[tuple[float, Positions]] = []
         if floor:
             self._away.append((grace_until, dict(floor)))
@@ -193,6 +194,12 @@ class HoldKeeper:
         if incarnation == self.incarnation and version <= self._sent_version.get(broker, 0):
             self._released.update(released)
             self._confirmed[broker] = max(version, self._confirmed.get(broker, 0))
+            self._news[broker] = None
+
+    def take_news(self) -> list[tuple[int, int]]:
+        """Return the brokers that have confirmed a hold since the last time, and the version each has confirmed."""
+        news, self._news = self._news, {}
+        return [(broker, self._confirmed[broker]) for broker in news]
 
     def released(self, pubend: int) -> int:
         """Return what was gone of a pubend when its broker last confirmed a hold."""

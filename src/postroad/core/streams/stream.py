@@ -1,12 +1,11 @@
 """One pubend's stream at one broker: what was asked for, what was learned, who below wants which part of it.
 
-Upstream: the interest sent to the parent under numbered epochs. Downstream: for each child the interest it has, active or
-pending. In between: the cache of labelled segments. The pubend's own broker is the same thing without a parent: its
-knowledge has the label `COMPLETE` and every interest is active at once.
+Upstream: the interest sent to the parent under numbered epochs (`asking`). Downstream: for each child the interest it has, active
+or pending (`children`). In between: the cache of labelled segments. The pubend's own broker is the same thing without a parent:
+its knowledge has the label `COMPLETE` and every interest is active at once.
 
 A child's epoch is *included* in our epoch `included_in`: knowledge with at least that label is complete for it. While our
-epoch is pending we go on serving the child's previous one. A filter the child gives up stays in our own interest until the
-child's new epoch is active, so a label never promises silence for a filter we no longer asked for.
+epoch is pending we go on serving the child's previous one.
 
 Silence for a child is not sent row by row: it is put in front of the next data, or sent by `flush` at the latest.
 
@@ -19,7 +18,6 @@ Invariants: `included_in <= label` for everything sent to a child; labels are ne
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -31,30 +29,15 @@ from postroad.core.guards import ALL_ON, Guards
 from postroad.core.orders import LinkId, Order, Send
 from postroad.core.packets import Interest, InterestActive, Knowledge, Nack, Released
 from postroad.core.ranges import RangeSet
+from postroad.core.streams.asking import Asking
 from postroad.core.streams.cache import COMPLETE, Segment, StreamCache
-from postroad.core.streams.interest import ReducedSet, all_covered, covered
+from postroad.core.streams.children import Change, Child
 from postroad.core.streams.selection import Rows
 
-HISTORY_MAX: Final = 64  # interests remembered to compare labels with
 NACK_RANGES_MAX: Final = 256
 REPLY_BYTES_MAX: Final = 4 << 20
 NOT_BEGUN: Final = -1  # below every label
 ASKED_FOR_S: Final = 0.3  # what was passed on this short a while ago is not passed on again
-
-
-@dataclass(slots=True)
-class _Child:
-    link: LinkId
-    active: dict[Filter, None] = field(default_factory=dict)
-    epoch: int = 0  # of `active`; 0: nothing is active yet
-    included_in: int = 0
-    latest: dict[Filter, None] = field(default_factory=dict)
-    pending: list[tuple[int, dict[Filter, None]]] = field(default_factory=list)  # (epoch, filters)
-    told: int = 0  # the child knows everything we do up to here
-    quiet: int = 0  # and nothing for it came up to here
-
-    def snapshots(self) -> list[dict[Filter, None]]:
-        return [self.active, *(filters for _, filters in self.pending)]
 
 
 class Stream:
@@ -74,22 +57,20 @@ class Stream:
         self.hosted_here = hosted_here
         self.cache = StreamCache(cache_bytes)
         self.parent: LinkId | None = None
-        self.epoch_sent = COMPLETE if hosted_here else 0
         self.epoch_active = COMPLETE if hosted_here else 0
         self.active_tick = 0
         self.last_row = 0  # the tick of the last message that was heard of
-        self._next_epoch = next_epoch
         self._orders = orders
         self._guards = guards
-        self._children: dict[LinkId, _Child] = {}
-        self._local: tuple[Filter, ...] = ()
-        self._wanted = ReducedSet()
-        self._sent: dict[Filter, None] = {}
-        self._history: dict[int, dict[Filter, None]] = {}
+        self._children: dict[LinkId, Child] = {}
+        self._asking = Asking(pubend, next_epoch, orders)
         self._index: FilterIndex[tuple[LinkId, Filter]] = FilterIndex()
         self._asked = RangeSet()
         self._asked_until = 0.0
-        self._resend_at = float("inf")
+
+    @property
+    def epoch_sent(self) -> int:
+        return COMPLETE if self.hosted_here else self._asking.epoch_sent
 
     # --- a pubend that is hosted here ---
 
@@ -104,13 +85,12 @@ class Stream:
 
     # --- interest ---
 
-    def set_local(self, filters: tuple[Filter, ...], now: float) -> None:
-        """Set what the broker's own subscribers want."""
-        for filter_ in filters:
-            self._wanted.add(filter_)
-        for filter_ in self._local:
-            self._wanted.remove(filter_)
-        self._local = filters
+    def want(self, came: Iterable[Filter], went: Iterable[Filter], now: float) -> None:
+        """Change what the broker's own subscribers want."""
+        if self.hosted_here:
+            return
+        self._asking.add(came)
+        self._asking.remove(went)
         self.refresh(now)
 
     def set_parent(self, link: LinkId | None, now: float) -> None:
@@ -118,15 +98,18 @@ class Stream:
         if link == self.parent:
             return
         if self.parent is not None:
-            if self._sent:
-                self._orders.append(Send(self.parent, Interest(self.pubend, self._next_epoch(), full=True, add=[], remove=[])))
-            self._contribute(self.parent, present=True)
+            self._asking.end(self.parent)
+            child = self._children.get(self.parent)
+            if child is not None:
+                self._asking.add(child.counted())
         self.parent = link
-        self._sent = {}
+        self._asking.forget_parent()
         self._asked = RangeSet()
         if link is not None:
-            self._contribute(link, present=False)
-            self._suspend(link)
+            child = self._children.get(link)
+            if child is not None:
+                self._asking.remove(child.counted())
+                self._suspend(child)
         self.refresh(now, anew=True)
         self._activate(now)
 
@@ -136,21 +119,17 @@ class Stream:
         if child is None:
             if not interest.add:
                 return
-            child = self._children[link] = _Child(link)
-        latest = {} if interest.full else dict(child.latest)
-        for text in interest.remove:
-            latest.pop(filters(text), None)
-        for text in interest.add:
-            latest[filters(text)] = None
-        child.latest = latest
-        if not latest:
+            child = self._children[link] = Child(link)
+        change = child.take(interest, filters)
+        if change is None:
+            return
+        child.pending.append(change)
+        if self._counts(child):
+            self._asking.add(change.add)
+        if not child.latest:
             self.link_lost(link, now)
             return
-        if link != self.parent:
-            for filter_ in latest:
-                self._wanted.add(filter_)
         self.refresh(now)
-        child.pending.append((interest.epoch, latest))
         self._activate(now)
 
     def link_lost(self, link: LinkId, now: float) -> None:
@@ -158,8 +137,8 @@ class Stream:
         child = self._children.get(link)
         if child is None:
             return
-        if link != self.parent:
-            self._contribute(link, present=False)
+        if self._counts(child):
+            self._asking.remove(child.counted())
         for filter_ in child.active:
             self._index.remove((link, filter_))
         del self._children[link]
@@ -171,44 +150,25 @@ class Stream:
             return False
         self.epoch_active, self.active_tick = epoch, tick
         self.cache.frontier = max(self.cache.frontier, tick)
-        if epoch == self.epoch_sent:
-            self._resend_at = float("inf")
+        self._asking.answered(epoch, now)
         self._activate(now, tick)
         return True
 
     def refresh(self, now: float, *, anew: bool = False) -> None:
-        """Send the parent what changed in our interest, under a new epoch; everything, when it is new or silent too long."""
-        if self.hosted_here or self.parent is None:
-            return
-        wanted = dict.fromkeys(self._wanted.maximal())
-        if not anew and wanted.keys() == self._sent.keys():
-            return
-        if not wanted and not self._sent:
-            return
-        anew = anew or not self._sent
-        add = [str(f) for f in wanted if anew or f not in self._sent]
-        remove = [] if anew else [str(f) for f in self._sent if f not in wanted]
-        self.epoch_sent = self._next_epoch()
-        self._sent = wanted
-        self._remember(self.epoch_sent, wanted)
-        self._resend_at = now + 2.0 if wanted else float("inf")
-        self._orders.append(Send(self.parent, Interest(self.pubend, self.epoch_sent, full=anew, add=add, remove=remove)))
+        """Send the parent what changed in our interest; everything, when it is new."""
+        if not self.hosted_here and self.parent is not None:
+            self._asking.refresh(self.parent, now, anew=anew)
 
-    def included_in(self, filters: Iterable[Filter]) -> int | None:
-        """Return the label that is complete for filters: the oldest one from which on every interest we sent covers them.
+    def included_in(self, filter_: Filter) -> int | None:
+        """Return the label that is complete for a filter: every interest we sent since then covers it.
 
-        None while what we sent last does not cover them.
+        None while what we sent last does not cover it.
         """
         if self.hosted_here:
             return 0
         if self.parent is None:
             return None
-        label = None
-        for epoch in reversed(self._history):
-            if not all_covered(self._history[epoch], filters):
-                break
-            label = epoch
-        return label
+        return self._asking.since(filter_)
 
     # --- knowledge ---
 
@@ -279,15 +239,16 @@ class Stream:
     def from_cache(self, wanted: Filter, lo: int, hi: int, bytes_max: int) -> tuple[int, list[Batch]]:
         """Return how far (lo, hi] can be told without a gap for one filter, and the rows up to there that match it."""
         rows: list[Batch] = []
-        known: dict[int, bool] = {}
+        complete_from: int | None = None  # the label that is complete for the filter
         position = lo
         for segment in self.cache.read(lo, hi):
             if segment.lo > position or bytes_max <= 0:
                 break
-            if segment.label not in known:
-                known[segment.label] = self._complete_for(segment.label, wanted)
-            if not known[segment.label]:
-                break
+            if segment.label != COMPLETE and self._guards.silence_is_labelled:
+                if complete_from is None:
+                    complete_from = self._complete_from(wanted)
+                if segment.label < complete_from:
+                    break
             if segment.rows is not None:
                 matching = segment.rows.filter(wanted.evaluate(segment.rows))
                 if len(matching):
@@ -307,76 +268,71 @@ class Stream:
             if child.epoch and child.quiet == child.told:  # nothing to tell: tell how far there is anything
                 self._send(child, max(child.told, self.cache.frontier), max(child.told, self.cache.frontier), None)
             self._flush_child(child)
-        if now >= self._resend_at:
-            self.refresh(now, anew=True)
+        if not self.hosted_here and self.parent is not None:
+            self._asking.send_again(self.parent, now)
 
     def stats(self) -> dict[str, int]:
         return {"children": len(self._children), "cache_bytes": self.cache.size, "cache_segments": len(self.cache)}
 
     # --- inside ---
 
-    def _contribute(self, link: LinkId, *, present: bool) -> None:
-        """Count a child's filters in our interest, or not: the parent's own are not sent back to it."""
-        child = self._children.get(link)
-        if child is None:
-            return
-        for snapshot in child.snapshots():
-            for filter_ in snapshot:
-                if present:
-                    self._wanted.add(filter_)
-                else:
-                    self._wanted.remove(filter_)
+    def _counts(self, child: Child) -> bool:
+        """Tell whether a child's filters count in our interest: the parent's own are not sent back to it."""
+        return not self.hosted_here and child.link != self.parent
 
     def _activate(self, now: float, tick: int | None = None) -> None:
         """Make the pending epochs of children active that our own active epoch includes."""
-        for child in list(self._children.values()):
-            while child.pending and child.link != self.parent:
-                epoch, filters = child.pending[0]
-                included_in = self.included_in(filters)
-                if included_in is None or included_in > self.epoch_active:
-                    break
-                del child.pending[0]
-                self._flush_child(child)
-                self._replace(child, filters)
-                child.epoch, child.included_in = epoch, included_in
+        for child in self._children.values():
+            if child.link == self.parent:
+                continue
+            flushed = False
+            while child.pending and self._is_active(child, child.pending[0]):
+                if not flushed:
+                    flushed = True
+                    self._flush_child(child)
+                self._apply(child, child.pending.popleft())
+            if flushed:
                 start = max(self.cache.frontier, self.active_tick) if tick is None else tick
                 child.told = child.quiet = max(start, child.told)
-                self._orders.append(Send(child.link, InterestActive(self.pubend, epoch, start)))
+                self._orders.append(Send(child.link, InterestActive(self.pubend, child.epoch, start)))
         self.refresh(now)
 
-    def _suspend(self, link: LinkId) -> None:
+    def _is_active(self, child: Child, change: Change) -> bool:
+        """Tell whether our active epoch includes the next epoch of a child."""
+        if change.label is None:
+            label = child.included_in
+            for filter_ in change.add:
+                since = self.included_in(filter_)
+                if since is None:
+                    return False
+                label = max(label, since)
+            change.label = label
+        return (self.hosted_here or self.parent is not None) and change.label <= self.epoch_active
+
+    def _apply(self, child: Child, change: Change) -> None:
+        for filter_ in change.remove:
+            del child.active[filter_]
+            self._index.remove((child.link, filter_))
+        if self._counts(child):
+            self._asking.remove(change.remove)
+        for filter_ in change.add:
+            child.active[filter_] = None
+            self._index.add((child.link, filter_), filter_)
+        assert change.label is not None
+        child.epoch, child.included_in = change.epoch, change.label
+
+    def _suspend(self, child: Child) -> None:
         """A child that has become our parent: we no longer ask for its filters, so we may promise it nothing."""
-        child = self._children.get(link)
-        if child is None or not child.epoch:
-            return
         for filter_ in child.active:
-            self._index.remove((link, filter_))
-        child.pending.insert(0, (child.epoch, child.active))
-        child.active, child.epoch = {}, 0
+            self._index.remove((child.link, filter_))
+        child.suspend()
 
-    def _replace(self, child: _Child, filters: dict[Filter, None]) -> None:
-        for filter_ in child.active:
-            if filter_ not in filters:
-                self._index.remove((child.link, filter_))
-            if child.link != self.parent:
-                self._wanted.remove(filter_)
-        for filter_ in filters:
-            if filter_ not in child.active:
-                self._index.add((child.link, filter_), filter_)
-        child.active = filters
-
-    def _suffices(self, label: int, child: _Child) -> bool:
+    def _suffices(self, label: int, child: Child) -> bool:
         return label >= child.included_in or not self._guards.silence_is_labelled
 
-    def _complete_for(self, label: int, wanted: Filter) -> bool:
-        if label == COMPLETE or not self._guards.silence_is_labelled:
-            return True
-        return label in self._history and covered(self._history[label], wanted)
-
-    def _remember(self, epoch: int, filters: dict[Filter, None]) -> None:
-        self._history[epoch] = filters
-        while len(self._history) > HISTORY_MAX:
-            del self._history[next(iter(self._history))]
+    def _complete_from(self, wanted: Filter) -> int:
+        since = self._asking.since(wanted)
+        return COMPLETE if since is None else since
 
     def _forward(self, part: Segment) -> dict[LinkId, Rows]:
         """Send each child what it wants of new knowledge; return the rows that each was sent."""
@@ -399,16 +355,16 @@ class Stream:
                 child.told = child.quiet
         return sent
 
-    def _send_part(self, child: _Child, part: Segment) -> None:
+    def _send_part(self, child: Child, part: Segment) -> None:
         matched = self._match(part.rows)
         self._send(child, part.lo, part.hi, _selected(part.rows, matched.get(child.link)))
 
-    def _flush_child(self, child: _Child) -> None:
+    def _flush_child(self, child: Child) -> None:
         if child.epoch and child.quiet > child.told:
             self._send(child, child.told, child.quiet, None)
             child.told = child.quiet
 
-    def _send(self, child: _Child, lo: int, hi: int, rows: Batch | None) -> None:
+    def _send(self, child: Child, lo: int, hi: int, rows: Batch | None) -> None:
         self._orders.append(Send(child.link, Knowledge(self.pubend, lo, hi, child.epoch), rows, data=True))
 
     def _match(self, rows: Batch | None) -> dict[LinkId, Rows]:
