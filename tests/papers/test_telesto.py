@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import asyncpg
 import pytest
+from click.testing import CliRunner
 from tests.private_postgres import PrivatePostgres
 
+from postroad.cli import main
 from postroad.errors import NotIdentifiedError, UnknownQueueError, WrongDirectionError
 from postroad.queues.client import QueueClient
+from postroad.queues.mount import queues_of
+from postroad.queues.profile import ProfileLog, read_calls, summarise
 from postroad.queues.server import QueueServer
 from postroad.queues.service import QueueService, Session
 from postroad.queues.sync import SyncQueueClient
+from postroad.runtime.config import NodeConfig, Queues
+from postroad.runtime.node import Node
 from postroad.storage.queues.memory import MemoryQueueStorage
 from postroad.storage.queues.migrations import migrate
 from postroad.wire.packets import telesto as t
@@ -715,3 +723,76 @@ def _use_blocking(port: int) -> None:
         client.delete_queue(other)
         with SyncQueueClient.identify("127.0.0.1", port, client_id=client.client_id) as again:
             assert again.name == "ann"
+
+
+# Chapter 4: "profiling and benchmark logging", used by both the client and the middleware
+
+
+def test_client_and_middleware_log_each_method_call_with_its_time_and_outcome(tmp_path: Path) -> None:
+    """The same calls on both sides; the client's times contain the middleware's; errors have their code."""
+    logs = {"client": ProfileLog(tmp_path / "client.jsonl", "client"), "broker": ProfileLog(tmp_path / "broker.jsonl", "broker")}
+
+    async def body() -> None:
+        service = QueueService(MemoryQueueStorage(), profile=logs["broker"])
+        async with (
+            QueueServer(service) as server,
+            QueueClient.register("127.0.0.1", server.port, name="ann", profile=logs["client"]) as ann,
+        ):
+            queue = await ann.create_queue("jobs")
+            for _ in range(20):
+                await ann.put(queue, b"x")
+            await ann.read(queue)
+            assert await ann.take(queue, sender=99, timeout=0.1) is None
+            with pytest.raises(UnknownQueueError):
+                await ann.get_queue_by_name("none")
+
+    asyncio.run(body())
+    logs["client"].close()
+    calls = {side: list(read_calls(tmp_path / f"{side}.jsonl")) for side in logs}
+    expected = ["CreateQueue", *["PutMessages"] * 20, "ReadMessage", "TakeMessages", "GetQueueId"]
+    assert [call.method for call in calls["client"]] == expected
+    assert [call.method for call in calls["broker"]] == ["RegisterClient", *expected]
+    assert {call.side for call in calls["broker"]} == {"broker"}
+    for mine, theirs in zip(calls["client"], calls["broker"][1:], strict=True):
+        assert mine.us >= theirs.us
+        assert (mine.client, mine.outcome) == (1, theirs.outcome)
+    assert calls["client"][-1].outcome == str(UnknownQueueError.code)
+    assert calls["broker"][-2].us >= 90_000  # the take that waited
+    summary = {each.method: each for each in summarise(calls["broker"])}
+    assert (summary["PutMessages"].calls, summary["GetQueueId"].errors) == (20, 1)
+    assert summary["PutMessages"].p50_us <= summary["PutMessages"].p99_us <= summary["PutMessages"].max_us
+    shown = CliRunner().invoke(main, ["queue", "profile", str(tmp_path / "broker.jsonl"), "--json"])
+    assert json.loads(shown.output.splitlines()[0])["calls"] == 20
+
+
+def test_the_profiling_log_has_a_maximum_and_passes_over_a_line_cut_by_a_crash(tmp_path: Path) -> None:
+    """Two files at most; the newest calls are kept."""
+    path = tmp_path / "log.jsonl"
+    for number in range(40):
+        log = ProfileLog(path, "broker", file_bytes_max=1_000)
+        for _ in range(5):
+            log.note("Ping", number, 0.001, "ok")
+        log.close()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["log.jsonl", "log.jsonl.1"]
+    assert sum(each.stat().st_size for each in tmp_path.iterdir()) <= 2_000
+    assert [call.client for call in read_calls(path)][-1] == 39
+    with path.open("ab") as file:
+        file.write(b'{"at": 1.0, "side": "bro')
+    assert [call.client for call in read_calls(path)][-1] == 39
+
+
+def test_a_broker_writes_the_log_its_configuration_names(tmp_path: Path) -> None:
+    """Below its data directory."""
+    queues = queues_of(NodeConfig(id=1, data_dir=str(tmp_path), listen="127.0.0.1:0", queues=Queues(profile="profile.jsonl")))
+    assert queues is not None
+
+    async def body() -> None:
+        node = Node(NodeConfig(id=1, data_dir=str(tmp_path), listen="127.0.0.1:0"), [queues])
+        await node.start()
+        async with QueueClient.open("127.0.0.1", node.port, name="ann") as ann:
+            await ann.ping()
+            await ann.open_queue("jobs")
+        await node.stop()
+
+    asyncio.run(body())
+    assert "CreateQueue" in [call.method for call in read_calls(tmp_path / "profile.jsonl")]

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
 import pytest
+from click.testing import CliRunner
 from tests.topics.fake_wire import Wire
 
-from postroad.errors import TopicsNotSubscribedError, TopicsUnavailableError
+from postroad.cli import main
+from postroad.errors import ConfigError, TopicsNotSubscribedError, TopicsUnavailableError
+from postroad.testing import free_ports
 from postroad.topics import messages as m
 from postroad.topics.client_machine import FinishPut, GetFrom, PutTo, SubscribeTo, UnsubscribeFrom
 from postroad.topics.copies import TopicCopy
 from postroad.topics.options import CallOptions, ServerOptions
+from postroad.topics.proxies_file import load_proxies
 from postroad.topics.server import ServerMachine
+from postroad.topics.sync import TopicClient
 
 NEWS = b"news"
 
@@ -381,3 +392,61 @@ def test_4_an_interrupted_transfer_is_resumed_and_neither_loses_nor_doubles(cras
     wire.advance(15)
     assert NEWS not in wire.machines[b"server1"].copies  # type: ignore[union-attr]
     assert bodies(wire, b"alice") == [b"one", b"two"]
+
+
+# 5.1: "a configuration file ..., which lists the address of each proxy in each line"
+
+
+def test_a_configuration_file_lists_one_proxy_per_line(tmp_path: Path) -> None:
+    """In the order of its lines, for servers and clients; empty lines and comments do not count."""
+    file = tmp_path / "proxies.txt"
+    file.write_text("# ours\n127.0.0.1:7101\n\n  127.0.0.1:7102  # the second\r\n[::1]:7103\n", encoding="utf-8")
+    assert load_proxies(file) == ("127.0.0.1:7101", "127.0.0.1:7102", "[::1]:7103")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("127.0.0.1:7101\nnowhere\n", "line 2: 'nowhere' is not an address"),
+        ("127.0.0.1:7101 127.0.0.1:7102\n", "line 1: '127.0.0.1:7101 127.0.0.1:7102'; write one address"),
+        ("a:1\nb:2\na:1\n", "line 3: a:1 stands in line 1 already"),
+        ("# nothing\n", "no proxy"),
+        (None, "No such file"),
+    ],
+)
+def test_a_mistake_in_the_configuration_file_is_told_with_its_line(text: str | None, said: str, tmp_path: Path) -> None:
+    """By the program and by the commands alike."""
+    file = tmp_path / "proxies.txt"
+    if text is not None:
+        file.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        load_proxies(file)
+    for command in (["topics", "server", "s1"], ["topic", "get", "alice", "news"], ["topics", "status"]):
+        result = CliRunner().invoke(main, [*command, "--proxies-file", str(file)])
+        assert result.exit_code == 1
+        assert said in result.output
+
+
+def test_a_service_works_with_its_proxies_in_a_file(tmp_path: Path) -> None:
+    """Real processes: the server and the clients read the same file; the first proxy of it is not there."""
+    dead, alive = free_ports(2)
+    file = tmp_path / "proxies.txt"
+    file.write_text(f"127.0.0.1:{dead}\n127.0.0.1:{alive}\n", encoding="utf-8")
+    base = [sys.executable, "-m", "postroad.cli"]
+    data = ["--data", str(tmp_path / "data")]
+    with ExitStack() as stack:
+        for command in (["proxy", "p1", "--bind", f"127.0.0.1:{alive}"], ["server", "s1", "--proxies-file", str(file)]):
+            process = stack.enter_context(
+                subprocess.Popen([*base, "topics", *command, *data], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            )
+            stack.callback(process.terminate)
+            assert process.stdout is not None
+            assert "listens" in process.stdout.readline()
+        with TopicClient("alice", file, data=tmp_path / "alice", patience_s=60) as alice:
+            alice.subscribe("news")
+        put = [*base, "topic", "put", "bob", "news", "--text", "hello", "--proxies-file", str(file), "--patience", "60", *data]
+        subprocess.run(put, check=True, timeout=90)
+        with TopicClient("alice", file, data=tmp_path / "alice", patience_s=60) as alice:
+            message = alice.get("news", wait_s=60)
+            assert message is not None
+            assert message.body == b"hello"

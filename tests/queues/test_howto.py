@@ -8,6 +8,8 @@ import textwrap
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import pytest
+
 import postroad
 import postroad.testing
 from postroad.queues.client import QueueClient
@@ -25,8 +27,9 @@ def program(port: int) -> str:
     return text.replace("7400", str(port))
 
 
-def test_the_snippets_of_the_how_to_run_twice_against_one_broker() -> None:
+def test_the_snippets_of_the_how_to_run_twice_against_one_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names that exist are no obstacle at the second run; every message is worked on."""
+    monkeypatch.chdir(tmp_path)
     with postroad.testing.broker() as url:
         port = urlsplit(url).port
         assert port is not None

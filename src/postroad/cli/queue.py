@@ -12,8 +12,9 @@ import secrets
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final, TypeVar
 
 import click
@@ -22,6 +23,7 @@ from rich.table import Table
 
 from postroad.errors import InvalidValueError
 from postroad.queues.client import QueueClient
+from postroad.queues.profile import read_calls, summarise
 from postroad.types import AttributeValue
 from postroad.wire.packets.telesto import QueueMessage, ReadMode
 
@@ -201,6 +203,26 @@ def peek(target: _Target, name: str, limit: int, as_json: bool) -> None:
             shown += 1
 
     target.run(work)
+
+
+@queue.command()
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per method.")
+def profile(file: Path, as_json: bool) -> None:
+    """Sum up a profiling log: calls, errors, rate and times of each method.
+
+    A broker writes one when `profile` is set under `[queues]`, a client when it is given a `ProfileLog`.
+    """
+    found = summarise(read_calls(file))
+    if as_json:
+        for each in found:
+            click.echo(json.dumps(asdict(each)))
+        return
+    table = Table("side", "method", "calls", "errors", "per second", "p50 us", "p99 us", "longest us")
+    for each in found:
+        counts = (f"{n:,}" for n in (each.p50_us, each.p99_us, each.max_us))
+        table.add_row(each.side, each.method, f"{each.calls:,}", f"{each.errors:,}", f"{each.per_s:,.1f}", *counts)
+    Console().print(table)
 
 
 @queue.command()

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from postroad.errors import PostroadError, TopicsNotSubscribedError, TopicsUnavailableError
 from postroad.topics import messages as m
 from postroad.topics.client import to_bytes
 from postroad.topics.drivers import Process, proxy_process, server_process
 from postroad.topics.options import CallOptions, ClientOptions, ServerOptions
+from postroad.topics.proxies_file import load_proxies
 from postroad.topics.server import REPORT, readable
 from postroad.topics.sockets import Dealer, endpoint, import_zmq
 from postroad.topics.sync import TopicClient
@@ -24,19 +26,43 @@ from postroad.topics.sync import TopicClient
 F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_PROXY = "127.0.0.1:7101"
+_FILE = "postroad.topics.proxies_file"
 EMPTY = 3  # exit code of `get` when there is nothing to receive
 
 
+def _chosen_proxies(context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    """Take what --proxy says, else what the file says, else the default."""
+    file = context.meta.get(_FILE)
+    if file is None:
+        return given or (DEFAULT_PROXY,)
+    if context.get_parameter_source("proxies") is ParameterSource.COMMANDLINE:
+        raise click.UsageError("give --proxy or --proxies-file, not both")
+    return load_proxies(file)
+
+
+def _keep_file(context: click.Context, _option: click.Parameter, file: Path | None) -> None:
+    context.meta[_FILE] = file
+
+
 def _proxies_option(function: F) -> F:
-    return click.option(
+    proxies = click.option(
         "--proxy",
         "proxies",
         multiple=True,
         envvar="POSTROAD_PROXIES",
-        default=(DEFAULT_PROXY,),
-        show_default=True,
-        help="Address host:port of a proxy; give it once for each proxy, in the order to try them.",
-    )(function)
+        callback=_chosen_proxies,
+        help=f"Address host:port of a proxy; give it once for each proxy, in the order to try them.  [default: {DEFAULT_PROXY}]",
+    )
+    file = click.option(
+        "--proxies-file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        envvar="POSTROAD_PROXIES_FILE",
+        is_eager=True,
+        expose_value=False,
+        callback=_keep_file,
+        help="A file with the address of each proxy on a line of its own, instead of --proxy.",
+    )
+    return proxies(file(function))
 
 
 def _data_option(function: F) -> F:

@@ -31,6 +31,7 @@ from postroad.errors import (
 )
 from postroad.queues.connection import Connection
 from postroad.queues.limits import CONTEXT_MAX
+from postroad.queues.profile import ProfileLog
 from postroad.types import AttributeValue
 from postroad.wire.packets import queues as q
 from postroad.wire.packets import telesto as t
@@ -111,7 +112,9 @@ class Delivery:
 class QueueClient:
     """Made by `open` (the client of a name), `register` (a new one) or `identify` (by id). Use as an async context manager."""
 
-    def __init__(self, addresses: Sequence[Address], *, retry_s: float = RETRY_S) -> None:
+    def __init__(self, addresses: Sequence[Address], *, retry_s: float = RETRY_S, profile: ProfileLog | None = None) -> None:
+        """With a `profile`, each call is noted there (`queues/profile.py`); closing it is left to who opened it."""
+        self._profile = profile
         self._addresses = list(addresses)
         self._retry_s = retry_s
         self._connection: Connection | None = None
@@ -135,12 +138,13 @@ class QueueClient:
         mode: ClientMode = ClientMode.READ_AND_PUT,
         others: Sequence[Address] = (),
         retry_s: float = RETRY_S,
+        profile: ProfileLog | None = None,
     ) -> Self:
         """Connect as the client of this name; it is registered when it is new, with `mode`. A known one keeps its mode.
 
         `others` are brokers to go to when this one is lost.
         """
-        client = cls([(host, port), *others], retry_s=retry_s)
+        client = cls([(host, port), *others], retry_s=retry_s, profile=profile)
         client._new = t.RegisterClient(name, mode, existing=True)
         return client
 
@@ -154,16 +158,26 @@ class QueueClient:
         mode: ClientMode = ClientMode.READ_AND_PUT,
         others: Sequence[Address] = (),
         retry_s: float = RETRY_S,
+        profile: ProfileLog | None = None,
     ) -> Self:
         """Connect as a new client, on entering the context or with `connect`; raise `NameTakenError` when the name is known."""
-        client = cls([(host, port), *others], retry_s=retry_s)
+        client = cls([(host, port), *others], retry_s=retry_s, profile=profile)
         client._new = t.RegisterClient(name, mode)
         return client
 
     @classmethod
-    def identify(cls, host: str, port: int, *, client_id: int, others: Sequence[Address] = (), retry_s: float = RETRY_S) -> Self:
+    def identify(
+        cls,
+        host: str,
+        port: int,
+        *,
+        client_id: int,
+        others: Sequence[Address] = (),
+        retry_s: float = RETRY_S,
+        profile: ProfileLog | None = None,
+    ) -> Self:
         """Connect as an existing client."""
-        client = cls([(host, port), *others], retry_s=retry_s)
+        client = cls([(host, port), *others], retry_s=retry_s, profile=profile)
         client.client_id = client_id
         return client
 
@@ -441,7 +455,16 @@ class QueueClient:
                 answer = await connection.send(packet, expected)
             return await answer
 
-        return await self._retried(attempt, safe=safe)
+        if self._profile is None:
+            return await self._retried(attempt, safe=safe)
+        begun, outcome = time.perf_counter(), "ok"
+        try:
+            return await self._retried(attempt, safe=safe)
+        except BaseException as error:
+            outcome = str(error.code) if isinstance(error, PostroadError) else type(error).__name__
+            raise
+        finally:
+            self._profile.note(type(packet).__name__, self.client_id, time.perf_counter() - begun, outcome)
 
     async def _retried(self, attempt: Callable[[], Awaitable[ResultT]], *, safe: bool = True) -> ResultT:
         deadline = time.monotonic() + self._retry_s

@@ -20,6 +20,7 @@ from postroad.core.batch import Batch
 from postroad.core.filters.filter import Filter
 from postroad.queues.exchanges import Exchanges
 from postroad.queues.feeder import FedBatch, Feeder
+from postroad.queues.profile import ProfileLog
 from postroad.queues.server import open_storage
 from postroad.queues.service import QueueService, QueueStats
 from postroad.runtime.config import NodeConfig
@@ -36,14 +37,17 @@ def queues_of(config: NodeConfig) -> MountedQueues | None:
     store = config.queues.store
     if not store:
         return None
-    return MountedQueues(store if store == "memory" or "://" in store else str(Path(config.data_dir) / store))
+    below = Path(config.data_dir)
+    profile = below / config.queues.profile if config.queues.profile else None
+    return MountedQueues(store if store == "memory" or "://" in store else str(below / store), profile)
 
 
 class MountedQueues:
     """The queues as a service of a broker."""
 
-    def __init__(self, store: str) -> None:
+    def __init__(self, store: str, profile: Path | None = None) -> None:
         self._store = store
+        self._profile = profile
         self._stack = AsyncExitStack()
         self._open: dict[_Connection, None] = {}
         self._service: QueueService
@@ -56,7 +60,11 @@ class MountedQueues:
 
     async def start(self, host: ServiceHost) -> None:
         self._url = host.url
-        self._service = QueueService(open_storage(self._store), check_filter=Filter)
+        self._service = QueueService(
+            open_storage(self._store),
+            check_filter=Filter,
+            profile=None if self._profile is None else ProfileLog(self._profile, "broker"),
+        )
         await self._service.start()
         self._stack.push_async_callback(self._service.stop)
         await self._stack.enter_async_context(Feeder(self._service, self._stream, on_unbound=self._forget))

@@ -37,6 +37,7 @@ from postroad.queues.limits import (
     check_receiver_id,
     check_sender_id,
 )
+from postroad.queues.profile import ProfileLog
 from postroad.queues.rates import Counts
 from postroad.queues.signals import Signals, Waiter
 from postroad.storage.queues.base import (
@@ -103,10 +104,12 @@ class QueueService:
         check_filter: Callable[[str], object] | None = None,
         poll_s: float = POLL_S,
         key_window_ms: int = KEY_WINDOW_MS,
+        profile: ProfileLog | None = None,
     ) -> None:
         self.storage: Final = storage
         self.limits: Final = limits or QueueLimits()
         self._check_filter = check_filter
+        self._profile = profile
         self._poll_s = poll_s
         self._key_window_ms = key_window_ms
         self._signals = Signals(waiters_max=self.limits.waiting_takes_max)
@@ -137,6 +140,8 @@ class QueueService:
         while self._background:
             await asyncio.wait(self._background)
         await self.storage.close()
+        if self._profile is not None:
+            await asyncio.to_thread(self._profile.close)
 
     @property
     def packet_types(self) -> frozenset[type[Packet]]:
@@ -145,6 +150,16 @@ class QueueService:
 
     async def handle(self, packet: Packet, session: Session) -> Packet:
         """Answer one packet. Never raises a `PostroadError`: refusals are Error packets."""
+        if self._profile is None:
+            return await self._answer(packet, session)
+        begun = time.perf_counter()
+        answer = await self._answer(packet, session)
+        outcome = str(answer.code) if isinstance(answer, t.Error) else "ok"
+        client_id = 0 if session.client is None else session.client.client_id
+        self._profile.note(type(packet).__name__, client_id, time.perf_counter() - begun, outcome)
+        return answer
+
+    async def _answer(self, packet: Packet, session: Session) -> Packet:
         try:
             check_direction(packet, Direction.CLIENT_TO_BROKER, identified=session.client is not None)
             handler = self._handlers.get(type(packet))

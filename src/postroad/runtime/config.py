@@ -111,6 +111,10 @@ class Queues(_Section, frozen=True):
             "or empty for a broker without queues."
         ),
     ] = "queues.sqlite"
+    profile: Annotated[
+        str,
+        described("A profiling log: a file below `data_dir` with a line for each call of a queue method; empty for none."),
+    ] = ""
 
 
 class Tracking(_Section, frozen=True):

@@ -32,6 +32,7 @@ from postroad.topics.drivers import store_role
 from postroad.topics.messages import check_name
 from postroad.topics.options import ClientOptions
 from postroad.topics.orders import Ask, Persist
+from postroad.topics.proxies_file import load_proxies
 from postroad.topics.rows import SaveUnfinished
 from postroad.topics.sockets import Dealer, WallClock, endpoint, import_zmq
 from postroad.topics.store import SqliteStore
@@ -51,9 +52,10 @@ class ClientCore:
     """What both clients share: the machine, the store, the sockets; no waiting."""
 
     def __init__(
-        self, client: Name, proxies: Sequence[str], *, data: str | Path, options: ClientOptions | None, context: Any
+        self, client: Name, proxies: Sequence[str] | Path, *, data: str | Path, options: ClientOptions | None, context: Any
     ) -> None:
-        addresses = [endpoint(proxy).encode() for proxy in proxies]
+        known = load_proxies(proxies) if isinstance(proxies, Path) else proxies
+        addresses = [endpoint(proxy).encode() for proxy in known]
         if not addresses:
             raise InvalidValueError("a client needs the address of at least one proxy, for example 127.0.0.1:7101")
         name = check_name(to_bytes(client), "client id")
@@ -101,12 +103,15 @@ def repeated(operation: Operation) -> Operation:
 
 
 class TopicClient:
-    """One client id, one process at a time; operations of one client run one after the other."""
+    """One client id, one process at a time; operations of one client run one after the other.
+
+    `proxies` are addresses, or the `Path` of a file with one per line.
+    """
 
     def __init__(
         self,
         client: Name,
-        proxies: Sequence[str],
+        proxies: Sequence[str] | Path,
         *,
         data: str | Path,
         patience_s: float = 0.0,

@@ -22,7 +22,7 @@ class TopicClient:
     def __init__(
         self,
         client: Name,
-        proxies: Sequence[str],
+        proxies: Sequence[str] | Path,
         *,
         data: str | Path,
         patience_s: float = 0.0,
