@@ -14,7 +14,7 @@ from postroad.storage.segment import observer
 from postroad.storage.segment.disk import Disk
 from postroad.storage.segment.format import Bytes
 from postroad.storage.segment.mark import MARK_NAME
-from postroad.storage.segment.observer import LogView, layouts, observe, parts, read_part
+from postroad.storage.segment.observer import LogView, layouts, observe, parts, read_part, sound_parts
 
 PUBEND = 5 << 8
 SMALL = LogOptions(segment_bytes=3000)
@@ -278,3 +278,44 @@ def test_reading_beside_appends_and_releases_sees_a_prefix_without_holes(tmp_pat
     assert looks > gaps
     assert observe(tmp_path, PUBEND).last == 3000
     log.close()
+
+
+def test_a_log_says_up_to_where_it_was_released(tmp_path: Path) -> None:
+    """What was removed by others is beyond that mark."""
+    log = SegmentLog.open(tmp_path, PUBEND, SMALL)
+    append(log, 1, 30)
+    assert observe(tmp_path, PUBEND).marked == 0
+    released = log.release(100)
+    log.close()
+    view = observe(tmp_path, PUBEND)
+    assert view.released == released == view.marked > 0
+    segments(tmp_path)[0].unlink()
+    view = observe(tmp_path, PUBEND)
+    assert view.released > view.marked == released
+    (tmp_path / "released").write_bytes(b"nonsense")
+    assert observe(tmp_path, PUBEND).marked == 0
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_is_around_a_damaged_byte_is_found(tmp_path: Path, seed: int) -> None:
+    """Header or body, in a closed segment or the last: every row is either read or in a hole, and most are read."""
+    log = SegmentLog.open(tmp_path, PUBEND, SMALL)
+    rows = append(log, 1, 30)
+    log.abandon()
+    view = observe(tmp_path, PUBEND)
+    segment = view.segments[seed % len(view.segments)]
+    place = segment.start + (seed * 7919) % (segment.end - segment.start)
+    data = bytearray(segment.path.read_bytes())
+    data[place] ^= 0x55
+    segment.path.write_bytes(data)
+    found: list[Row] = []
+    holes = []
+    for each in view.segments:
+        listed, damaged = sound_parts(PUBEND, each, 1000)
+        found += [row for part in listed for row in rows_of(read_part(part))]
+        holes += damaged
+    read_ticks = {row[0] for row in found}
+    lost = {row[0] for row in rows} - read_ticks
+    assert len(lost) <= 20
+    assert all(any(hole.lo < tick <= hole.hi for hole in holes) for tick in lost)
+    assert not any(hole.lo < tick <= hole.hi for hole in holes for tick in read_ticks)

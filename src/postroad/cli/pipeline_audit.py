@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+import time
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Final, Literal
 
 import click
 from rich.console import Console
@@ -21,17 +23,30 @@ from postroad.cli.pipeline_options import (
     published_in,
 )
 from postroad.core.tracking.answers import HoleKind
+from postroad.errors import PostroadError
 from postroad.spark.jobs import audit as auditing
 from postroad.spark.jobs.audit import Audit
+from postroad.spark.jobs.evidence import Scope, Verdict
 from postroad.spark.jobs.running import running, write
 from postroad.spark.jobs.tracks import open_tracks
 from postroad.types import MessageId
+
+log = logging.getLogger("postroad.pipeline")
+
+ERROR_EXIT: Final = 4
+_VERDICTS: Final = {
+    Verdict.CLOSES: "The books close.",
+    Verdict.DOES_NOT_CLOSE: "The books do not close.",
+    Verdict.CANNOT_TELL: "Nobody can tell whether the books close: evidence is missing.",
+}
+_STYLES: Final = {Verdict.CLOSES: "bold green", Verdict.DOES_NOT_CLOSE: "bold red", Verdict.CANNOT_TELL: "bold yellow"}
 
 
 @click.command()
 @data_option
 @lake_option
 @click.option("--full", is_flag=True, help="Look every message up, also where the counts close.")
+@click.option("--without", type=int, multiple=True, metavar="BROKER", help="Do without this broker's evidence, and say so.")
 @out_option
 @on_damage_option
 @master_option
@@ -39,6 +54,7 @@ def audit(
     data: tuple[str, ...],
     lake: str | None,
     full: bool,
+    without: tuple[int, ...],
     out: str | None,
     form: Literal["parquet", "csv", "json"],
     on_damage: Literal["fail", "skip"],
@@ -46,24 +62,41 @@ def audit(
 ) -> None:
     """Close the books: what was published, who should have got it, who did.
 
-    Ends with 0 when the books close and with 1 when something is missing or cannot be explained.
+    Ends with 0 when the books close, with 1 when they do not, with 3 when nobody can tell, since evidence is not there, and with
+    4 when the audit itself failed (2: wrong options).
     """
     if not data:
         raise click.UsageError("give --data, a broker's data directory")
     checked(data, None, out)
+    scope = Scope(time.time_ns() // 1_000_000, frozenset(without))
+    try:
+        with running(master, "audit") as spark:
+            # Tracks first: then a running broker's logs are ahead of them, which is a doubt, and never behind.
+            tracks = open_tracks(spark, data, on_damage=on_damage, trackless=True)
+            published = published_in(spark, data, lake, on_damage)
+            done = auditing.audit(published, tracks, full=full, tolerant=on_damage == "skip", scope=scope)
+            if out is not None:
+                for name, table in (("counts", done.counts), ("hops", done.hops), ("findings", done.findings)):
+                    write(table, f"{out}/{name}", form)
+            _tell_audit(done, scope)
+            verdict = done.summary.verdict
+            done.close()
+            tracks.close()
+    except PostroadError as error:
+        raise _AuditFailedError(f"{error}  [error {error.code}]") from error
+    except Exception as error:
+        log.debug("the audit failed", exc_info=True)
+        raise _AuditFailedError(f"{type(error).__name__}: {error}") from error
+    sys.exit(int(verdict))
 
-    with running(master, "audit") as spark:
-        published = published_in(spark, data, lake, on_damage)
-        done = auditing.audit(published, open_tracks(spark, data, on_damage=on_damage), full=full, tolerant=on_damage == "skip")
-        if out is not None:
-            for name, table in (("counts", done.counts), ("hops", done.hops), ("findings", done.findings)):
-                write(table, f"{out}/{name}", form)
-        _tell_audit(done)
-        closes = done.summary.closes
-    sys.exit(0 if closes else 1)
+
+class _AuditFailedError(click.ClickException):
+    """The audit could not be made. Its exit code is none of a verdict's."""
+
+    exit_code = ERROR_EXIT
 
 
-def _tell_audit(done: Audit) -> None:
+def _tell_audit(done: Audit, scope: Scope) -> None:
     found = done.summary
     console = Console(highlight=False)
     table = Table(title="The books", show_header=False)
@@ -72,6 +105,7 @@ def _tell_audit(done: Audit) -> None:
         ("deliveries claimed by spans", f"{found.expected:,}"),
         ("deliveries counted in histories", f"{found.counted:,}"),
         ("intervals compared, of which do not close", f"{found.intervals:,}, {found.open_intervals:,}"),
+        ("of these explained by nothing", f"{found.unexplained:,}"),
         ("missing", f"{found.missing:,}"),
         ("skipped between spans", f"{found.skipped:,}"),
         ("unexpected (by chance)", f"{found.unexpected:,} ({found.unexpected_by_chance:.3g})"),
@@ -88,12 +122,15 @@ def _tell_audit(done: Audit) -> None:
             console.print(f"broker {hole.broker} has tracks since {since:%Y-%m-%d %H:%M:%S} UTC", soft_wrap=True)
             continue
         console.print(f"hole: broker {hole.broker}, {hole.kind}: {hole.reason}", style="yellow", soft_wrap=True)
-    for text in found.unread:
+    unread = [text for text in found.unread if text not in found.doubts]
+    for text in (*unread, *(f"broker {broker}: left out as told" for broker in sorted(scope.without))):
         console.print(f"not checked: {text}", style="yellow", soft_wrap=True)
+    for text in found.doubts:
+        console.print(f"in doubt: {text}", style="yellow", soft_wrap=True)
     for row in done.findings.orderBy("verdict", "subscriber", "tick").limit(SHOWN_MAX).collect():
         who = row["subscriber"] or f"{row['kind']} history of broker {row['broker']}"
         told = f"{row['verdict']}: {MessageId.from_bytes(bytes(row['id']))}, {who}"
         console.print(told + (f" ({row['reason']})" if row["reason"] else ""), soft_wrap=True)
-    console.print(
-        "The books close." if found.closes else "The books do not close.", style="bold green" if found.closes else "bold red"
-    )
+    console.print(_VERDICTS[found.verdict], style=_STYLES[found.verdict])
+    if found.verdict is Verdict.CLOSES and (found.unread or scope.without):
+        console.print("They were closed over what was checked; the lines above say what was not.", soft_wrap=True)

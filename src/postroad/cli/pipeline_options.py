@@ -57,4 +57,4 @@ def checked(data: Sequence[str], lake: str | None, out: str | None) -> None:
 
 
 def published_in(spark: SparkSession, data: Sequence[str], lake: str | None, on_damage: str) -> Published:
-    return open_lake_rows(spark, lake) if lake else open_logs(spark, data, tolerant=on_damage == "skip")
+    return open_lake_rows(spark, lake, data) if lake else open_logs(spark, data, tolerant=on_damage == "skip")

@@ -19,6 +19,7 @@ from postroad.spark.jobs.claims import (
     Standing,
     WantedKernel,
     claim_stream,
+    claim_unstarted,
 )
 
 PUBEND = 7 << 8
@@ -88,6 +89,45 @@ def test_what_lies_behind_the_last_span(
     """It depends on whether the subscriber is attached, comes back under its name, or ended with its broker."""
     found = standings(claimed([span(10, 20, attached=attached)], {(2, 1): 99} if crashed else {}, subscriber=subscriber))
     assert (found[-1] if len(found) > 1 else None) == tail
+
+
+def unstarted(
+    streams: dict[int, list[SpanRow]], crashed: dict[tuple[int, int], int] | None = None, subscriber: str = "orders"
+) -> list[tuple[int, int, int, str]]:
+    claims = Claims()
+    by_stream = {(subscriber, pubend): spans for pubend, spans in streams.items()}
+    claim_unstarted(claims, by_stream, [PUBEND, LATER], crashed or {})
+    return [(claim.pubend, claim.lo >> 16, claim.hi >> 16, Standing(claim.standing).name) for claim in claims.claims]
+
+
+LATER = 8 << 8
+
+
+def at(ms: int) -> int:
+    return ms << 16
+
+
+def test_a_pubend_that_came_later_is_owed_from_the_creation_on() -> None:
+    """A durable subscription exists from its creation: what it did not get of a new pubend before it began there was skipped."""
+    first, second = span(at(500), at(900), since=1_000), span(at(9_000), at(9_500), since=9_000, incarnation=2)
+    assert unstarted({PUBEND: [first], LATER: [second]}) == [(LATER, 1_000, 9_000, "SKIPPED")]
+    assert unstarted({PUBEND: [first], LATER: [second]}, {(2, 1): 8_000}) == [(LATER, 1_000, 9_000, "EXPLAINED")]
+    assert unstarted({PUBEND: [first], LATER: [second]}, {(2, 1): 9_900}) == [(LATER, 1_000, 9_000, "SKIPPED")]
+
+
+def test_pubends_that_were_there_at_the_creation_owe_nothing_before_their_start() -> None:
+    """Attachments that begin together are the creation; temporary subscriptions have no claims before their start."""
+    first, together = span(at(500), at(900), since=1_000), span(at(1_700), at(2_000), since=1_800)
+    assert unstarted({PUBEND: [first], LATER: [together]}) == []
+    late = span(at(9_000), at(9_500), since=9_000)
+    assert unstarted({PUBEND: [first], LATER: [late]}, subscriber="~2.1.5") == []
+
+
+@pytest.mark.parametrize(("attached", "standing"), [(False, "WAITING"), (True, "DOUBTFUL")])
+def test_a_pubend_without_a_span_waits_for_its_durable_subscriptions(attached: bool, standing: str) -> None:
+    """What a new pubend publishes belongs to a durable subscription that is away."""
+    found = unstarted({PUBEND: [span(at(500), at(900), since=1_000, attached=attached)]})
+    assert found == [(LATER, 1_000, TICK_END >> 16, standing)]
 
 
 def messages(ticks: list[int], values: list[int]) -> Batch:

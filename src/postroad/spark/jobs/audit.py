@@ -6,8 +6,9 @@ searched in the histories of the accounts concerned and held against its claims 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Any, Final
 
@@ -19,10 +20,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 
 from postroad.core.filters.filter import Filter
+from postroad.core.packets import pubend_broker
 from postroad.core.tracking.answers import HoleKind
 from postroad.core.tracking.elements import ID_DTYPE
 from postroad.errors import UnclaimedPubendError
-from postroad.spark.jobs import books
+from postroad.spark.jobs import books, evidence
 from postroad.spark.jobs.arrow import array, flat, floats, record_batch, schema_of
 from postroad.spark.jobs.claims import (
     COUNTS,
@@ -35,11 +37,12 @@ from postroad.spark.jobs.claims import (
     WantedKernel,
     claims_of,
 )
+from postroad.spark.jobs.evidence import Scope, Verdict, describe_log_hole
 from postroad.spark.jobs.matching import Flags, Floats, Longs
 from postroad.spark.jobs.passes import History, histories_of, search
 from postroad.spark.jobs.published import Published
 from postroad.spark.jobs.tracks import TrackHole, Tracks
-from postroad.types import COUNTER_BITS
+from postroad.types import COUNTER_BITS, MILLISECONDS_MAX
 
 INTERVALS_MAX: Final = 100_000  # that do not close; beyond, everything is looked at
 MISSING, UNEXPECTED, DELIVERED, TESTED = "missing", "unexpected", "delivered", "tested"
@@ -68,7 +71,9 @@ class Summary:
     waiting: int
     full: bool
     track_holes: tuple[TrackHole, ...]
-    unread: tuple[str, ...]
+    unread: tuple[str, ...]  # stated ranges of logs
+    unexplained: int = 0  # open intervals that no finding, hole or stated range explains
+    doubts: tuple[str, ...] = ()  # evidence that should be there and is not
 
     @property
     def unexpected_max(self) -> float:
@@ -76,8 +81,14 @@ class Summary:
         return self.unexpected_by_chance + 4 * sqrt(self.unexpected_by_chance)
 
     @property
+    def verdict(self) -> Verdict:
+        if self.missing or self.skipped or self.unexpected > self.unexpected_max or self.unexplained:
+            return Verdict.DOES_NOT_CLOSE
+        return Verdict.CANNOT_TELL if self.doubts else Verdict.CLOSES
+
+    @property
     def closes(self) -> bool:
-        return not self.missing and not self.skipped and self.unexpected <= self.unexpected_max
+        return self.verdict is Verdict.CLOSES
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +104,17 @@ class Audit:
             frame.unpersist()
 
 
-def audit(published: Published, tracks: Tracks, *, full: bool = False, tolerant: bool = False) -> Audit:
+def audit(
+    published: Published, tracks: Tracks, *, full: bool = False, tolerant: bool = False, scope: Scope | None = None
+) -> Audit:
     """Audit what is at hand. With `full` every message is looked up, also where the counts close."""
     spark = published.spark
+    scope = scope or Scope(time.time_ns() // 1_000_000)
     histories = histories_of(tracks.elements)
-    claims = claims_of(tracks)
+    claims = claims_of(tracks, published.ranges)
     unknown = sorted({claim.pubend for claim in claims.claims} - published.ranges.keys())
-    if unknown and not tolerant:
-        raise UnclaimedPubendError(unknown[0])
+    if not tolerant and (refused := [pubend for pubend in unknown if pubend_broker(pubend) not in scope.without]):
+        raise UnclaimedPubendError(refused[0])
     counts = published.map(CountKernel(claims), COUNTS, _attributes(claims))
     counts = (
         counts.groupBy("target", "standing", "grain").agg(F.sum("count").alias("count")).persist(StorageLevel.MEMORY_AND_DISK)
@@ -109,8 +123,42 @@ def audit(published: Published, tracks: Tracks, *, full: bool = False, tolerant:
     named = books.with_targets(spark, claims, closing).withColumn("closes", books.closes())
     findings = _findings(published, tracks, claims, histories, closing, full=full).persist(StorageLevel.MEMORY_AND_DISK)
     summary = _summary(published, tracks, counts, named, findings, claims, unknown, full=full)
+    summary = _weighed(summary, published, tracks, claims, histories, closing, counts, unknown, scope)
     told = books.with_targets(spark, claims, findings.filter(F.col("verdict").isin(*NAMED))).drop("count")
     return Audit(summary, named, hops(spark, histories), told, (counts, closing, findings))
+
+
+def _weighed(
+    summary: Summary,
+    published: Published,
+    tracks: Tracks,
+    claims: Claims,
+    histories: Sequence[History],
+    closing: DataFrame,
+    counts: DataFrame,
+    unknown: Sequence[int],
+    scope: Scope,
+) -> Summary:
+    """Add what the numbers do not say: intervals that nothing explains, and evidence that is not there."""
+    doubts = [*evidence.doubts(published, tracks, claims, histories, unknown, scope)]
+    doubts += evidence.overdue(counts, claims, scope, evidence.T_P_MS)
+    left = 0
+    if summary.open_intervals:
+        stretches = evidence.stretches_of(published, tracks, claims, histories)
+        unread = {pubend_broker(pubend) for pubend in unknown} | scope.without
+        twice = len({directory.broker for directory in published.directories}) < len(published.directories)
+        for number, target in enumerate(claims.targets):
+            if twice or target.origin in unread:
+                stretches[number] = [(0, MILLISECONDS_MAX)]
+        left = evidence.unexplained(_opened(published.spark, claims, closing), counts, stretches).count()
+    return replace(summary, unexplained=left, doubts=tuple(doubts))
+
+
+def _opened(spark: SparkSession, claims: Claims, closing: DataFrame) -> DataFrame:
+    """Return the intervals that do not close."""
+    kinds = [(number, target.kind) for number, target in enumerate(claims.targets)]
+    kind_of = F.broadcast(spark.createDataFrame(kinds, "target int, kind string"))
+    return closing.join(kind_of, "target").filter(~books.closes()).drop("kind")
 
 
 def _attributes(claims: Claims) -> frozenset[str]:
@@ -125,9 +173,7 @@ def _findings(
 ) -> DataFrame:
     intervals, suspects = None, set(range(len(claims.targets)))
     if not full:
-        kinds = [(number, target.kind) for number, target in enumerate(claims.targets)]
-        kind_of = F.broadcast(published.spark.createDataFrame(kinds, "target int, kind string"))
-        bad = closing.join(kind_of, "target").filter(~books.closes()).limit(INTERVALS_MAX + 1).collect()
+        bad = _opened(published.spark, claims, closing).limit(INTERVALS_MAX + 1).collect()
         if not bad:
             return published.spark.createDataFrame([], FINDINGS)
         if len(bad) <= INTERVALS_MAX:
@@ -361,8 +407,8 @@ def _excused(findings: DataFrame) -> int:
 
 
 def _unread(published: Published, unknown: Sequence[int]) -> Iterator[str]:
-    for hole in published.holes:
-        yield f"pubend {hole.pubend:x}, ticks ({hole.lo}, {hole.hi}]: {hole.reason}"
+    for hole in (*published.holes, *published.absent):
+        yield describe_log_hole(hole)
     for pubend in unknown:
         yield f"pubend {pubend:x}: no log of it was given, so its messages were not checked"
 

@@ -11,14 +11,18 @@ per subscriber:
     skipped     between two spans of one durable subscription, and nothing explains it
     lost        the subscriber was told that it is lost
 
+A durable subscription exists from its creation until it is forgotten, for every pubend there is. What was published between
+its creation and its first span in a pubend is `skipped`, unless a crash explains it; where it has no span in a pubend at all,
+messages are `waiting`, or `doubtful` while it is attached.
+
 The publisher history claims everything up to its horizon, and the routing histories of a broker at least what its subscribers
-were sent. Each of these accounts is a *target*.
+were sent. What the log holds beyond the horizon is `doubtful`. Each of these accounts is a *target*.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
@@ -42,6 +46,7 @@ from postroad.types import COUNTER_BITS
 TICK_END: Final = (1 << 63) - 1
 TEMPORARY: Final = "~"
 GRAIN_MS: Final = 1_000  # counts are compared in steps of this
+TOGETHER_MS: Final = 1_000  # attachments of one subscription that begin within this began together
 
 
 class Standing(IntEnum):
@@ -91,6 +96,12 @@ class Claims:
             self.targets.append(target)
         return self._targets[target]
 
+    def numbers_of(self, kind: str, origin: int, subscriber: str, broker: int) -> Iterator[int]:
+        """Yield the number of the account that a history belongs to, if there is one."""
+        number = self._targets.get(Target(kind, origin, 0 if kind == "subscriber" else broker, subscriber))
+        if number is not None:
+            yield number
+
     def filter(self, text: str) -> int:
         if text not in self._filters:
             self._filters[text] = len(self.filters)
@@ -114,8 +125,8 @@ class SpanRow:
     attached: bool
 
 
-def claims_of(tracks: Tracks) -> Claims:
-    """Work out the claims from the records of all brokers."""
+def claims_of(tracks: Tracks, pubends: Collection[int] = ()) -> Claims:
+    """Work out the claims from the records of all brokers. `pubends` are those whose messages are at hand."""
     claims = Claims()
     crashed = {
         (row["broker"], row["number"]): row["to_ms"]
@@ -131,9 +142,15 @@ def claims_of(tracks: Tracks) -> Claims:
         by_stream[row["subscriber"], row["pubend"]].append(span)
     for (subscriber, pubend), spans in sorted(by_stream.items()):
         claim_stream(claims, subscriber, pubend, spans, crashed, lost.get((subscriber, pubend), ()))
-    for pubend, tick in sorted(_horizons(tracks).items()):
+    claim_unstarted(claims, by_stream, pubends, crashed)
+    horizons = _horizons(tracks)
+    for pubend in sorted(horizons.keys() | set(pubends)):
         origin = pubend_broker(pubend)
-        claims.add(Target("publisher", origin, origin, ""), pubend, "", -1, tick, Standing.EXPECTED, origin)
+        target = Target("publisher", origin, origin, "")
+        tick = horizons.get(pubend, -1)
+        claims.add(target, pubend, "", -1, tick, Standing.EXPECTED, origin)
+        if pubend in pubends:
+            claims.add(target, pubend, "", tick, TICK_END, Standing.DOUBTFUL, origin)
     return claims
 
 
@@ -183,6 +200,38 @@ def claim_stream(
     _claim_tail(claims, target, pubend, reached, max(ordered, key=lambda span: (span.attached_ms, span.hi)), crashed)
     for lo, hi in lost:
         claims.add(target, pubend, latest.filter, lo, hi, Standing.LOST, latest.broker)
+
+
+def claim_unstarted(
+    claims: Claims,
+    by_stream: Mapping[tuple[str, int], Sequence[SpanRow]],
+    pubends: Collection[int],
+    crashed: Mapping[tuple[int, int], int],
+) -> None:
+    """Claim what durable subscriptions should have had of pubends before their first span there, from their creation on."""
+    by_name: dict[str, dict[int, Sequence[SpanRow]]] = defaultdict(dict)
+    for (subscriber, pubend), spans in by_stream.items():
+        if not is_temporary(subscriber):
+            by_name[subscriber][pubend] = spans
+    for subscriber, streams in sorted(by_name.items()):
+        spans = [span for found in streams.values() for span in found]
+        latest = max(spans, key=lambda span: (span.attached_ms, span.hi))
+        created_ms = min(span.attached_ms for span in spans if span.filter == latest.filter)
+        created = created_ms << COUNTER_BITS
+        for pubend in sorted(streams.keys() | set(pubends)):
+            target = Target("subscriber", pubend_broker(pubend), 0, subscriber)
+            if pubend not in streams:
+                standing = Standing.DOUBTFUL if latest.attached else Standing.WAITING
+                claims.add(target, pubend, latest.filter, created, TICK_END, standing, latest.broker)
+                continue
+            first = min(streams[pubend], key=lambda span: (span.attached_ms, span.lo))
+            if first.filter == latest.filter and first.attached_ms - created_ms > TOGETHER_MS:
+                earlier = [span for span in spans if span.attached_ms < first.attached_ms]
+                before = max(earlier, key=lambda span: (span.attached_ms, span.hi))
+                fell_ms = crashed.get((before.broker, before.incarnation))
+                is_explained = fell_ms is not None and fell_ms <= first.attached_ms
+                standing = Standing.EXPLAINED if is_explained else Standing.SKIPPED
+                claims.add(target, pubend, latest.filter, created, first.lo, standing, first.broker)
 
 
 def _standing_between(

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -29,8 +30,11 @@ from postroad.core.batch import Batch
 from postroad.core.layout import ATTRIBUTE_PREFIX, KIND_TYPES, Kind, layout_of
 from postroad.errors import LakeError
 from postroad.spark.jobs.arrow import array, id_column, ids_of, integers, record_batch
-from postroad.spark.jobs.places import Place, place
-from postroad.spark.jobs.published import Kernel, LogHole, Numbered, joined
+from postroad.spark.jobs.directories import DataDirectory, data_directories
+from postroad.spark.jobs.places import Place, is_uri, place
+from postroad.spark.jobs.published import Kernel, LogHole, Numbered, joined, log_paths
+from postroad.storage.directory import logs_in
+from postroad.storage.segment.observer import observe
 from postroad.types import COUNTER_BITS
 
 VERSION: Final = 1
@@ -212,6 +216,8 @@ class LakeRows:
     holes: tuple[LogHole, ...]
     path: str
     attributes: tuple[AttributeColumn, ...]
+    absent: tuple[LogHole, ...] = ()
+    directories: tuple[DataDirectory, ...] = ()
 
     def map(self, kernel: Kernel, schema: str, attributes: Iterable[str] | None = None, *, payloads: bool = False) -> DataFrame:
         wanted = None if attributes is None else set(attributes)
@@ -224,7 +230,8 @@ class LakeRows:
         return chosen.mapInArrow(_LakeReader(kernel, columns), schema)
 
 
-def open_lake_rows(spark: SparkSession, path: str) -> LakeRows:
+def open_lake_rows(spark: SparkSession, path: str, directories: Sequence[str] = ()) -> LakeRows:
+    """Open a lake; of data directories, if given, it is said what the lake lacks of their logs."""
     lake = open_lake(spark, path)
     if not lake.number:
         raise LakeError(path, "nothing was ingested into it")
@@ -233,7 +240,23 @@ def open_lake_rows(spark: SparkSession, path: str) -> LakeRows:
         lo, hi = ranges.get(taken.pubend, (taken.lo, taken.hi))
         ranges[taken.pubend] = (min(lo, taken.lo), max(hi, taken.hi))
     holes = [LogHole(taken.pubend, taken.lo, taken.hi, taken.problem) for taken in lake.taken if taken.problem]
-    return LakeRows(spark, ranges, tuple(holes), path, lake.attributes)
+    absent = [LogHole(pubend, 0, lo, "released before the lake began") for pubend, (lo, _) in sorted(ranges.items()) if lo > 0]
+    for pubend, where in log_paths(local_directories(directories)) if local_directories(directories) else ():
+        view = observe(where, pubend, tolerant=True)
+        reached = ranges.setdefault(pubend, (view.released, view.released))[1]
+        if view.last > reached:
+            absent.append(LogHole(pubend, reached, view.last, "not in the lake; run `postroad pipeline ingest` first", False))
+    return LakeRows(spark, ranges, tuple(holes), path, lake.attributes, tuple(absent), data_directories(directories))
+
+
+def local_directories(sources: Sequence[str]) -> list[str]:
+    """Return the sources that hold logs which can be looked at."""
+    found = []
+    for source in sources:
+        root = Path(source)
+        if not is_uri(source) and root.is_dir() and (logs_in(root) or any(logs_in(path) for path in root.glob("*"))):
+            found.append(source)
+    return found
 
 
 def _quoted(name: str) -> Any:

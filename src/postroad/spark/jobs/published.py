@@ -18,8 +18,9 @@ from pyspark.sql import DataFrame, SparkSession
 from postroad.core.batch import Batch
 from postroad.errors import LogsMissingError
 from postroad.spark.jobs.arrow import id_column, record_batch
+from postroad.spark.jobs.directories import DataDirectory, data_directories
 from postroad.storage.directory import logs_in
-from postroad.storage.segment.observer import LogView, Part, observe, parts, read_part
+from postroad.storage.segment.observer import LogView, Part, observe, parts, read_part, sound_parts
 
 PART_BYTES: Final = 16 << 20
 ROWS_MIN: Final = 16_384  # smaller batches of one layout are joined, so that work per batch does not dominate
@@ -29,16 +30,20 @@ Kernel: TypeAlias = Callable[[Numbered], Iterator[pa.RecordBatch]]
 
 
 class LogHole(NamedTuple):
-    """Ticks in (lo, hi] of a pubend that are not at hand, and why."""
+    """Ticks in (lo, hi] of a pubend that are not at hand, and why. `known`: their absence is on record, or was accepted."""
 
     pubend: int
     lo: int
     hi: int
     reason: str
+    known: bool = True
 
 
 class Published(Protocol):
-    """Messages of pubends. `ranges` says which ticks (lo, hi] of each are at hand, `holes` what of them is not."""
+    """Messages of pubends. `ranges` says which ticks (lo, hi] of each are at hand, `holes` what of them is not.
+
+    `absent` is what lies before or behind the ranges and may have been published. `directories` are the brokers' as given.
+    """
 
     @property
     def spark(self) -> SparkSession: ...
@@ -48,6 +53,12 @@ class Published(Protocol):
 
     @property
     def holes(self) -> tuple[LogHole, ...]: ...
+
+    @property
+    def absent(self) -> tuple[LogHole, ...]: ...
+
+    @property
+    def directories(self) -> tuple[DataDirectory, ...]: ...
 
     def map(self, kernel: Kernel, schema: str, attributes: Iterable[str] | None = None, *, payloads: bool = False) -> DataFrame:
         """Run a function over all messages; it may look at these attributes only, or all when None, and perhaps at payloads."""
@@ -62,6 +73,8 @@ class LogFiles:
     ranges: dict[int, tuple[int, int]]
     holes: tuple[LogHole, ...]
     parts: tuple[Part, ...]
+    absent: tuple[LogHole, ...] = ()
+    directories: tuple[DataDirectory, ...] = ()
 
     def map(
         self,
@@ -75,12 +88,49 @@ class LogFiles:
 
 
 def open_logs(spark: SparkSession, directories: Sequence[str], *, tolerant: bool = False) -> LogFiles:
-    """Look at the logs in data directories, or in directories of them; a damaged segment raises, or is a hole if `tolerant`."""
+    """Look at the logs in data directories, or in directories of them.
+
+    What is damaged raises, or is a hole if `tolerant`; then every record is read once more, to find the damaged ones.
+    """
     views = [observe(path, pubend, tolerant=tolerant) for pubend, path in log_paths(directories)]
     ranges = {view.pubend: (view.released, view.last) for view in views}
     holes = [LogHole(view.pubend, hole.lo, hole.hi, str(hole.error)) for view in views for hole in view.holes]
-    listed = [part for view in views for part in cut(view, view.released, view.last)]
-    return LogFiles(spark, ranges, tuple(holes), tuple(listed))
+    if tolerant:
+        listed, damaged = _sound(spark, views)
+        holes += damaged
+    else:
+        listed = [part for view in views for part in cut(view, view.released, view.last)]
+    absent = tuple(hole for view in views if (hole := released_hole(view)) is not None)
+    return LogFiles(spark, ranges, tuple(holes), tuple(listed), absent, data_directories(directories))
+
+
+def released_hole(view: LogView) -> LogHole | None:
+    """Return what the log does not hold any more, and whether it says so itself."""
+    if not view.released:
+        return None
+    if view.released <= view.marked:
+        return LogHole(view.pubend, 0, view.released, "released by its broker")
+    return LogHole(
+        view.pubend, view.marked, view.released, "its oldest segments are gone, and the log did not release them", False
+    )
+
+
+def _sound(spark: SparkSession, views: Sequence[LogView]) -> tuple[list[Part], list[LogHole]]:
+    """Read logs through; return parts without damaged records, and the damaged ranges."""
+    listed = pieces(spark, [(view.pubend, segment) for view in views for segment in view.segments])
+    parts, holes = [], []
+    for row in listed.mapInArrow(_read_through, "piece binary").collect():
+        found, damaged = pickle.loads(bytes(row["piece"]))  # noqa: S301  # our own, from `_read_through`
+        parts += found
+        holes += damaged
+    return sorted(parts, key=lambda part: (part.pubend, part.after)), sorted(holes)
+
+
+def _read_through(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for pubend, segment in pieces_of(batches):
+        parts, holes = sound_parts(pubend, segment, PART_BYTES)
+        damaged = [LogHole(pubend, hole.lo, hole.hi, str(hole.error)) for hole in holes]
+        yield record_batch([pa.array([pickle.dumps((parts, damaged))], pa.binary())], names=["piece"])
 
 
 def cut(view: LogView, lo: int, hi: int) -> list[Part]:

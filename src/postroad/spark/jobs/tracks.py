@@ -23,7 +23,7 @@ from postroad.errors import TrackFileError, TracksMissingError
 from postroad.spark.jobs import trackfiles
 from postroad.spark.jobs.places import is_uri, place
 from postroad.spark.jobs.trackfiles import COPIES_SUFFIX, DAMAGED, FILE, GONE, INDEX
-from postroad.storage.directory import broker_of
+from postroad.storage.directory import broker_of, logs_in
 from postroad.storage.tracks.catalog import FileName
 from postroad.storage.tracks.schema import HISTORY_KINDS
 from postroad.types import MILLISECONDS_MAX
@@ -94,6 +94,7 @@ class Tracks:
     files: tuple[FileHead, ...]
     holes: tuple[TrackHole, ...]
     brokers: frozenset[int]
+    doubts: tuple[str, ...] = ()  # files that should be there and are not
 
     def close(self) -> None:
         self.index.unpersist()
@@ -121,12 +122,21 @@ def _body_columns() -> list[Column]:
     return [*(F.col(name) for name in same), sets, (F.col("strategy") != "bloom").alias("packed"), F.col("body")]
 
 
-def open_tracks(spark: SparkSession, sources: Sequence[str], *, on_damage: OnDamage = "fail", late_ms: int = LATE_MS) -> Tracks:
+def open_tracks(
+    spark: SparkSession,
+    sources: Sequence[str],
+    *,
+    on_damage: OnDamage = "fail",
+    late_ms: int = LATE_MS,
+    trackless: bool = False,
+) -> Tracks:
     """Open the tracks of data directories, of directories of tracks, or of globs and URIs of track files.
 
-    Raises `TracksMissingError` where there are none, and `TrackFileError` for a damaged or missing file, unless `on_damage` is
-    `skip`.
+    Raises `TracksMissingError` where there are none, unless `trackless` allows data directories without tracks, and
+    `TrackFileError` for a damaged or missing file, unless `on_damage` is `skip`.
     """
+    if trackless:
+        sources = [source for source in sources if not (is_data_directory(source) and not _listed_local(source))]
     index, heads = _steady_index(spark, sources)
     heads = _with_brokers(heads)
     replaced = {f"{head.directory}/{name}" for head in heads for name in head.replaces if name != head.name}
@@ -164,6 +174,12 @@ def track_files(spark: SparkSession, sources: Sequence[str]) -> list[str]:
             raise TracksMissingError(source)
         found.update(dict.fromkeys(listed))
     return sorted(found)
+
+
+def is_data_directory(source: str) -> bool:
+    """Say whether logs of brokers are here, whatever became of their tracks."""
+    path = Path(source)
+    return not is_uri(source) and path.is_dir() and any(logs_in(each) for each in (path, *path.glob("*")))
 
 
 def _listed_local(source: str) -> list[str]:

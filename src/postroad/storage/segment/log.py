@@ -54,7 +54,7 @@ from postroad.storage.segment.format import (
     padding,
     parse_index,
 )
-from postroad.storage.segment.mark import MARK_NAME, Mark, pack_mark, parse_mark
+from postroad.storage.segment.mark import MARK_NAME, RELEASED_NAME, Mark, pack_mark, pack_released, parse_mark
 from postroad.storage.segment.reader import Damage, Found, Segment, read_error, read_range
 from postroad.storage.segment.recovery import (
     SUFFIX,
@@ -377,6 +377,7 @@ class SegmentLog:
 
     def _remove(self, segment: Segment) -> None:
         """Remove the oldest segment. Readers that miss its file wait for the new view before they try again."""
+        self._mark_released(segment.last)
         with self._removal_lock:
             try:
                 with suppress(FileNotFoundError):
@@ -388,6 +389,15 @@ class SegmentLog:
             with self._view_lock:
                 self._closed = self._closed[1:]
                 self._indexes.pop(segment.base, None)
+
+    def _mark_released(self, tick: int) -> None:
+        """Say that a removal is on purpose; without the mark an audit cannot tell, so a failure ends nothing."""
+        with suppress(OSError):
+            descriptor = self._disk.open_mark(self.path / RELEASED_NAME)
+            try:
+                self._disk.mark(descriptor, pack_released(self.pubend, tick))
+            finally:
+                self._disk.close(descriptor)
 
     # --- reading ---------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,7 @@
-"""Up to where a log is durable, for those who read its files beside the broker.
+"""Two marks beside the segments of a log, for those who read its files beside the broker.
+
+`durable` says up to where the log is durable, `released` up to where its oldest segments were removed on purpose. A log that
+begins later than its `released` mark says has lost segments in another way.
 
 After every sync the log writes into the file `durable` where the synced records of its last segment end. The mark itself is not
 synced: it may be missing or old after a power cut, which makes it cautious, not wrong. Its check is seeded with the segment's
@@ -14,6 +17,8 @@ from typing import Final
 from postroad.storage.segment.format import ALIGNMENT, Bytes, FormatError, sealed, verify
 
 MARK_NAME: Final = "durable"
+RELEASED_NAME: Final = "released"
+RELEASED_MAGIC: Final = b"PRreleas"
 MARK_MAGIC: Final = b"PRdurabl"
 _MARK: Final = struct.Struct("<8sQQQQQQ")
 
@@ -40,3 +45,18 @@ def parse_mark(data: Bytes, salt: int) -> Mark:
         raise FormatError("this is no mark")
     verify(data, salt, "mark")
     return Mark(base, end, last, rows)
+
+
+def pack_released(pubend: int, tick: int) -> bytes:
+    """Say that segments up to this tick were removed on purpose; the check is seeded with the pubend, as it outlives segments."""
+    return sealed(_MARK.pack(RELEASED_MAGIC, tick, 0, 0, 0, 0, 0), pubend)
+
+
+def parse_released(data: Bytes, pubend: int) -> int:
+    if len(data) != ALIGNMENT:
+        raise FormatError("the mark is cut short")
+    magic, tick, *_ = _MARK.unpack_from(data)
+    if magic != RELEASED_MAGIC:
+        raise FormatError("this is no mark of a release")
+    verify(data, pubend, "mark")
+    return int(tick)

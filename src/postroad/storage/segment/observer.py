@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from pathlib import Path
@@ -23,7 +24,7 @@ from postroad.errors import BatchError, CorruptSegmentError, GapError, LogMissin
 from postroad.storage.segment.disk import Disk
 from postroad.storage.segment.encoding import decode_layout
 from postroad.storage.segment.format import ALIGNMENT, INDEX_ENTRY, FormatError, Header, Record, parse_index
-from postroad.storage.segment.mark import MARK_NAME, Mark, parse_mark
+from postroad.storage.segment.mark import MARK_NAME, RELEASED_NAME, Mark, parse_mark, parse_released
 from postroad.storage.segment.reader import Segment, Window, checked_body, opened, read_error, read_record, records
 from postroad.storage.segment.recovery import SUFFIX, closed_segment, naming, read_header, read_trailer, segment_base
 
@@ -44,7 +45,10 @@ class Hole:
 
 @dataclass(frozen=True, slots=True)
 class LogView:
-    """What can be read of a log at one moment: ticks in (released, last]."""
+    """What can be read of a log at one moment: ticks in (released, last].
+
+    `marked` is the tick up to which the log says that it was released: what is missing beyond it was removed by somebody else.
+    """
 
     path: Path
     pubend: int
@@ -52,6 +56,7 @@ class LogView:
     released: int
     last: int
     holes: tuple[Hole, ...] = ()
+    marked: int = 0
 
     @property
     def size(self) -> int:
@@ -126,6 +131,56 @@ def part_records(part: Part) -> Iterator[tuple[Window, Record]]:
         raise read_error(error, segment.path, part.offset) from error
 
 
+def sound_parts(pubend: int, segment: Segment, bytes_wanted: int) -> tuple[list[Part], list[Hole]]:
+    """Read a segment through; return parts of about this many bytes without damaged records, and the damaged ranges."""
+    found: list[Part] = []
+    holes: list[Hole] = []
+    offset, after = segment.start, segment.base
+    with opened(_DISK, segment) as window:
+        start, low = offset, after  # of the part that is being gathered
+        while offset < segment.end:
+            record, error = _sound_record(window, segment, offset, after)
+            if error is None and record is not None:
+                offset, after = record.end, record.last
+                if offset - start < bytes_wanted:
+                    continue
+            if after > low:
+                found.append(Part(pubend, segment, start, low, low, after))
+            if error is not None:
+                offset, resumed = _next_record(window, segment, record, offset, after)
+                holes.append(Hole(after, resumed, error))
+                after = resumed
+            start, low = offset, after
+    if after > low:
+        found.append(Part(pubend, segment, start, low, low, after))
+    if after < segment.last:
+        holes.append(Hole(after, segment.last, CorruptSegmentError(str(segment.path), offset, f"it ends at tick {after}")))
+    return found, holes
+
+
+def _sound_record(window: Window, segment: Segment, offset: int, after: int) -> tuple[Record | None, CorruptSegmentError | None]:
+    """Read and check a record; return its header, if that is sound, and what is wrong with it."""
+    try:
+        record = read_record(window, segment, offset, after)
+    except FormatError as error:
+        return None, CorruptSegmentError(str(segment.path), offset, str(error))
+    try:
+        checked_body(window, segment, record)
+    except CorruptSegmentError as error:
+        return record, error
+    return record, None
+
+
+def _next_record(window: Window, segment: Segment, damaged: Record | None, offset: int, after: int) -> tuple[int, int]:
+    """Return where to go on behind a damaged record, and the last tick before that."""
+    if damaged is not None:
+        return damaged.end, damaged.last
+    for place in range(offset + ALIGNMENT, segment.end, ALIGNMENT):
+        with suppress(FormatError):
+            return place, read_record(window, segment, place, after).first - 1
+    return segment.end, segment.last
+
+
 def layouts(view: LogView, records_max: int | None) -> Iterator[Layout]:
     """Yield the layouts of records: of all, or of places spread evenly over the log that hold at least `records_max` together.
 
@@ -173,7 +228,7 @@ def _gone(part: Part) -> StorageError | GapError:
 
 
 def _view(path: Path, paths: list[Path], pubend: int, *, tolerant: bool) -> LogView:
-    mark = _mark_bytes(path)  # before the files are looked at: then no file is behind it
+    mark = _mark_bytes(path, MARK_NAME)  # before the files are looked at: then no file is behind it
     segments: list[Segment] = []
     holes: list[Hole] = []
     reached = segment_base(paths[0])
@@ -191,7 +246,8 @@ def _view(path: Path, paths: list[Path], pubend: int, *, tolerant: bool) -> LogV
     if holes and not tolerant:
         raise holes[0].error
     last = max([segment_base(paths[-1]), *(segment.last for segment in segments)])
-    return LogView(path, pubend, tuple(segments), segment_base(paths[0]), last, tuple(holes))
+    marked = _released(_mark_bytes(path, RELEASED_NAME), pubend)  # after them: then no removal is ahead of it
+    return LogView(path, pubend, tuple(segments), segment_base(paths[0]), last, tuple(holes), marked)
 
 
 def _segment(path: Path, pubend: int, mark: bytes, *, is_last: bool) -> Segment:
@@ -245,11 +301,18 @@ def _proven(segment: Segment, end: int, last: int) -> tuple[int, int]:
     return ends[bisect_right([each for each, _ in ends], proven) - 1]
 
 
-def _mark_bytes(path: Path) -> bytes:
+def _mark_bytes(path: Path, name: str) -> bytes:
     try:
-        return (path / MARK_NAME).read_bytes()
+        return (path / name).read_bytes()
     except OSError:
         return b""
+
+
+def _released(data: bytes, pubend: int) -> int:
+    try:
+        return parse_released(data, pubend)
+    except FormatError:
+        return 0
 
 
 def _mark(data: bytes, header: Header) -> Mark | None:

@@ -1,0 +1,79 @@
+"""What data directories say beside logs and tracks: whose they are, and which durable subscriptions are at home there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from postroad.core.packets import pubend_broker
+from postroad.core.streams.durable import DURABLE_KEY, Durables
+from postroad.core.tracking.notes import subscriber_name
+from postroad.errors import PostroadError
+from postroad.spark.jobs.places import is_uri
+from postroad.storage.directory import METADATA_NAME, broker_of, logs_in
+from postroad.storage.sqlite.metadata import UNREADABLE
+from postroad.storage.sqlite.observer import copied_metadata
+
+
+@dataclass(frozen=True, slots=True)
+class DurableName:
+    """A durable subscription as its home stores it; `cursors` are ticks by pubend, `subscriber` its name in tracks."""
+
+    subscriber: str
+    filter: str
+    cursors: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class DataDirectory:
+    """A broker's data directory. `problem` says why its metadata cannot be read."""
+
+    path: Path
+    broker: int
+    durables: tuple[DurableName, ...]
+    problem: str = ""
+
+
+def data_directories(sources: Sequence[str]) -> tuple[DataDirectory, ...]:
+    """Look into the data directories that sources name: each itself, or those in it."""
+    found: dict[Path, DataDirectory] = {}
+    for source in sources:
+        root = Path(source).absolute()
+        if is_uri(source) or not root.is_dir():
+            continue
+        for path in (root, *sorted(each for each in root.iterdir() if each.is_dir())):
+            broker = _broker(path)
+            if broker is not None and path not in found:
+                found[path] = _look(path, broker)
+    return tuple(found.values())
+
+
+def _broker(path: Path) -> int | None:
+    """Return whose directory it is: its file `format` says so, or else its logs."""
+    try:
+        broker = broker_of(path)
+    except PostroadError:
+        broker = None
+    return broker if broker is not None else next((pubend_broker(pubend) for pubend in logs_in(path)), None)
+
+
+def _look(path: Path, broker: int) -> DataDirectory:
+    durables, problem = Durables(broker), ""
+    try:
+        with copied_metadata(path / METADATA_NAME) as metadata:
+            for key, value in metadata.load():
+                if key.startswith(DURABLE_KEY):
+                    durables.load(key, value)
+            damaged = [key for key in metadata.damaged() if key.startswith(DURABLE_KEY) or key == UNREADABLE]
+            problem = f"{len(damaged)} records are damaged" if damaged else ""
+    except (PostroadError, msgspec.MsgspecError) as error:
+        problem = str(error)
+    names = tuple(
+        DurableName(subscriber_name(durable.name, broker, 0, 0), durable.filter, dict(durable.cursors))
+        for durable in durables.here.values()
+        if durable.settled
+    )
+    return DataDirectory(path, broker, names, problem)
