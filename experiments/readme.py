@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -43,4 +44,8 @@ def _section(paper: str, name: str, document: dict[str, Any]) -> str:
         *(f"| {finding['what']} | {finding['ours']} | {finding['paper']} |" for finding in document["findings"]),
         "",
     ]
-    return "\n".join(lines + [f"{note}\n" for note in document["notes"]])
+    lines += [f"{note}\n" for note in document["notes"]]
+    differs = tomllib.loads((ROOT / paper / f"{name}.toml").read_text(encoding="utf-8")).get("differs", [])
+    if differs:
+        lines += ["Where it does not match the paper:\n", *(f"- {each}" for each in differs), ""]
+    return "\n".join(lines)

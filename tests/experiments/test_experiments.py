@@ -22,6 +22,13 @@ def test_the_page_of_results_is_written_from_the_results() -> None:
     assert (ROOT / "README.md").read_text(encoding="utf-8") == readme(EXPERIMENTS)
 
 
+@pytest.mark.parametrize("name", ["fig3", "fig4", "fig5"])
+def test_a_figure_that_does_not_match_the_paper_says_where(name: str) -> None:
+    """What differs stands with the figure's values, and so survives another run."""
+    page = readme({"tracking": (name,)})
+    assert "Where it does not match the paper:\n\n- " in page
+
+
 @pytest.mark.parametrize(("paper", "name"), [(paper, name) for paper, names in EXPERIMENTS.items() for name in names])
 def test_every_experiment_has_its_values_and_its_results(paper: str, name: str) -> None:
     """A module, a file of values with a short and a full run, and what the last run left."""

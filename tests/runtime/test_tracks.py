@@ -15,7 +15,7 @@ from postroad.core.orders import BrokerState, PubendState, Track, Tracked
 from postroad.core.packets import pubend_id
 from postroad.core.tracking.elements import Horizon, Kind
 from postroad.core.tracking.events import Delivered, Published, TrackEvent
-from postroad.core.tracking.settings import TrackingSettings
+from postroad.core.tracking.settings import Strategy, TrackingSettings
 from postroad.core.tracking.tracker import Tracker
 from postroad.errors import CorruptSegmentError, TooManyError
 from postroad.runtime import tracks as tracks_module
@@ -368,3 +368,41 @@ def test_a_directory_that_cannot_be_used_ends_the_tracking(tmp_path: Path) -> No
     tracking = Tracking(place, BrokerState(1, 1, (PubendState(PUBEND),)), {}, SETTINGS, TrackOptions(), told.append)
     wait_until(lambda: tracking.stats()["tracking_failed"] == 1)
     assert tracking.close()
+
+
+BLOOM = TrackingSettings(strategy=Strategy.BLOOM, few_as_ids=False)
+
+
+def track_at(rate: int, seconds: int, settings: TrackingSettings) -> Tracks:
+    """Track a publisher history at a rate, with a flush every T_p."""
+    broker = Broker()
+    tracks = broker.start(settings)
+    for second in range(1, seconds + 1):
+        broker.wall_ms = WALL_MS + 1000 * second
+        first = broker.log.last_tick + 1
+        broker.log.append(first, rate)
+        stamps = [(broker.wall_ms << 16) + number for number in range(rate)]
+        made = b"".join((1).to_bytes(4) + (1).to_bytes(4) + stamp.to_bytes(8) for stamp in stamps)
+        order = broker.order(Published(PUBEND, np.frombuffer(made, ID)), flush=second % 10 == 0)
+        tracks.take([order])
+    return tracks
+
+
+def test_blooms_that_fill_too_fast_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    """The defaults bear 280 messages per second of one history: beyond, the log says what to set, and figures show it."""
+    tracks = track_at(600, 30, BLOOM)
+    (record,) = [each for each in caplog.records if "blooms are too small" in each.message]
+    assert "2 T_s + T_j <= w T_n" in record.message
+    assert "n >= 5," in record.message
+    assert 500 <= tracks.figures.rate_peak <= 700
+    assert tracks.figures.matching_set == 4
+
+
+@pytest.mark.parametrize(("rate", "settings"), [(200, BLOOM), (600, SETTINGS)])
+def test_blooms_that_suffice_and_other_strategies_are_not_told_of(
+    caplog: pytest.LogCaptureFixture, rate: int, settings: TrackingSettings
+) -> None:
+    """Nothing to repair."""
+    tracks = track_at(rate, 20, settings)
+    assert "blooms" not in caplog.text
+    assert tracks.figures.matching_set == (2 if settings is BLOOM else 0)

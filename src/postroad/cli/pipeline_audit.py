@@ -27,6 +27,7 @@ from postroad.errors import PostroadError
 from postroad.spark.jobs import audit as auditing
 from postroad.spark.jobs.audit import Audit
 from postroad.spark.jobs.evidence import Scope, Verdict
+from postroad.spark.jobs.published import log_paths
 from postroad.spark.jobs.running import running, write
 from postroad.spark.jobs.tracks import open_tracks
 from postroad.types import MessageId
@@ -71,6 +72,8 @@ def audit(
     scope = Scope(time.time_ns() // 1_000_000, frozenset(without))
     try:
         with running(master, "audit") as spark:
+            if lake is None:
+                log_paths(data)  # says where no logs are
             # Tracks first: then a running broker's logs are ahead of them, which is a doubt, and never behind.
             tracks = open_tracks(spark, data, on_damage=on_damage, trackless=True)
             published = published_in(spark, data, lake, on_damage)

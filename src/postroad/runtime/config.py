@@ -159,7 +159,11 @@ class Tracking(_Section, frozen=True):
         bool, described("Keep a history per neighbour that messages were forwarded to: traces ask fewer brokers.")
     ] = False
     routing_sets: Annotated[
-        bool, described("Make the set of neighbours a part of the key of routing histories (only with `bloom`).")
+        bool,
+        described(
+            "Make the set of neighbours a part of the key of routing histories (only with `bloom`). The broker where a message "
+            "was published keeps no routing history of it, so there this does nothing, and a trace asks all of its neighbours."
+        ),
     ] = False
     process: Annotated[
         bool,

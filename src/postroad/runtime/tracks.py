@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -24,10 +24,11 @@ import pyarrow as pa
 from postroad.core.batch import Ids
 from postroad.core.orders import BrokerState, Track
 from postroad.core.pausing import Pause, no_pause
-from postroad.core.tracking.elements import Crash, Element, Flush, Horizon, Links, Lost, Record
+from postroad.core.tracking.elements import Crash, Element, Flush, HistoryKey, Horizon, Links, Lost, Record
 from postroad.core.tracking.events import Published, TrackEvent
-from postroad.core.tracking.settings import TrackingSettings
+from postroad.core.tracking.settings import Strategy, TrackingSettings
 from postroad.core.tracking.tracker import Tracker
+from postroad.core.tracking.tuning import check_rate, matching_set
 from postroad.errors import StorageError
 from postroad.storage.base import LogSlice
 from postroad.storage.tracks.catalog import TrackOptions, element_size
@@ -37,6 +38,7 @@ from postroad.storage.tracks.store import TrackStore
 log = logging.getLogger("postroad.tracking")
 
 FOREVER: Final = (1 << 64) - 1
+RATE_OVER_MS: Final = 1_000  # shorter lives say nothing about a rate
 REPLAY_BYTES: Final = 1 << 20  # of the log, at a time
 RECORDS_MAX: Final = 65_536  # that outlive the elements they were to be written with
 
@@ -95,11 +97,15 @@ class Figures(msgspec.Struct):
     dropped: int = 0  # entries that are in no history
     holes: int = 0
     failed: int = 0  # 1 when tracking has ended before its time
+    rate_peak: int = 0  # messages per second of the busiest history of blooms, over the life of its elements
+    matching_set: int = 0  # blooms of that history in which an id may have to be looked for
 
     def followed_by(self, later: Figures) -> Figures:
         """Return the figures of one that tracked and of another that went on after it."""
         both = {name: getattr(self, name) + getattr(later, name) for name in ("entries", "elements", "bytes_written")}
-        return msgspec.structs.replace(later, **both, dropped=self.dropped + later.dropped, holes=self.holes + later.holes)
+        both |= {name: getattr(self, name) + getattr(later, name) for name in ("dropped", "holes")}
+        both |= {name: max(getattr(self, name), getattr(later, name)) for name in ("rate_peak", "matching_set")}
+        return msgspec.structs.replace(later, **both)
 
     def gauges(self) -> dict[str, int]:
         return {f"tracking_{name}": getattr(self, name) for name in self.__struct_fields__}
@@ -138,6 +144,12 @@ class _CountedFiles:
     def remove(self, name: str) -> None:
         self._files.remove(name)
 
+    def read_chain(self) -> bytes | None:
+        return self._files.read_chain()
+
+    def write_chain(self, data: bytes) -> None:
+        self._files.write_chain(data)
+
     def merging(self) -> AbstractContextManager[bool]:
         return self._files.merging()
 
@@ -162,6 +174,7 @@ class Tracks:
     ) -> None:
         self.figures: Final = figures or Figures()
         files = _CountedFiles(DirectoryFiles(place) if isinstance(place, Path) else place, self.figures)
+        options = replace(options, persistence_ms=settings.persistence_ms)
         self.store: Final = TrackStore.open(files, state.broker, state.incarnation, now_ms=wall_ms, options=options, pause=pause)
         self.tracker: Final = Tracker(
             state.broker, state.incarnation, settings, wall_ms=wall_ms, pause=pause, first_number=self.store.first_number
@@ -171,6 +184,7 @@ class Tracks:
         self._wall_ms = wall_ms
         self._flushed_ms = wall_ms
         self._written_ms = wall_ms  # the clock at the last flush that is on disk
+        self._warned = False  # that blooms fill too fast
         self._unwritten: Flush | None = None
         self._unwritten_bytes = 0
         self._durable = dict(self.store.recovered.horizons)  # up to here publisher histories are on disk,
@@ -257,6 +271,7 @@ class Tracks:
         """Write what there is, with what could not be written before."""
         fresh = self.tracker.flush(self._wall_ms, farewell=farewell)
         self._flushed_ms = self._wall_ms
+        self._check_rate(fresh.closed)
         flush = _joined(self._unwritten, fresh)
         try:
             self.store.write(flush, now_ms=self._wall_ms)
@@ -269,6 +284,24 @@ class Tracks:
         self._durable.update({record.pubend: record.tick for record in flush.records if isinstance(record, Horizon)})
         self.figures.elements += len(flush.closed)
         self._retain()
+
+    def _check_rate(self, closed: Sequence[Element]) -> None:
+        """Compare how fast blooms fill up with what they were planned for; when they fill too fast, say once what to set."""
+        if self._settings.strategy is not Strategy.BLOOM or not closed:
+            return
+        rate = peak_rate(closed)
+        self.figures.rate_peak = max(self.figures.rate_peak, round(rate))
+        self.figures.matching_set = max(self.figures.matching_set, matching_set(self._settings, rate))
+        broken = check_rate(self._settings, rate)
+        if broken is not None and not self._warned:
+            self._warned = True
+            log.warning(
+                "blooms are too small for %d messages per second of one history, so searches err more often. %s. "
+                "In [tracking], m is `bits`, n `capacity`, T_p `persistence_ms`, T_s `skew_tolerance_ms`, T_j `jitter_ms`; "
+                '`postroad tracking plan` finds a set that fits, and `strategy = "exact"` needs none',
+                round(rate),
+                broken,
+            )
 
     def _retain(self) -> None:
         try:
@@ -327,6 +360,18 @@ class Tracks:
         waiting = self._unwritten or Flush((), (), ())
         records = [*waiting.records, *self.tracker.open_records()]
         return View([*waiting.closed, *self.tracker.open_elements()], records)
+
+
+def peak_rate(closed: Sequence[Element]) -> float:
+    """Return the messages per second of the busiest history that finished blooms, over the life of these."""
+    lives: dict[HistoryKey, tuple[int, int, int]] = {}
+    for element in closed:
+        if element.bits is not None:
+            count, since, until = lives.get(element.key, (0, element.opened_ms, element.closed_ms))
+            lives[element.key] = count + element.count, min(since, element.opened_ms), max(until, element.closed_ms)
+    return max(
+        (1000 * count / (until - since) for count, since, until in lives.values() if until - since >= RATE_OVER_MS), default=0
+    )
 
 
 def _joined(earlier: Flush | None, later: Flush) -> Flush:

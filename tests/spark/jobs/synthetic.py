@@ -104,9 +104,10 @@ class World:
         origins: Sequence[int] | None = None,
         seed: int = 1,
         segment_bytes: int = 64 << 20,
+        start_ms: int = EPOCH_MS,
     ) -> None:
         self.random = np.random.default_rng(seed)
-        self.now_ms = EPOCH_MS
+        self.now_ms = start_ms
         self.links = links
         self.origins = origins or sorted(links)
         self.subscribers = subscribers

@@ -8,19 +8,27 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
+from tests.integration.brokers import config, wait_until
+from tests.spark.feeds import publish
 from tests.spark.jobs.synthetic import EPOCH_MS, Subscriber, World, some_subscribers
 
+import postroad.sync
 from postroad.cli import main, pipeline_audit, pipeline_upkeep
 from postroad.core.packets import pubend_id
 from postroad.core.streams.durable import DURABLE_KEY, DurableRecord
 from postroad.core.tracking.settings import Strategy, TrackingSettings
+from postroad.runtime.config import Tracking
+from postroad.runtime.process import BrokerProcess
 from postroad.spark.jobs.running import plain_errors
 from postroad.storage.directory import METADATA_NAME, open_broker_storage
 from postroad.storage.segment.log import LogOptions
 from postroad.storage.sqlite.metadata import SqliteMetadata
+from postroad.storage.tracks.format import pack, unpack
+from postroad.testing import free_ports
 
 EXACT = TrackingSettings(strategy=Strategy.EXACT, persistence_ms=1_000)
 CLOSES, DOES_NOT_CLOSE, CANNOT_TELL, ERROR = 0, 1, 3, 4
@@ -201,6 +209,54 @@ def test_a_durable_subscription_without_tracks_is_noticed(pipeline: Audit, data:
     assert "durable subscription 'forgotten' of broker 3 is in no tracks" in told(done)
 
 
+def forget_durables(data: Path) -> None:
+    """Leave nothing but the tracks to tell of subscribers."""
+    for broker in (2, 3):
+        metadata = SqliteMetadata(data / f"broker{broker}" / METADATA_NAME)
+        metadata.store([(key, None) for key, _ in metadata.load() if key.startswith(DURABLE_KEY)])
+        metadata.close()
+
+
+def test_nobody_can_tell_when_the_rows_of_a_subscriber_were_removed(pipeline: Audit, data: Path) -> None:
+    """Histories and spans of one subscriber are taken out of files that stay sound: the chain of digests breaks."""
+    forget_durables(data)
+    for path in tracks_of(data, 3):
+        table = unpack(pa.py_buffer(path.read_bytes()))
+        rows = pa.Table.from_batches([table.whole()])
+        others = [name != "sub1" for name in rows.column("subscriber").to_pylist()]
+        path.write_bytes(b"".join(pack(table.head, rows.filter(pa.array(others, pa.bool_())))[0]))
+    done = pipeline("audit", "--data", data)
+    assert done.exit_code == CANNOT_TELL, done.output
+    assert "follows on another" in told(done)
+
+
+@pytest.mark.parametrize(("kept", "code"), [(slice(0, -1), CANNOT_TELL), (slice(2, None), DOES_NOT_CLOSE)])
+def test_track_files_that_were_removed_at_either_end_are_noticed(pipeline: Audit, data: Path, kept: slice, code: int) -> None:
+    """No file names them, but the record beside them does. What the oldest held is claimed by later spans, and so is missing."""
+    forget_durables(data)
+    files = tracks_of(data, 3)
+    for path in set(files) - set(files[kept]):
+        path.unlink()
+    done = pipeline("audit", "--data", data)
+    assert done.exit_code == code, done.output
+    assert "files up to" in told(done)
+
+
+def test_a_broker_that_came_back_with_an_empty_disk_is_a_line(pipeline: Audit, tmp_path: Path) -> None:
+    """Others have messages of it from before its own files begin, and it never released them."""
+    world = World(tmp_path / "data", some_subscribers(2, (2,)), links={1: (2,), 2: (1,)}, settings=EXACT, origins=[1])
+    world.run(2_000, rate=40)
+    world.finish()
+    shutil.rmtree(tmp_path / "data" / "broker1")
+    again = World(tmp_path / "again", [], links={1: ()}, settings=EXACT, start_ms=EPOCH_MS + 60_000)
+    again.run(1_000, rate=40)
+    again.finish()
+    (tmp_path / "again" / "broker1").rename(tmp_path / "data" / "broker1")
+    done = pipeline("audit", "--data", tmp_path / "data")
+    assert done.exit_code == CANNOT_TELL, done.output
+    assert "broker 1 came back without its files" in told(done)
+
+
 def test_nobody_can_tell_which_of_two_directories_of_one_broker_counts(pipeline: Audit, data: Path) -> None:
     """A backup beside the original: nobody knows which of them counts."""
     shutil.copytree(data / "broker3", data / "broker3.old")
@@ -213,3 +269,27 @@ def test_nobody_can_tell_which_of_two_directories_of_one_broker_counts(pipeline:
 def test_an_error_has_an_exit_code_of_its_own(pipeline: Audit, arguments: tuple[str, ...], code: int) -> None:
     """It is none of the verdicts'."""
     assert pipeline("audit", *arguments).exit_code == code
+
+
+def test_audits_of_real_brokers_need_all_their_evidence(pipeline: Audit, tmp_path: Path) -> None:
+    """Two processes: the books close while they run; when they have stopped, not without the tracks of one."""
+    ports = free_ports(2)
+    tracking = Tracking(persistence_ms=300)
+    data = tmp_path / "data"
+    near = BrokerProcess(config(1, "near", ports[0], data, [], tracking=tracking), tmp_path)
+    far = BrokerProcess(config(2, "far", ports[1], data, [ports[0]], tracking=tracking), tmp_path)
+    with near, far, postroad.sync.connect(far.url) as client:
+        wait_until(lambda: len(client.pubends()) == 2, 30.0)
+        subscription = client.subscribe("n >= 100", name="books")
+        publish(near.url, range(300))
+        received = [next(subscription) for _ in range(200)]
+        subscription.ack()
+        assert [message["n"] for message in received] == list(range(100, 300))
+        wait_until(lambda: all(len(list((data / name / "tracks").glob("*.parquet"))) > 1 for name in ("near", "far")), 60.0)
+        running = pipeline("audit", "--data", data)
+        assert running.exit_code == CLOSES, running.output
+        subscription.close()
+    shutil.rmtree(data / "far" / "tracks")
+    done = pipeline("audit", "--data", data)
+    assert done.exit_code == CANNOT_TELL, done.output
+    assert "broker 2 has no tracks here" in told(done)

@@ -50,7 +50,7 @@ class TrackingSettings:
     memory_bytes_max: int = 256 << 20  # all histories together; beyond it the fullest are stored early
     per_neighbour: bool = False  # H_{b,d}: one more history per neighbour that messages were forwarded to
     few_as_ids: bool = True  # a bloom that ends with so few ids that they are shorter than its bits is written as `exact`
-    routing_sets: bool = False  # the set of neighbours in the key of routing histories (bloom only)
+    routing_sets: bool = False  # the set of neighbours in the key of routing histories (bloom only; not at a message's origin)
     omit_one_in: int = 0  # for tests of audits: leave out deliveries whose hash divides by this
 
     def __post_init__(self) -> None:

@@ -18,6 +18,7 @@ from math import ceil, expm1, floor, log, log1p
 from typing import Final
 
 from postroad.core.tracking import blooms
+from postroad.core.tracking.settings import TrackingSettings
 from postroad.errors import InvalidValueError
 
 M_SMALLEST: Final = 1 << 10
@@ -25,6 +26,7 @@ M_USUAL: Final = 1 << 16  # 8 KiB
 M_LARGEST: Final = 1 << 27  # 16 MiB for each history in memory
 K_USUAL_MAX: Final = 16  # above it a bloom gains less than a hundredth in size
 MATCHING_SET_MAX: Final = 64
+RATE_MIN: Final = 1e-6
 T_P_MARGIN: Final = 1.1  # "slightly larger than T_f" (section 4.2)
 
 
@@ -44,7 +46,7 @@ class Wish:
 
     def __post_init__(self) -> None:
         _between("efpp", self.efpp, 1e-15, 0.5)
-        _between("rate", self.rate, 1e-6, 1e12)
+        _between("rate", self.rate, RATE_MIN, 1e12)
         _between("matching set", self.matching_set, 1, MATCHING_SET_MAX)
         _between("m", self.m, 8, blooms.M_MAX)
         _between("k", self.k, 1, blooms.K_MAX)
@@ -202,6 +204,19 @@ def _capacity(m: int, k: int, fpp: float) -> int:
 def check(found: Plan) -> Plan:
     """Return the plan with the inequalities that it breaks."""
     return replace(found, broken=tuple(fault for fault in (_inaccurate(found), _skewed(found)) if fault is not None))
+
+
+def check_rate(settings: TrackingSettings, rate: float) -> Broken | None:
+    """Say whether blooms with these settings bear a history of so many messages per second, with matching sets of two."""
+    skew_ms, lifetime_ms = float(settings.skew_tolerance_ms), float(settings.lifetime_ms)
+    wish = Wish(0.5, max(rate, RATE_MIN), 2, settings.m, settings.k, settings.n, lifetime_ms, skew_ms, float(settings.jitter_ms))
+    return _skewed(Plan(wish, settings.m, settings.k, settings.n, lifetime_ms, skew_ms))
+
+
+def matching_set(settings: TrackingSettings, rate: float) -> int:
+    """Return how many blooms of a history an id may have to be looked for in: |M| = w + 1, with the w that it takes."""
+    life_ms = min(1000 * settings.n / max(rate, RATE_MIN), settings.lifetime_ms)
+    return 1 + ceil(settings.late_ms / life_ms)
 
 
 def _inaccurate(found: Plan) -> Broken | None:

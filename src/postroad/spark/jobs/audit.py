@@ -141,7 +141,9 @@ def _weighed(
 ) -> Summary:
     """Add what the numbers do not say: intervals that nothing explains, and evidence that is not there."""
     doubts = [*evidence.doubts(published, tracks, claims, histories, unknown, scope)]
-    doubts += evidence.overdue(counts, claims, scope, evidence.T_P_MS)
+    lost_disks = evidence.lost_disks(published, tracks, claims, histories, counts)
+    doubts += [str(each) for each in lost_disks if each.broker not in scope.without]
+    doubts += evidence.overdue(counts, claims, scope, tracks.persistence_ms or evidence.T_P_MS)
     left = 0
     if summary.open_intervals:
         stretches = evidence.stretches_of(published, tracks, claims, histories)
@@ -150,6 +152,7 @@ def _weighed(
         for number, target in enumerate(claims.targets):
             if twice or target.origin in unread:
                 stretches[number] = [(0, MILLISECONDS_MAX)]
+            stretches[number] += [(0, each.begin_ms) for each in lost_disks if each.broker == target.origin]
         left = evidence.unexplained(_opened(published.spark, claims, closing), counts, stretches).count()
     return replace(summary, unexplained=left, doubts=tuple(doubts))
 
@@ -397,7 +400,7 @@ def _summary(
         waiting=standing.get(Standing.WAITING, 0),
         full=full,
         track_holes=tracks.holes,
-        unread=tuple(_unread(published, unknown)),
+        unread=(*_unread(published, unknown), *tracks.unchained),
     )
 
 

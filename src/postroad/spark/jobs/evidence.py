@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import IntEnum
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 
 from postroad.core.packets import pubend_broker
+from postroad.core.tracking.notes import QUIET_MS
 from postroad.core.tracking.settings import TrackingSettings
 from postroad.spark.jobs.arrow import array, integers
 from postroad.spark.jobs.claims import GRAIN_MS, Claims, Standing
@@ -128,37 +129,84 @@ def _directory_doubts(directories: Sequence[DataDirectory], tracks: Tracks, scop
         reached[row["subscriber"], row["pubend"]] = row["tick"]
     names = {subscriber for subscriber, _ in reached}
     for broker, durable in durables:
-        yield from _durable_doubts(broker, durable, names, reached, scope)
+        yield from _durable_doubts(broker, durable, names, reached, tracks, scope)
 
 
 def _durable_doubts(
-    broker: int, durable: DurableName, names: set[str], reached: Mapping[tuple[str, int], int], scope: Scope
+    broker: int,
+    durable: DurableName,
+    names: set[str],
+    reached: Mapping[tuple[str, int], int],
+    tracks: Tracks,
+    scope: Scope,
 ) -> Iterator[str]:
-    """Hold what a broker's metadata say of a durable subscription against the tracks."""
+    """Hold what a broker's metadata say of a durable subscription against the tracks. Where nothing comes, spans are rare."""
     cursors = {pubend: tick for pubend, tick in durable.cursors.items() if pubend_broker(pubend) not in scope.without}
     if durable.subscriber not in names:
-        if not cursors or any(is_overdue(tick >> COUNTER_BITS, scope.now_ms) for tick in cursors.values()):
+        if is_overdue(max(cursors.values(), default=0) >> COUNTER_BITS, scope.now_ms):
             yield f"durable subscription {durable.subscriber!r} of broker {broker} is in no tracks"
         return
     for pubend, tick in sorted(cursors.items()):
-        told = reached.get((durable.subscriber, pubend))
-        if told is not None and tick > told and is_overdue(tick >> COUNTER_BITS, scope.now_ms):
+        told, at_ms = reached.get((durable.subscriber, pubend)), tick >> COUNTER_BITS
+        if told is None or tick <= told or any(hole.from_ms <= at_ms <= hole.to_ms for hole in tracks.holes):
+            continue
+        if is_overdue(at_ms, scope.now_ms, QUIET_MS + (tracks.persistence_ms or T_P_MS)):
             yield (
                 f"durable subscription {durable.subscriber!r} of broker {broker} has acknowledged pubend {pubend:x} up to "
-                f"{moment_text(tick >> COUNTER_BITS)}, and tracks tell of it up to {moment_text(told >> COUNTER_BITS)} only"
+                f"{moment_text(at_ms)}, and tracks tell of it up to {moment_text(told >> COUNTER_BITS)} only"
             )
 
 
+class LostDisk(NamedTuple):
+    """A broker whose own files begin later than what others have of its messages."""
+
+    broker: int
+    from_ms: int
+    begin_ms: int
+
+    def __str__(self) -> str:
+        return (
+            f"broker {self.broker} came back without its files: others have messages of it from {moment_text(self.from_ms)} on, "
+            f"its own files begin at {moment_text(self.begin_ms)}; what it published until then, and nobody else holds, is lost"
+        )
+
+
+def lost_disks(
+    published: Published, tracks: Tracks, claims: Claims, histories: Sequence[History], counts: DataFrame
+) -> list[LostDisk]:
+    """Find brokers that returned with empty disks: neither their logs nor their tracks know what others have of them."""
+    begins: dict[int, int] = {}
+    for file in tracks.files:
+        if not file.previous and not file.copies and file.written_ms:
+            begins[file.broker] = min(begins.get(file.broker, file.written_ms), file.written_ms)
+    seen: dict[int, int] = {}
+    for history in histories:
+        if history.broker != history.origin and history.from_ms:
+            seen[history.origin] = min(seen.get(history.origin, history.from_ms), history.from_ms)
+    late = {broker for broker, begin_ms in begins.items() if broker in seen and seen[broker] < begin_ms - LATE_MS}
+    late -= {pubend_broker(hole.pubend) for hole in published.absent}
+    if not late:
+        return []
+    own = {number: target.origin for number, target in enumerate(claims.targets) if target.kind == "publisher"}
+    rows = counts.filter(F.col("target").isin(*own)).groupBy("target").agg(F.min("grain").alias("grain")).collect()
+    logged = {own[row["target"]]: row["grain"] * GRAIN_MS for row in rows}
+    return [
+        LostDisk(broker, seen[broker], begins[broker])
+        for broker in sorted(late)
+        if logged.get(broker, begins[broker]) > seen[broker] + LATE_MS
+    ]
+
+
 def is_overdue(milliseconds: int, now_ms: int, persistence_ms: int = T_P_MS) -> bool:
-    """Say whether tracks should tell of this moment by now. One that is still to come says nothing: a clock went back."""
-    return not 0 <= now_ms - milliseconds <= persistence_ms + MARGIN_MS
+    """Say whether tracks should tell of this moment by now. One that is far in the future says nothing: a clock went back."""
+    return not -MARGIN_MS <= now_ms - milliseconds <= persistence_ms + MARGIN_MS
 
 
 def overdue(counts: DataFrame, claims: Claims, scope: Scope, persistence_ms: int) -> list[str]:
     """Say of which accounts messages are in doubt for longer than T_p and a margin."""
     oldest = F.min("grain").alias("oldest")
     since = F.lit((scope.now_ms - persistence_ms - MARGIN_MS) // GRAIN_MS)
-    late = (F.col("grain") < since) | (F.col("grain") > F.lit(scope.now_ms // GRAIN_MS))
+    late = (F.col("grain") < since) | (F.col("grain") > F.lit((scope.now_ms + MARGIN_MS) // GRAIN_MS))
     doubtful = counts.filter((F.col("standing") == int(Standing.DOUBTFUL)) & late)
     rows = doubtful.groupBy("target").agg(F.sum("count").alias("count"), oldest).orderBy("oldest").collect()
     told = []

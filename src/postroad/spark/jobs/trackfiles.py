@@ -18,7 +18,8 @@ from postroad.core.tracking.blooms import K_MAX, M_MAX
 from postroad.core.tracking.elements import ID_DTYPE
 from postroad.errors import TrackFileError
 from postroad.spark.jobs.arrow import array, binaries, flags, flat, integers, record_batch, schema_of
-from postroad.storage.tracks.format import FormatError, Head, TrackTable, unpack
+from postroad.storage.tracks.chain import digest_text
+from postroad.storage.tracks.format import FormatError, TrackTable, unpack
 from postroad.storage.tracks.schema import HISTORY_KINDS
 from postroad.types import COUNTER_BITS, MESSAGE_ID_BYTES
 
@@ -35,10 +36,16 @@ HEAD_TYPE: Final = pa.struct(
         pa.field("replaces", pa.list_(pa.string())),
         pa.field("size", pa.int64()),
         pa.field("problem", pa.string()),
+        pa.field("digest", pa.string()),
+        pa.field("previous_digest", pa.string()),
+        pa.field("stands_for", pa.list_(pa.string())),
+        pa.field("broken", pa.list_(pa.string())),
+        pa.field("persistence_ms", pa.int64()),
     ]
 )
 HEAD: Final = (
-    "struct<written_ms: long, kept_from_ms: long, previous: string, replaces: array<string>, size: long, problem: string>"
+    "struct<written_ms: long, kept_from_ms: long, previous: string, replaces: array<string>, size: long, problem: string, "
+    "digest: string, previous_digest: string, stands_for: array<string>, broken: array<string>, persistence_ms: long>"
 )
 INDEX: Final = (
     "file string, row int, broker long, incarnation long, sequence long, kind string, strategy string, origin long, peer long, "
@@ -69,7 +76,7 @@ def read_index(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         except TrackFileError as error:
             yield _head_row(name, {"kind": DAMAGED, "head": {"problem": error.reason}})
         else:
-            yield _head_row(name, _head(table.head, len(data)))
+            yield _head_row(name, _head(table, len(data)))
             yield from rows
 
 
@@ -144,9 +151,12 @@ def _whole(name: str, table: TrackTable) -> pa.RecordBatch:
         raise TrackFileError(name, str(error)) from error
 
 
-def _head(head: Head, size: int) -> dict[str, Any]:
+def _head(table: TrackTable, size: int) -> dict[str, Any]:
+    head = table.head
     said: dict[str, Any] = {"written_ms": head.written_ms, "kept_from_ms": head.kept_from_ms, "size": size}
-    said |= {"previous": head.previous, "replaces": list(head.replaces)}
+    said |= {"previous": head.previous, "replaces": list(head.replaces), "digest": digest_text(table.digest)}
+    said |= {"previous_digest": head.previous_digest, "stands_for": list(head.stands_for), "broken": list(head.broken)}
+    said["persistence_ms"] = head.persistence_ms
     return {"kind": FILE, "broker": head.broker, "incarnation": head.incarnation, "sequence": head.sequence, "head": said}
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
@@ -25,6 +25,8 @@ from postroad.spark.jobs.places import is_uri, place
 from postroad.spark.jobs.trackfiles import COPIES_SUFFIX, DAMAGED, FILE, GONE, INDEX
 from postroad.storage.directory import broker_of, logs_in
 from postroad.storage.tracks.catalog import FileName
+from postroad.storage.tracks.chain import ChainEnds, breaks, decode_ends, is_named
+from postroad.storage.tracks.files import read_chain
 from postroad.storage.tracks.schema import HISTORY_KINDS
 from postroad.types import MILLISECONDS_MAX
 
@@ -69,6 +71,11 @@ class FileHead:
     replaces: tuple[str, ...]
     size: int
     problem: str
+    digest: str
+    previous_digest: str
+    stands_for: tuple[str, ...]
+    broken: tuple[str, ...]
+    persistence_ms: int
 
     @property
     def directory(self) -> str:
@@ -94,7 +101,13 @@ class Tracks:
     files: tuple[FileHead, ...]
     holes: tuple[TrackHole, ...]
     brokers: frozenset[int]
-    doubts: tuple[str, ...] = ()  # files that should be there and are not
+    doubts: tuple[str, ...] = ()  # files that should be there and are not, or are not what they were
+    unchained: tuple[str, ...] = ()  # files of which nobody can say whether they were changed
+
+    @property
+    def persistence_ms(self) -> int:
+        """Return the longest T_p that brokers say they have, 0 if none says it."""
+        return max((file.persistence_ms for file in self.files), default=0)
 
     def close(self) -> None:
         self.index.unpersist()
@@ -137,6 +150,7 @@ def open_tracks(
     """
     if trackless:
         sources = [source for source in sources if not (is_data_directory(source) and not _listed_local(source))]
+    ends = {directory: _chain_ends(directory) for directory in _directories(sources)}
     index, heads = _steady_index(spark, sources)
     heads = _with_brokers(heads)
     replaced = {f"{head.directory}/{name}" for head in heads for name in head.replaces if name != head.name}
@@ -151,7 +165,8 @@ def open_tracks(
         raise TrackFileError(file, problem)
     holes += _dropped(heads) + _crashes(records, late_ms)
     brokers = frozenset(head.broker for head in heads if head.kind == FILE)
-    return Tracks(spark, index, elements, records, tuple(heads), tuple(sorted(holes)), brokers)
+    doubts, unchained = _check_chains(heads, ends)
+    return Tracks(spark, index, elements, records, tuple(heads), tuple(sorted(holes)), brokers, doubts, unchained)
 
 
 def _steady_index(spark: SparkSession, sources: Sequence[str]) -> tuple[DataFrame, list[FileHead]]:
@@ -248,6 +263,11 @@ def _head(row: Row) -> FileHead:
         replaces=tuple(said["replaces"] or ()),
         size=said["size"] or 0,
         problem=said["problem"] or "",
+        digest=said["digest"] or "",
+        previous_digest=said["previous_digest"] or "",
+        stands_for=tuple(said["stands_for"] or ()),
+        broken=tuple(said["broken"] or ()),
+        persistence_ms=said["persistence_ms"] or 0,
     )
 
 
@@ -258,12 +278,7 @@ def _with_brokers(heads: Iterable[FileHead]) -> list[FileHead]:
     for directory in {head.directory for head in heads} - brokers.keys():
         if not is_uri(directory):
             brokers[directory] = broker_of(Path(directory).parent) or UNKNOWN_BROKER
-    return [head if head.kind == FILE else _replace_broker(head, brokers.get(head.directory, UNKNOWN_BROKER)) for head in heads]
-
-
-def _replace_broker(head: FileHead, broker: int) -> FileHead:
-    values: dict[str, Any] = {name: getattr(head, name) for name in FileHead.__slots__}
-    return FileHead(**{**values, "broker": broker})
+    return [head if head.kind == FILE else replace(head, broker=brokers.get(head.directory, UNKNOWN_BROKER)) for head in heads]
 
 
 def _elements(rows: DataFrame, *, copies: bool) -> DataFrame:
@@ -300,6 +315,61 @@ def _file_holes(heads: Sequence[FileHead], slack_ms: int) -> list[TrackHole]:
                 reason = f"{directory}/{file.previous}: the file is missing"
                 holes.append(_between(before, after, slack_ms, MISSING, reason, file.broker))
     return holes
+
+
+def _directories(sources: Sequence[str]) -> set[str]:
+    return {path.rpartition("/")[0] for source in sources if not is_uri(source) for path in _listed_local(source)}
+
+
+def _chain_ends(directory: str) -> ChainEnds | None:
+    return None if is_uri(directory) else decode_ends(read_chain(Path(directory)))
+
+
+def _check_chains(heads: Sequence[FileHead], before: Mapping[str, ChainEnds | None]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Follow the chain of each directory; return what is wrong with it, and what is not chained.
+
+    `before` is what was written down of its ends before the files were listed: a broker that runs goes on.
+    """
+    doubts: list[str] = []
+    unchained: list[str] = []
+    by_directory: dict[str, list[FileHead]] = defaultdict(list)
+    for head in heads:
+        if not head.copies:
+            by_directory[head.directory].append(head)
+    for directory, files in by_directory.items():
+        sound = [file for file in files if file.kind == FILE]
+        chained = any(file.previous_digest for file in sound)
+        ends = before.get(directory)
+        doubts += [f"{directory}: {text}" for text in breaks([(file.name, file.digest, file) for file in _neighbours(sound)])]
+        if not chained and ends is None:
+            unchained.append(f"{directory}: its files are not chained, so nobody can say whether some were changed or removed")
+        elif ends is None:
+            unchained.append(
+                f"{directory}: nothing says which is the newest file, so nobody can say whether newer ones were removed"
+            )
+        else:
+            doubts += [f"{directory}: {text}" for text in _check_ends(files, ends, _chain_ends(directory) or ends)]
+    return tuple(doubts), tuple(unchained)
+
+
+def _neighbours(files: Sequence[FileHead]) -> Iterator[FileHead]:
+    """Yield the files so that each follows on the one it names; where one is missing, which is a hole, the next names none."""
+    for number, file in enumerate(files):
+        follows = number > 0 and _order(file.previous) == files[number - 1].order
+        yield file if follows or not file.previous_digest else replace(file, previous_digest="")
+
+
+def _check_ends(files: Sequence[FileHead], before: ChainEnds, now: ChainEnds) -> Iterator[str]:
+    wanted = _order(before.newest)
+    at_hand = [file for file in files if file.order == wanted]
+    if wanted is not None and not at_hand:
+        if files[-1].order < wanted:
+            yield f"the newest files up to {before.newest} are gone"
+    elif not any(file.kind != FILE or is_named(before.digest, file.digest, file) for file in at_hand):
+        yield f"{before.newest} was rewritten"
+    first = _order(files[0].previous)
+    if first is not None and files[0].previous_digest and (_order(now.dropped) or (-1, -1)) < first:
+        yield f"the oldest files up to {files[0].previous} are gone, and the broker did not drop them"
 
 
 def _between(

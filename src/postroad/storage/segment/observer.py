@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Final
@@ -25,7 +24,7 @@ from postroad.storage.segment.disk import Disk
 from postroad.storage.segment.encoding import decode_layout
 from postroad.storage.segment.format import ALIGNMENT, INDEX_ENTRY, FormatError, Header, Record, parse_index
 from postroad.storage.segment.mark import MARK_NAME, RELEASED_NAME, Mark, parse_mark, parse_released
-from postroad.storage.segment.reader import Segment, Window, checked_body, opened, read_error, read_record, records
+from postroad.storage.segment.reader import Damage, Segment, Window, checked_body, opened, read_error, read_record, records, walk
 from postroad.storage.segment.recovery import SUFFIX, closed_segment, naming, read_header, read_trailer, segment_base
 
 LOOKS_MAX: Final = 20  # at a directory that changes while it is looked at
@@ -135,50 +134,31 @@ def sound_parts(pubend: int, segment: Segment, bytes_wanted: int) -> tuple[list[
     """Read a segment through; return parts of about this many bytes without damaged records, and the damaged ranges."""
     found: list[Part] = []
     holes: list[Hole] = []
-    offset, after = segment.start, segment.base
+    part: Part | None = None  # that is being gathered
+    after = segment.base
     with opened(_DISK, segment) as window:
-        start, low = offset, after  # of the part that is being gathered
-        while offset < segment.end:
-            record, error = _sound_record(window, segment, offset, after)
-            if error is None and record is not None:
-                offset, after = record.end, record.last
-                if offset - start < bytes_wanted:
-                    continue
-            if after > low:
-                found.append(Part(pubend, segment, start, low, low, after))
-            if error is not None:
-                offset, resumed = _next_record(window, segment, record, offset, after)
-                holes.append(Hole(after, resumed, error))
-                after = resumed
-            start, low = offset, after
-    if after > low:
-        found.append(Part(pubend, segment, start, low, low, after))
-    if after < segment.last:
-        holes.append(Hole(after, segment.last, CorruptSegmentError(str(segment.path), offset, f"it ends at tick {after}")))
-    return found, holes
+        for each in walk(window, segment, segment.start, segment.base):
+            damage = each if isinstance(each, Damage) else _damaged_body(window, segment, each, after)
+            if damage is not None:
+                found += [] if part is None else [part]
+                part, after = None, damage.hi
+                holes.append(Hole(damage.lo, damage.hi, damage.error))
+                continue
+            assert isinstance(each, Record)
+            part = Part(pubend, segment, each.offset, after, after, each.last) if part is None else replace(part, hi=each.last)
+            after = each.last
+            if each.end - part.offset >= bytes_wanted:
+                found.append(part)
+                part = None
+    return [*found, *([] if part is None else [part])], holes
 
 
-def _sound_record(window: Window, segment: Segment, offset: int, after: int) -> tuple[Record | None, CorruptSegmentError | None]:
-    """Read and check a record; return its header, if that is sound, and what is wrong with it."""
-    try:
-        record = read_record(window, segment, offset, after)
-    except FormatError as error:
-        return None, CorruptSegmentError(str(segment.path), offset, str(error))
+def _damaged_body(window: Window, segment: Segment, record: Record, after: int) -> Damage | None:
     try:
         checked_body(window, segment, record)
     except CorruptSegmentError as error:
-        return record, error
-    return record, None
-
-
-def _next_record(window: Window, segment: Segment, damaged: Record | None, offset: int, after: int) -> tuple[int, int]:
-    """Return where to go on behind a damaged record, and the last tick before that."""
-    if damaged is not None:
-        return damaged.end, damaged.last
-    for place in range(offset + ALIGNMENT, segment.end, ALIGNMENT):
-        with suppress(FormatError):
-            return place, read_record(window, segment, place, after).first - 1
-    return segment.end, segment.last
+        return Damage(after, record.last, error)
+    return None
 
 
 def layouts(view: LogView, records_max: int | None) -> Iterator[Layout]:
@@ -269,7 +249,7 @@ def check_index(segment: Segment) -> None:
 
 def observe_last(path: Path, pubend: int) -> Segment:
     """Look at the last segment of a log: what of it is durable. Damage raises."""
-    return _segment(path, pubend, _mark_bytes(path.parent), is_last=True)
+    return _segment(path, pubend, _mark_bytes(path.parent, MARK_NAME), is_last=True)
 
 
 def _open_segment(path: Path, header: Header, size: int, mark: bytes) -> Segment:

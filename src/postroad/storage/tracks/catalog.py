@@ -19,6 +19,7 @@ import numpy as np
 from postroad.core.tracking.answers import STILL, Hole, HoleKind
 from postroad.core.tracking.elements import Crash, Element, Links, Milliseconds, Record
 from postroad.errors import TrackFileError
+from postroad.storage.tracks.chain import digest_text
 from postroad.storage.tracks.files import FileStatus, TrackFiles
 from postroad.storage.tracks.format import END_BYTES, FileEnd, FormatError, Head, Packed, TrackTable, unpack, unpack_end
 from postroad.storage.tracks.index import FileIndex, Identity
@@ -43,6 +44,7 @@ class TrackOptions:
     index_bytes: int = 32 << 20  # indexes of rows kept in memory
     element_bytes: int = 64 << 20  # elements kept in memory
     search_bytes: int = 128 << 20  # elements looked at together
+    persistence_ms: int = 0  # T_p, for those who read the files
 
 
 class Sort(StrEnum):
@@ -91,6 +93,8 @@ class TrackFile:
     summary: Summary | None = None
     previous: FileName | None = None
     replaces: tuple[FileName, ...] = ()
+    digest: str = ""  # empty until its end was read
+    stands_for: tuple[str, ...] = ()
     merged_ms: int = 0  # when it was made of others, or 0 if that was before this start
     error: TrackFileError | None = None
 
@@ -163,7 +167,7 @@ class Catalog:
         """Add a file that was just written."""
         changed_ms = self._disk.status(str(name)).changed_ms
         file = TrackFile(name, sum(map(len, packed.pieces)), changed_ms, index.head.written_ms, merged_ms=merged_ms)
-        self._learn(file, index.head, packed.summary)
+        self._learn(file, index.head, packed.summary, packed.digest)
         self._indexes.put(name, index)
         with self._lock:
             self.files = tuple(sorted((*self.files, file), key=lambda file: file.name.order))
@@ -232,20 +236,21 @@ class Catalog:
                 break
             wanted = end
         self._check(file, end.head)
-        self._learn(file, end.head, end.summary)
+        self._learn(file, end.head, end.summary, end.digest)
 
     def _read_index(self, file: TrackFile) -> FileIndex:
         table = self._load(file)
         index = FileIndex(table.head, table.digest, table.index())
-        self._learn(file, table.head, table.summary)
+        self._learn(file, table.head, table.summary, table.digest)
         self._indexes.put(file.name, index)
         return index
 
-    def _learn(self, file: TrackFile, head: Head, summary: Summary) -> None:
+    def _learn(self, file: TrackFile, head: Head, summary: Summary, digest: int) -> None:
         self.note_crashes([Crash(*crash) for crash in summary.crashes])
         self._note_links([Links(*links) for links in summary.links])
         file.time_ms, file.previous = head.written_ms, FileName.parse(head.previous)
         file.replaces = tuple(name for text in head.replaces if (name := FileName.parse(text)) is not None and name != file.name)
+        file.digest, file.stands_for = digest_text(digest), head.stands_for
         file.summary = summary
 
     def _read_elements(self, file: TrackFile, rows: Sequence[int]) -> dict[int, Element]:

@@ -16,6 +16,7 @@ import pyarrow as pa
 from postroad.errors import StorageFailedError, StorageFullError, TrackFileError
 from postroad.storage.segment.disk import Disk
 from postroad.storage.segment.log import write_error
+from postroad.storage.tracks.chain import CHAIN_SUFFIX
 
 NEW_PREFIX: Final = "."  # readers of the directory, Spark among them, pass over hidden files
 NEW_SUFFIX: Final = ".new"
@@ -51,6 +52,14 @@ class TrackFiles(Protocol):
         ...
 
     def remove(self, name: str) -> None: ...
+
+    def read_chain(self) -> bytes | None:
+        """Return the record of the chain beside the files, None if there is none."""
+        ...
+
+    def write_chain(self, data: bytes) -> None:
+        """Replace the record of the chain, or raise as `write` does and leave the former."""
+        ...
 
     def merging(self) -> AbstractContextManager[bool]:
         """Keep others from merging these files meanwhile; False when somebody else does it now."""
@@ -113,11 +122,30 @@ class DirectoryFiles:
         except OSError as error:
             raise StorageFailedError(str(self._path / name), error.strerror or str(error)) from error
 
+    def read_chain(self) -> bytes | None:
+        return read_chain(self._path)
+
+    def write_chain(self, data: bytes) -> None:
+        path = chain_path(self._path)
+        write_durably(path, path.with_name(f"{NEW_PREFIX}{path.name}{NEW_SUFFIX}"), [data], self._disk)
+
     def merging(self) -> AbstractContextManager[bool]:
         return merge_lock(self._path, wait=False)
 
     def path(self, name: str) -> str:
         return str(self._path / name)
+
+
+def chain_path(directory: Path) -> Path:
+    """Return where the record of the chain lies: beside the directory, so that a restored directory does not bring its own."""
+    return directory.with_name(directory.name + CHAIN_SUFFIX)
+
+
+def read_chain(directory: Path) -> bytes | None:
+    try:
+        return chain_path(directory).read_bytes()
+    except OSError:
+        return None
 
 
 def write_durably(path: Path, new: Path, data: Sequence[bytes | memoryview], disk: Disk) -> None:
@@ -192,6 +220,7 @@ class MemoryFiles:
     def __init__(self) -> None:
         self.room_bytes: int | None = None
         self._writes = 0  # in place of a clock
+        self._chain: bytes | None = None
         self._files: dict[str, _Kept] = {}
 
     def listed(self) -> list[FileStatus]:
@@ -219,6 +248,12 @@ class MemoryFiles:
 
     def remove(self, name: str) -> None:
         self._files.pop(name, None)
+
+    def read_chain(self) -> bytes | None:
+        return self._chain
+
+    def write_chain(self, data: bytes) -> None:
+        self._chain = data
 
     def merging(self) -> AbstractContextManager[bool]:
         return nullcontext(enter_result=True)

@@ -48,6 +48,10 @@ class Head(msgspec.Struct, frozen=True):
     complete: bool  # the last file of a flush: all that happened before `written_ms` is in the files up to this one
     previous: str = ""  # the name of the file before it, copies not counted; "" for the first of all
     replaces: tuple[str, ...] = ()  # files that may still lie beside it, and all of whose rows are in this one
+    previous_digest: str = ""  # of the file before it; "" if that is not known
+    stands_for: tuple[str, ...] = ()  # digests by which followers may name it, beside its own
+    broken: tuple[str, ...] = ()  # where the chain up to here was found broken
+    persistence_ms: int = 0  # T_p of the broker that wrote it; 0 if not known
 
     @property
     def stamp(self) -> Stamp:

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from postroad.storage.tracks.catalog import FileName, Sort, TrackFile
+from postroad.storage.tracks.chain import BROKEN_MAX, breaks, digest_text, stands_for
 from postroad.storage.tracks.format import Head, TrackTable
 
 MERGE_FILES: Final = 64
@@ -52,6 +53,7 @@ def merged_head(tables: Sequence[TrackTable], names: Sequence[FileName], present
     first, last = tables[0].head, tables[-1].head
     earlier = (name for table in tables for name in table.head.replaces if name in present)
     gone = dict.fromkeys((*earlier, *map(str, names)))
+    listed = list(zip(names, tables, strict=True))
     return Head(
         broker=last.broker,
         incarnation=last.incarnation,
@@ -61,6 +63,10 @@ def merged_head(tables: Sequence[TrackTable], names: Sequence[FileName], present
         complete=last.complete,
         previous=first.previous,
         replaces=tuple(gone),
+        previous_digest=first.previous_digest,
+        stands_for=stands_for(digest_text(tables[-1].digest), last),
+        broken=tuple(breaks([(str(name), digest_text(table.digest), table.head) for name, table in listed]))[:BROKEN_MAX],
+        persistence_ms=last.persistence_ms,
     )
 
 

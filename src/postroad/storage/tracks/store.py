@@ -30,6 +30,7 @@ from postroad.core.tracking.elements import Crash, Element, Farewell, Flush, Hor
 from postroad.core.tracking.search import Hits, search
 from postroad.errors import StorageError, StorageFullError, TrackFileError
 from postroad.storage.tracks.catalog import Catalog, FileName, FilesChangedError, Sort, TrackFile, TrackOptions, element_size
+from postroad.storage.tracks.chain import VERSION, ChainEnds, decode_ends, encode_ends
 from postroad.storage.tracks.files import DirectoryFiles, TrackFiles
 from postroad.storage.tracks.format import Head, pack_all
 from postroad.storage.tracks.index import FileIndex, Identity, identity_of, milliseconds_of, times_of
@@ -39,6 +40,7 @@ from postroad.storage.tracks.summary import NEVER
 from postroad.types import tick_milliseconds
 
 MARK: Final = 0  # the sequence of an incarnation's first file
+NOTHING_DROPPED: Final = FileName(-1, 0)
 NUMBER_BITS: Final = 32  # of the elements in one file there are far fewer
 
 UNREAD_MAX: Final = 256  # files of former incarnations whose end is read at a time
@@ -70,6 +72,8 @@ class TrackStore:
         self._sequence = MARK - 1
         self._found = MARK - 1  # the last sequence of this incarnation, by another writer before us
         self._unwritten: tuple[Record, ...] = ()
+        self._broken: tuple[str, ...] = ()  # of the chain; the next file says it
+        self._dropped: FileName = NOTHING_DROPPED
         self._horizons: Mapping[int, int] = {}
         self.kept_from_ms = 0  # what is older may have been dropped
         self.recovered = Recovered(None, {})
@@ -116,6 +120,7 @@ class TrackStore:
         for chunk in chunks:
             self._write_file(chunk, (), now_ms)
         self._write_file(last, records, now_ms, complete=True)
+        self._note_chain()
         self._unwritten, self._horizons = (), horizons
         with suppress(StorageError):  # they are superseded, and the next start finds them again
             for file in former:
@@ -155,6 +160,7 @@ class TrackStore:
             if file.time_ms >= oldest_ms and excess <= 0:
                 break
             if not self._is_living(file):
+                self._note_chain(dropped=file.name)
                 self._catalog.remove(file)  # what it replaces is older and gone already
                 self.kept_from_ms = max(self.kept_from_ms, self._reach(file) + 1)
                 excess -= file.size
@@ -179,7 +185,7 @@ class TrackStore:
     ) -> None:
         self._sequence += 1  # also when it fails: a name is never given twice
         name = FileName(self._incarnation, self._sequence, Sort.COPIES if copies else Sort.PLAIN)
-        kept = (str(file.name) for file in reversed(self._catalog.files) if file.name.sort is not Sort.COPIES)
+        previous = self._newest()
         head = Head(
             broker=self._broker,
             incarnation=name.incarnation,
@@ -187,9 +193,49 @@ class TrackStore:
             written_ms=now_ms,
             kept_from_ms=self.kept_from_ms,
             complete=complete,
-            previous=next(kept, ""),
+            previous="" if previous is None else str(previous.name),
+            previous_digest="" if previous is None or self._catalog.summary(previous) is None else previous.digest,
+            broken=self._broken,
+            persistence_ms=self._options.persistence_ms,
         )
         self._write_table(name, head, to_table(head.stamp, elements, records, self._pause))
+        if not copies:
+            self._broken = ()
+
+    def _newest(self) -> TrackFile | None:
+        """Return the last file of the chain."""
+        return next((file for file in reversed(self._catalog.files) if file.name.sort is not Sort.COPIES), None)
+
+    def _note_chain(self, dropped: FileName | None = None) -> None:
+        """Write down where the chain begins and ends. It is the worse for those who check it if that fails, not for tracks."""
+        newest = self._newest()
+        if newest is not None and newest.digest:
+            if dropped is not None and dropped.order[:2] > self._dropped.order[:2]:
+                self._dropped = dropped
+            gone = str(self._dropped) if self._dropped != NOTHING_DROPPED else ""
+            with suppress(StorageError):
+                ends = ChainEnds(VERSION, self._broker, str(newest.name), newest.digest, gone)
+                self._disk.write_chain(encode_ends(ends))
+
+    def _check_chain(self) -> None:
+        """Compare the end of the chain with what was written down of it; what is missing is told by the next file."""
+        ends = decode_ends(self._disk.read_chain())
+        if ends is None:
+            return
+        self._dropped = FileName.parse(ends.dropped) or NOTHING_DROPPED
+        wanted = FileName.parse(ends.newest)
+        if wanted is None or ends.broker != self._broker:
+            return
+        at_hand = [file for file in self._catalog.files if file.name[:2] == wanted[:2] and file.name.sort is not Sort.COPIES]
+        if not at_hand:
+            self._broken = (f"the files up to {wanted} were gone when incarnation {self._incarnation} began",)
+        elif not any(file.error is not None or ends.digest in {file.digest, *file.stands_for} for file in self._read(at_hand)):
+            self._broken = (f"{wanted} was another file when incarnation {self._incarnation} began",)
+
+    def _read(self, files: Sequence[TrackFile]) -> Sequence[TrackFile]:
+        for file in files:
+            self._catalog.summary(file)
+        return files
 
     def _write_table(self, name: FileName, head: Head, table: pa.Table, *, merged_ms: int = 0) -> None:
         packed = pack_all(head, table)
@@ -316,6 +362,7 @@ class TrackStore:
             self._read_oldest(files[0])
         else:
             self.kept_from_ms = now_ms
+        self._check_chain()
         self._horizons = self.recovered.horizons
         crash = self.recovered.crash
         if crash is not None:
@@ -324,6 +371,7 @@ class TrackStore:
         with suppress(StorageFullError):  # the first flush that finds room says it
             self._write_file((), (*self._unwritten, *_horizon_records(self._horizons)), now_ms, complete=True)
             self._unwritten = ()
+            self._note_chain()
 
     def _last_words(self, files: Sequence[TrackFile], now_ms: int) -> Recovered:
         """Read the newest sound file that ended a flush: how the last incarnation ended, and the horizons."""
