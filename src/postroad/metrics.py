@@ -27,6 +27,7 @@ except ImportError as missing:  # pragma: no cover - depends on what is installe
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 REQUEST_BYTES_MAX: Final = 8192
 REQUEST_S_MAX: Final = 5.0
+REQUESTS_MAX: Final = 32  # at a time
 Read: TypeAlias = Callable[[QueueStats], float]
 
 
@@ -39,6 +40,7 @@ class MetricsService:
         self._listen = listen
         self._queues = queues
         self._server: asyncio.Server | None = None
+        self._requests = 0
         self._host: ServiceHost
 
     async def start(self, host: ServiceHost) -> None:
@@ -63,11 +65,16 @@ class MetricsService:
         raise AssertionError("metrics answer no packets")
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._requests >= REQUESTS_MAX:
+            writer.close()
+            return
+        self._requests += 1
         with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             async with asyncio.timeout(REQUEST_S_MAX):
                 request = await reader.readuntil(b"\r\n\r\n")
                 writer.write(await self._answer(request.split(b"\r\n", 1)[0]))
                 await writer.drain()
+        self._requests -= 1
         writer.close()
 
     async def _answer(self, line: bytes) -> bytes:

@@ -48,7 +48,9 @@ class Neighbour(_Section, frozen=True):
 class Limits(_Section, frozen=True):
     """`[limits]`: what a peer may ask of this broker."""
 
-    connections_max: Annotated[Count, described("Connections at a time; more are refused.")] = 10_000
+    connections_max: Annotated[
+        Count, described("Connections at a time; more are refused. Fewer, if the limit of open files (`ulimit -n`) asks for it.")
+    ] = 10_000
     handshakes_max: Annotated[Count, described("Connections at a time that have not said who they are.")] = 1_000
     handshake_s: Annotated[Seconds, described("Time to say who one is before the connection is closed.")] = 5.0
     frame_bytes_max: Annotated[FrameBytes, described("The largest frame taken from an identified peer.")] = 16 << 20

@@ -53,6 +53,7 @@ from postroad.errors import (
     StorageError,
 )
 from postroad.runtime.config import NodeConfig, split_address
+from postroad.runtime.descriptors import connections_max
 from postroad.runtime.disk import AroundDamage, Disk, open_disk
 from postroad.runtime.links import Dialler, newer_wins
 from postroad.runtime.listener import Listener
@@ -119,6 +120,7 @@ class Node:
         self._writes: Writes
         self._turns: Turns
         self.budget: Budget
+        self.connections_max = config.limits.connections_max  # or less, see `start`
         self._broker: Broker
         self._disk: Disk
         self.tracking: Keeper | None = None  # None: nothing is tracked
@@ -133,13 +135,12 @@ class Node:
         self._loop = asyncio.get_running_loop()
         self._writes, self._turns = Writes(self._loop), Turns(self._loop)
         self.budget = Budget(self.config.limits.buffers_bytes_max, self._loop.time)
+        self.connections_max = connections_max(self.config.limits.connections_max, len(self.config.neighbours))
         self._disk = await asyncio.to_thread(open_disk, self.config, self._loop, self._disk_fact, self._fail)
         try:
             self._broker = Broker(self._disk.state, self._machine_config(), now=self._loop.time())
             self.tracking = await self._open_tracking()
-            self._listener = Listener(
-                self.config.listen, self.config.limits, self.config.limits.connections_max, self._make_peer, self._count
-            )
+            self._listener = Listener(self.config.listen, self.config.limits, self.connections_max, self._make_peer, self._count)
             await self._listener.bind()
             await self._start_services()
             await self._listener.start()
@@ -309,6 +310,7 @@ class Node:
             "refused_appends": self._disk.room.refused,
             "internal_errors": self.internal_errors,
             "connections": len(self.peers),
+            "connections_max": self.connections_max,
             "connections_refused": 0 if self._listener is None else self._listener.refused,
             "accept_failures": 0 if self._listener is None else self._listener.failures,
             "buffers_bytes": self.budget.held,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from postroad.runtime.config import NodeConfig
+from postroad.runtime.descriptors import raise_limit
 from postroad.runtime.node import STOP_S_MAX, Node
 from postroad.runtime.services import Service
 from postroad.transport.loops import run
@@ -35,6 +36,7 @@ def serve(config: NodeConfig, ready: Callable[[int], None], services: Sequence[S
     )
     gc.set_threshold(GC_THRESHOLD)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    raise_limit()
     run(_serve(Node(config, services, tracking_process=config.tracking.process, replaces=replaces), ready))
 
 
