@@ -342,8 +342,8 @@ class Tracks:
         pubend, replay = next(iter(self._replays.items()))
         try:
             found = self._logs[pubend].ids(replay.position, replay.hi, REPLAY_BYTES)
-        except StorageError:
-            log.exception("the log of pubend %x cannot be read: its publisher history stays incomplete", pubend)
+        except StorageError as error:
+            log.error("the log of pubend %x cannot be read, its publisher history stays incomplete: %s", pubend, error)  # noqa: TRY400
             del self._replays[pubend]
             self._unreadable.add(pubend)
             return
