@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from tests.integration.brokers import BrokerProcess, config
 from tests.runtime.raw_client import HELLO, assert_still_serves, error_of, raw, talk
 
 import postroad
@@ -14,12 +17,12 @@ from postroad.core.broker import Broker
 from postroad.errors import ConfigError, HandshakeError, InternalError
 from postroad.runtime.config import NodeConfig, parse_config
 from postroad.runtime.node import Node
-from postroad.testing import broker
+from postroad.testing import broker, free_ports
 from postroad.transport.channel import Channel
 from postroad.wire.codec import decode
-from postroad.wire.framing import FRAME_BYTES_MAX_LEAST
+from postroad.wire.framing import FRAME_BYTES_MAX_LEAST, FrameDecoder
 from postroad.wire.packets.session import Hello, Role
-from postroad.wire.packets.telesto import Error
+from postroad.wire.packets.telesto import Error, Ping
 
 
 def node_at(directory: Path, **changes: object) -> Node:
@@ -109,3 +112,54 @@ def test_a_packet_on_which_the_machine_fails_costs_only_its_connection(tmp_path:
         await node.stop()
 
     asyncio.run(scenario())
+
+
+# --- floods ----------------------------------------------------------------------------------------------------------------
+
+
+async def ping_times(port: int, count: int) -> list[float]:
+    """Return how long each of so many pings took, one after the other."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    loop = asyncio.get_running_loop()
+    times = []
+    try:
+        writer.write(raw(HELLO))
+        decoder = FrameDecoder()
+        while not decoder.feed(await reader.read(1 << 16)):
+            pass
+        for number in range(count):
+            began = loop.time()
+            writer.write(raw(Ping(), number + 2))
+            answered = False
+            while not answered:
+                answered = any(frame[1] == number + 2 for frame in decoder.feed(await reader.read(1 << 16)))
+            times.append(loop.time() - began)
+    finally:
+        writer.transport.abort()
+    return times
+
+
+FLOOD = """
+import socket, sys, threading
+hello, ping = bytes.fromhex(sys.argv[2]), bytes.fromhex(sys.argv[3])
+end = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+end.sendall(hello)
+threading.Thread(target=lambda: [None for _ in iter(lambda: end.recv(1 << 20), b"")], daemon=True).start()
+while True:
+    end.sendall(ping * 20_000)
+"""
+
+
+def test_a_client_is_served_while_another_floods(tmp_path: Path) -> None:
+    """Pipelined pings of another client cost a client milliseconds, not seconds."""
+    (port,) = free_ports(1)
+    with BrokerProcess(config(1, "victim", port, tmp_path, []), tmp_path) as running:
+        before = asyncio.run(ping_times(port, 100))
+        with subprocess.Popen([sys.executable, "-c", FLOOD, str(port), raw(HELLO).hex(), raw(Ping(), 1).hex()]) as flood:
+            try:
+                during = asyncio.run(ping_times(port, 200))
+            finally:
+                flood.kill()
+        assert running.running
+        slow = sorted(during)[int(0.9 * len(during))]
+        assert slow < 0.5, f"{slow:.3f} s, and {sorted(before)[90]:.3f} s without the flood"
