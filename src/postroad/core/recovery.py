@@ -92,6 +92,8 @@ class Recovery:
         self._former = parts.config.replaces  # there was one
         self._begin_at = now + parts.config.newcomer_wait_s
         self._begun: list[int] = []  # pubends that have begun and whom the broker does not know of yet
+        if self._new and parts.config.newcomer_wait_s:
+            parts.keep_all_until = now + parts.config.subscriber_grace_s  # who holds the log has to say so first
         self._heard = stored.heard
         self._untold: dict[int, Remembered] = {}  # broker -> what it is to be told once there is a way to it
         self._store_at = now + HEARD_STORE_S
@@ -176,9 +178,18 @@ class Recovery:
                 self._former = True
             elif not self._found[pubend]:
                 self._former = True
-                self._lose(pubend, 0, max(self._beyond(pubend), self._born[pubend]), now)
+                self._lose(pubend, 0, self._end_of_loss(pubend, heard, self._born[pubend]), now)
             elif fallen or heard > self._found[pubend] or rows.get(pubend, 0) > self._last[pubend]:
-                self._lose(pubend, self._last[pubend], max(self._beyond(pubend), self._found[pubend]), now)
+                self._lose(pubend, self._last[pubend], self._end_of_loss(pubend, heard, self._found[pubend]), now)
+
+    def _end_of_loss(self, pubend: int, heard: int, first: int) -> int:
+        """Return where the lost range of a pubend ends that has begun at `first`, without the messages of this life.
+
+        What was heard may be what this life has said, if it came by another way than word of the life; then the clock decides.
+        """
+        if heard > self._parts.pubends[pubend].horizon:
+            return max(first, self._beyond(pubend))
+        return max(first, min(heard, self._parts.router.started_ms << COUNTER_BITS))
 
     def _beyond(self, pubend: int) -> int:
         """Return a tick above all that former lives gave out, of which somebody may not have heard the last."""

@@ -272,10 +272,10 @@ class Node:
         )
 
     def _newcomer_wait_s(self) -> float:
-        """Return how long to wait, with empty files, for word of a former life; nobody has any where there are no neighbours."""
+        """Return how long to wait, with empty files, for word of a former life; others may link to one that names none."""
         wait_s = self.config.overlay.newcomer_wait_s
         if not self.config.neighbours:
-            return 0.0
+            return wait_s if self._replaces else 0.0
         return max(wait_s, REPLACE_WAIT_S) if self._replaces else wait_s
 
     async def _open_tracking(self) -> Keeper | None:

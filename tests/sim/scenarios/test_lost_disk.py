@@ -260,3 +260,21 @@ def test_a_broker_that_is_alone_believes_its_clients(keeps_file: bool) -> None:
         assert [gap[0] for gap in told(overlay, name)] == [P1]
         assert logged_after(overlay, 5.5) <= received(overlay, name)
     assert_nothing_is_silent(overlay)
+
+
+def test_messages_of_the_new_life_are_kept_where_the_loss_is_recognised_late() -> None:
+    """The broker began before a neighbour could tell: the lost range ends where it began."""
+    overlay = line(BrokerConfig(silence_s=0.5, newcomer_wait_s=0.2))
+    overlay.client("reader", 3)
+    follow(overlay, "reader", 1.0, "kept")
+    publish(overlay, "writer", 2.0, 6.0)
+    overlay.at(5.0, overlay.cable(1, 2).cut)
+    lose(overlay, 1, 6.5, 7.0)
+    publish(overlay, "writer", 7.1, 9.1)
+    overlay.at(11.0, overlay.cable(1, 2).heal)
+    overlay.run(15.0)
+    assert logged_after(overlay, 6.9) <= received(overlay, "kept")
+    ((_, lo, hi),) = told(overlay, "kept")
+    assert (lo >> 16) - WALL_MS_AT_START <= 5000
+    assert 6500 <= (hi >> 16) - WALL_MS_AT_START <= 8200
+    assert_nothing_is_silent(overlay)
