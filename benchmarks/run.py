@@ -14,7 +14,19 @@ from pathlib import Path
 from typing import Final
 
 RESULTS: Final = Path(__file__).parent / "results"
-ALL: Final = ("filters", "covering", "wire", "storage", "tracking", "overlay", "topics", "queues", "spark", "pipeline")
+ALL: Final = (
+    "filters",
+    "covering",
+    "wire",
+    "storage",
+    "tracking",
+    "overlay",
+    "subscriptions",
+    "topics",
+    "queues",
+    "spark",
+    "pipeline",
+)
 
 
 def main() -> int:

@@ -119,6 +119,44 @@ def test_a_link_that_is_cut_comes_back_and_nothing_is_lost(tmp_path: Path) -> No
     run(scenario)
 
 
+@pytest.mark.parametrize(("count", "frame_bytes_max"), [(30, 1 << 20), (300, 16 << 20)])
+def test_a_link_returns_whatever_the_size_of_the_interest(tmp_path: Path, count: int, frame_bytes_max: int) -> None:
+    """Filters that together exceed a frame are sent in several packets, or widened; the link stays and messages arrive."""
+
+    async def scenario() -> None:
+        first, second = free_ports(2)
+        limits = Limits(frame_bytes_max=frame_bytes_max)
+        async with FaultProxy(first) as proxy:
+            nodes = [
+                Node(config(tmp_path, 1, first, limits=limits)),
+                Node(config(tmp_path, 2, second, proxy.port, limits=limits)),
+            ]
+            for node in nodes:
+                await node.start()
+            await until(lambda: links(nodes[0]) == 1)
+            async with (
+                postroad.connect(f"postroad://127.0.0.1:{first}") as near,
+                postroad.connect(f"postroad://127.0.0.1:{second}") as far,
+            ):
+                subscription = await far.subscribe("n >= 0")
+                for number in range(count):
+                    await far.subscribe(f"s = '{number}{'x' * 60_000}'")
+                proxy.cut()
+                await until(lambda: links(nodes[0]) == links(nodes[1]) == 0)
+                proxy.heal()
+                await until(lambda: links(nodes[0]) == links(nodes[1]) == 1)
+                await near.publisher().publish({"n": 1})
+                assert (await anext(subscription))["n"] == 1
+                peer = next(peer for peer in nodes[1].peers.values() if peer.role is Role.BROKER)
+                await near.publisher().publish({"n": 2})
+                assert (await anext(subscription))["n"] == 2
+                assert peer in nodes[1].peers.values()
+            for node in nodes:
+                await node.stop()
+
+    run(scenario)
+
+
 def test_a_peer_that_falls_silent_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection over which nothing comes, not even an answer to a probe, ends after the timeout."""
 

@@ -104,6 +104,18 @@ def test_too_many_filters_widen_to_everything(monkeypatch: pytest.MonkeyPatch) -
     assert set(reduced.maximal()) == set(many[51:])
 
 
+def test_filters_that_are_too_long_widen_to_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their bytes are bounded, too, so that a full interest fits the backlog of a link."""
+    monkeypatch.setattr(interest, "INTEREST_BYTES_MAX", 10_000)
+    reduced, long = ReducedSet(), [Filter(f"s = '{i}{'x' * 1000}'") for i in range(10)]
+    for filter_ in long:
+        reduced.add(filter_)
+    assert reduced.maximal() == (EVERYTHING,)
+    for filter_ in long[:6]:
+        reduced.remove(filter_)
+    assert set(reduced.maximal()) == set(long[6:])
+
+
 def test_a_chain_is_taken_down_from_its_top_without_comparing_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each filter hangs below the closest one, so the end of a broad one concerns only a few others."""
     compared = count_comparisons(monkeypatch)

@@ -60,6 +60,7 @@ class StreamCache:
         self._los: list[int] = []
         self.size = 0
         self.frontier = 0  # the highest tick ever learned
+        self.evicted = 0  # the highest tick that had to make room
 
     def add(self, segment: Segment) -> list[Segment]:
         """Take a segment in; return the parts of it that were news (new ticks, or known before with a lower label)."""
@@ -142,5 +143,6 @@ class StreamCache:
             count += 1
         if count:
             self.size = size
+            self.evicted = max(self.evicted, self._segments[count - 1].hi)
             del self._segments[:count]
             del self._los[:count]

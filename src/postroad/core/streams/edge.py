@@ -406,7 +406,7 @@ class Edge:
         if not gaps:
             edge.nack_at = float("inf")
             return
-        if edge.nack_tries >= NACK_TRIES_MAX:
+        if edge.nack_tries >= NACK_TRIES_MAX or edge.stream.cache.evicted > edge.delivered:
             self._go_on_at_frontier(pubend)
             return
         edge.nack_tries += edge.stream.parent is not None or edge.stream.hosted_here
@@ -415,7 +415,11 @@ class Edge:
         edge.nack_at = now + edge.nack_backoff
 
     def _go_on_at_frontier(self, pubend: int) -> None:
-        """Give up to fill a gap for all: it may be larger than the cache. Each subscription gets its own past instead."""
+        """Give up to fill a gap for all. Each subscription gets its own past instead.
+
+        That is so at once when the cache has dropped something behind the gap: then the gap with what follows is larger than
+        the cache, and answers to a NACK would only push out each other. Otherwise it is after some tries.
+        """
         edge = self.streams[pubend]
         for subscription in self.subscriptions.values():
             progress = subscription.progress.get(pubend)

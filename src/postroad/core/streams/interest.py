@@ -13,8 +13,8 @@ Invariants: following `_above` from any member ends at a maximal one, and every 
 A member without anything below it may be put below any other. One that has others below it is only put below a filter that it
 surely does not cover itself, or a circle could form; `covers` is exact for the filters this is decided for (`_is_exact`).
 
-Bounds: with more than `INTEREST_MAX` maximal filters the set widens to the filter that matches everything, until there are only
-half as many.
+Bounds: with more than `INTEREST_MAX` maximal filters, or more than `INTEREST_BYTES_MAX` of their texts, the set widens to the
+filter that matches everything, until there is only half as much.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from postroad.core.filters.filter import Filter
 from postroad.core.packets import Interest
 
 INTEREST_MAX: Final = 1 << 16
+INTEREST_BYTES_MAX: Final = 4 << 20
 DEMOTED_MAX: Final = 64
 SEARCHED_MAX: Final = 64
 COMPARED_MAX: Final = 12  # filters compared in vain in one search
@@ -57,6 +58,7 @@ class ReducedSet:
         self._coverers: CoveringIndex[Filter] = CoveringIndex()  # all members
         self._tops: CoveringIndex[Filter] = CoveringIndex()  # the maximal ones, by their first box
         self._changed: dict[Filter, bool] = {}  # maximal ones that came (True) or went since the changes were taken
+        self._bytes = 0  # of the texts of the maximal ones
         self._wide = False
         self._was_wide = False  # when the changes were taken
 
@@ -139,15 +141,18 @@ class ReducedSet:
             return
         self._maximal[filter_] = None
         self._tops.add(filter_, filter_.hulls[:1])
+        self._bytes += len(str(filter_).encode())
         self._note(filter_, came=True)
 
     def _end_maximal(self, filter_: Filter) -> None:
         del self._maximal[filter_]
         self._tops.remove(filter_)
+        self._bytes -= len(str(filter_).encode())
         self._note(filter_, came=False)
 
     def _note(self, filter_: Filter, *, came: bool) -> None:
-        self._wide = len(self._maximal) > (INTEREST_MAX // 2 if self._wide else INTEREST_MAX)
+        part = 2 if self._wide else 1
+        self._wide = len(self._maximal) > INTEREST_MAX // part or self._bytes > INTEREST_BYTES_MAX // part
         if self._changed.get(filter_, came) is not came:
             del self._changed[filter_]
         else:
