@@ -417,7 +417,10 @@ class DurableBusyError(OverlayError):
 
 
 class DurableElsewhereError(OverlayError):
-    """The durable subscription is at home at a broker that cannot be reached now, and the client brought no positions."""
+    """The durable subscription is at home at a broker that cannot be reached now, and the client brought no positions.
+
+    Or it is new, and the brokers that answer are not a majority of those that are known.
+    """
 
     code = 502
     retryable = True

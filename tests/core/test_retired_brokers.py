@@ -19,11 +19,10 @@ from postroad.core.orders import (
     Store,
     Stored,
 )
-from postroad.core.packets import OpenPublisher, Publish, Subscribe, Subscribed, pubend_id
+from postroad.core.packets import Subscribe, Subscribed, pubend_id
 from postroad.core.parts import KNOWN_KEY, BrokerConfig
 from postroad.core.streams.holds import HOLD_KEY, HoldRecord
 from postroad.errors import DurableElsewhereError
-from postroad.types import MessageId
 
 PUBEND, LINK, GONE = pubend_id(1), 5, 9
 METADATA = (
@@ -51,7 +50,7 @@ def run(broker: Broker, *, until: float) -> list[Order]:
 
 
 def started(retired: tuple[int, ...]) -> tuple[Broker, list[Order]]:
-    broker = Broker(BrokerState(1, 1, (PubendState(PUBEND),), METADATA), BrokerConfig(retired=retired))
+    broker = Broker(BrokerState(1, 1, (PubendState(PUBEND, last_tick=1000 << 16),), METADATA), BrokerConfig(retired=retired))
     broker.fact(ClientUp(LINK), now=0.0)
     return broker, run(broker, until=0.5)
 
@@ -70,9 +69,6 @@ def test_a_new_durable_name_waits_for_a_known_broker_unless_it_is_retired(retire
 @pytest.mark.parametrize("retired", [False, True])
 def test_the_logs_are_held_for_a_known_broker_unless_it_is_retired(retired: bool) -> None:
     """Its subscribers may come back with it, or never."""
-    broker, _ = started((GONE,) if retired else ())
-    broker.receive(OpenPublisher(), link=LINK, now=0.5)
-    run(broker, until=0.5)
-    broker.receive(Publish(0, [(bytes(MessageId.make(0, 1, 1000)), {"x": 1}, b"")]), link=LINK, now=0.5)
-    released = [o.tick for o in run(broker, until=4.0) if isinstance(o, ReleaseLog)]
+    broker, orders = started((GONE,) if retired else ())
+    released = [o.tick for o in orders + run(broker, until=4.0) if isinstance(o, ReleaseLog)]
     assert bool(released) == retired

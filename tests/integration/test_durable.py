@@ -93,3 +93,28 @@ def test_messages_of_a_broker_added_while_the_client_is_away_are_there_when_it_r
                     assert await take(subscription, 300) == list(range(300))
 
     run(scenario)
+
+
+def test_a_new_durable_name_can_be_created_while_one_of_three_brokers_is_down(tmp_path: Path) -> None:
+    """A majority of the brokers keeps the name; the third hears of it when it is back, and the client may move there."""
+
+    async def scenario() -> None:
+        one, two, three = free_ports(3)
+        first = BrokerProcess(config(1, "a", one, tmp_path, []), tmp_path)
+        second = BrokerProcess(config(2, "b", two, tmp_path, [one]), tmp_path)
+        third = BrokerProcess(config(3, "c", three, tmp_path, [one, two]), tmp_path)
+        with first, second, third:
+            for broker in (first, second, third):
+                await sees(broker.url, 3)
+            await asyncio.to_thread(third.kill)
+            async with postroad.connect(first.url) as client:
+                await client.subscribe("n >= 0", name="orders")
+            await publish(second.url, range(50))
+            await asyncio.to_thread(third.start)
+            await sees(third.url, 3)
+            async with postroad.connect(third.url) as client:
+                subscription = await client.subscribe("n >= 0", name="orders")
+                assert await take(subscription, 50) == list(range(50))
+                await subscription.ack()
+
+    run(scenario)

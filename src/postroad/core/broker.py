@@ -93,6 +93,7 @@ class Broker:
         self._publishing = Publishing(self._parts, records.publisher_next)
         self._releasing = Releasing(self._parts, records.floor)
         self._subscribing = Subscribing(self._parts, self._releasing, self._read_past)
+        self._subscribing.naming.load(records.reservations)
         self._reading = Reading(self._parts, self._read)
         self._writing = Writing(self._parts, self._publishing)
         self._load_writers(records)
@@ -472,6 +473,12 @@ class Broker:
                 self._subscribing.horizons_told(message, now)
             case p.HomeQuery():
                 self._subscribing.home_asked(message)
+            case p.NameReserve():
+                self._subscribing.naming.reserve(message, now)
+            case p.NameAnswer():
+                self._subscribing.naming.answered(message, now)
+            case p.NameRelease():
+                self._subscribing.naming.released(message)
             case p.HomeReply():
                 cursors = believable(message.cursors, self._parts.wall_ms)
                 self._subscribing.home_answered(msgspec.structs.replace(message, cursors=cursors), now)

@@ -455,6 +455,7 @@ class HomeReply(Unicast, frozen=True, array_like=True):
     created_ms: WallMs = 0
     starts: Positions = {}
     lost: bool = False  # it was at home there, and the record is gone with the broker's files
+    home_version: U64 = 0  # of the record there
 
 
 class Remembered(Unicast, frozen=True, array_like=True):
@@ -469,6 +470,40 @@ class Remembered(Unicast, frozen=True, array_like=True):
     starts: Annotated[list[WallMs], Meta(max_length=64)]
     horizons: Positions
     rows: Positions
+
+
+class NameReserve(Unicast, frozen=True, array_like=True):
+    """The source is about to create a durable subscription of this name: keep the name for it.
+
+    `number` tells its attempts apart. A home of the name up to `version` is known to be gone.
+    """
+
+    name: Name
+    number: U64
+    version: U64
+
+
+class NameAnswer(Unicast, frozen=True, array_like=True):
+    """A vote: the name is `granted`, and that is stored; or it has a `home`, or another `creator` has reserved it.
+
+    `version` is the newest that is known of the name, and `members` are the brokers the source knows, itself included.
+    """
+
+    name: Name
+    number: U64
+    granted: bool
+    home: U32
+    version: U64
+    created_ms: WallMs
+    creator: U32
+    members: Annotated[list[U32], Meta(max_length=4096)]
+
+
+class NameRelease(Unicast, frozen=True, array_like=True):
+    """The source does not create this name: its reservations up to `number` end."""
+
+    name: Name
+    number: U64
 
 
 class PubendsQuery(Unicast, frozen=True, array_like=True):

@@ -23,6 +23,7 @@ from typing import Final
 import msgspec
 
 from postroad.core.guards import Guards
+from postroad.core.naming import NAME_KEY, Reservation
 from postroad.core.orders import BrokerState, Notice, PubendState
 from postroad.core.packets import Positions, pubend_broker, pubend_id
 from postroad.core.parts import KNOWN_KEY
@@ -42,6 +43,7 @@ _NUMBER_BYTES: Final = 8
 CONSEQUENCES: Final = {
     DURABLE_KEY: "the subscription goes on from the oldest message that is held for this broker, so some may be delivered again",
     HOME_KEY: "where this subscription is at home is asked again when its client comes",
+    NAME_KEY: "another broker may be told that this durable name is free, while the one that reserved it takes it",
     HOLD_KEY: "nothing is released until that broker has told anew what it needs",
     FLOOR_KEY: "nothing is released until the clients that may come back have had their time",
     HORIZON_KEY: "the stream of this pubend goes on a little ahead of the clock",
@@ -74,6 +76,7 @@ class OwnRecords:
     floor_for_grace: Positions = field(default_factory=dict)  # the floor, or what is held while it is not known
     known: dict[int, list[int]] = field(default_factory=dict)
     publisher_next: int = 0
+    reservations: dict[str, Reservation] = field(default_factory=dict)  # durable names
     writers: dict[str, bytes] = field(default_factory=dict)
     damaged: list[str] = field(default_factory=list)  # keys
 
@@ -130,6 +133,8 @@ def _read(records: OwnRecords, key: str, value: bytes) -> None:
             records.floor = msgspec.msgpack.decode(value, type=dict[int, int])
         case "known-brokers":
             records.known = msgspec.msgpack.decode(value, type=dict[int, list[int]])
+        case "name/":
+            records.reservations[key.removeprefix(NAME_KEY)] = msgspec.msgpack.decode(value, type=Reservation)
         case "publisher-next":
             records.publisher_next = _number(value)
         case "writer/":

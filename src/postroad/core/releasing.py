@@ -111,7 +111,7 @@ class Releasing:
                 continue  # a durable subscription there has not heard of this pubend yet: it belongs to it from the first tick
             held = self._parts.table.lowest(pubend_id)
             kept = (self._parts.wall_ms - int(self._parts.config.keep_s * 1000)) << 16
-            tick = min(pubend.horizon if held is None else held, kept, pubend.horizon)
+            tick = min(pubend.last if held is None else held, kept, pubend.last)  # where no message is, nothing is gone
             if self._parts.notes is not None:  # what is not tracked yet must be there after a crash
                 tick = min(tick, self._parts.tracked.get(pubend_id, 0))
             if tick > max(pubend.released, self._ordered.get(pubend_id, 0)):

@@ -14,6 +14,7 @@ import msgspec
 
 from postroad.core.batch import Batch, concat
 from postroad.core.filters.filter import Filter
+from postroad.core.naming import Creation, Naming
 from postroad.core.orders import LinkId, LogRead, ReadLog
 from postroad.core.packets import (
     Acknowledge,
@@ -67,6 +68,7 @@ class Subscribing:
         self._unanswered: dict[int, int] = {}  # number of subscription -> request
         self._unsettled: dict[int, Subscription] = {}  # those that have pubends their client does not know of
         self._moves: dict[str, Move] = {}
+        self.naming = Naming(parts, self._name_won, self._name_exists)
         self._proofs = PositionProofs(parts)
         self._announced: list[int] = []  # the pubends every durable subscription takes part in
         self._unconfirmed: dict[int, Positions] = {}  # number of subscription -> cursors its client wants to know stored
@@ -104,6 +106,9 @@ class Subscribing:
     def unsubscribe(self, link: LinkId, packet: Unsubscribe, request: int, now: float) -> None:
         subscription = self._parts.edge.find(link, packet.handle)
         moving = next((m.name for m in self._moves.values() if (m.link, m.handle) == (link, packet.handle)), None)
+        if self.naming.give_up(link, packet.handle):
+            self._parts.send(link, Unsubscribed(packet.handle), request)
+            return
         if moving is not None:
             del self._moves[moving]
             if packet.forget:
@@ -186,6 +191,7 @@ class Subscribing:
     def link_lost(self, link: LinkId, now: float) -> None:
         """Keep what the clients of a lost link may come back for."""
         self._moves = {name: move for name, move in self._moves.items() if move.link != link}
+        self.naming.give_up(link)
         gone = self._parts.edge.of_link(link)
         kept: Positions = {}
         for subscription in gone:
@@ -226,10 +232,11 @@ class Subscribing:
             self._join_all(durable)
 
     def _join_all(self, durable: Durable) -> None:
-        """Take part in every announced pubend from its first tick on: what was known at the creation has a cursor already."""
+        """Take part in every announced pubend: from the creation on in one that was known then, from the first tick in others."""
         if not durable.beginning:
             for pubend in self._parts.router.pubends():
-                self._parts.durables.join(durable, pubend, durable.first_tick)
+                known = pubend in durable.known_pubends
+                self._parts.durables.join(durable, pubend, durable.created_tick if known else durable.first_tick)
 
     def check_waiting(self, pubend: int, now: float, tick: int | None = None) -> None:
         """Activate the subscriptions whose interest has become active, at `tick` or where the stream is now."""
@@ -269,6 +276,7 @@ class Subscribing:
         news, gone = self._parts.durables.learn(home)
         if not news:
             return
+        self.naming.home_known(home.name)
         self._parts.flood(home, except_link=link)
         if gone is None:
             return
@@ -284,26 +292,26 @@ class Subscribing:
     def home_asked(self, query: HomeQuery) -> None:
         durable = self._parts.durables.here.get(query.name)
         known = durable is not None
-        busy = durable is not None and durable.subscription is not None
+        busy = durable.subscription is not None if durable is not None else self.naming.asked(query)
         text = durable.filter if durable is not None else ""
         cursors: Positions = durable.cursors if durable is not None else {}
         starts: Positions = durable.starts if durable is not None else {}
         created_ms = durable.created_ms if durable is not None else 0
         damaged = durable is not None and durable.damaged
         me, name, version, lost = self._parts.broker, query.name, query.version, self._parts.durables.is_lost(query.name)
+        here = durable.version if durable is not None else 0
         reply = HomeReply(
-            query.source, me, FULL_HOPS, name, version, known, busy, text, cursors, damaged, created_ms, starts, lost
+            query.source, me, FULL_HOPS, name, version, known, busy, text, cursors, damaged, created_ms, starts, lost, here
         )
         self._parts.unicast(reply)
 
     def home_answered(self, reply: HomeReply, now: float) -> None:
-        move = self._moves.get(reply.name)
-        if move is None or move.version != reply.version:
+        move = self._moves.pop(reply.name, None) or self._move_of_creation(reply, now)
+        if move is None:
             return
-        if not reply.known and move.asked:
-            self._not_there(move, reply.source, now)
+        if move.version != reply.version:
+            self._moves[reply.name] = move
             return
-        del self._moves[reply.name]
         if reply.busy:
             self._parts.refuse(move.link, move.packet, DurableBusyError(f"another client is connected as {reply.name!r}"))
         elif reply.lost:
@@ -318,27 +326,24 @@ class Subscribing:
     def wake(self, now: float) -> None:
         """Ask again, and give up what takes too long."""
         self._proofs.ask(now)
+        self.naming.wake(now)
         self._expire_moves(now)
 
     def _expire_moves(self, now: float) -> None:
         for name, move in list(self._moves.items()):
             if now >= move.deadline:
                 del self._moves[name]
-                if move.asked:
-                    text = f"whether {name!r} is new is not sure while these brokers do not answer: {list(move.asked)}"
-                    self._parts.refuse(move.link, move.packet, DurableElsewhereError(text))
-                else:
-                    self._move_without_home(move, now)
+                self._move_without_home(move, now)
 
-    def _not_there(self, move: Move, broker: int, now: float) -> None:
-        """Note that a name is not at home at a broker; when it is at none, it is new."""
-        move.asked.pop(broker, None)
-        if move.asked:
-            return
-        del self._moves[move.name]
-        packet = Subscribe(move.handle, move.filter, move.name, move.positions, move.earliest, move.acknowledged)
-        self._create(move.name, packet)
-        self._begin(move.link, move.packet, packet, dict(move.positions), dict(move.acknowledged), now)
+    def _move_of_creation(self, reply: HomeReply, now: float) -> Move | None:
+        """Take word of another creator of a name that is being created here; return the move when it is at home there."""
+        if reply.busy:
+            self.naming.busy(reply.name, reply.version)
+        creation = self.naming.found(reply.name, reply.version) if reply.known and not reply.busy else None
+        if creation is None:
+            return None
+        self._parts.durables.outbid(reply.name, reply.home_version)
+        return self._make_move(creation.link, creation.request, creation.packet, creation.name, reply.version, now)
 
     # --- catching up ---
 
@@ -366,7 +371,7 @@ class Subscribing:
     def _subscribe_durable(self, link: LinkId, request: int, packet: Subscribe, name: str, now: float) -> None:
         durables = self._parts.durables
         durable = durables.here.get(name)
-        if name in self._moves or (durable is not None and durable.subscription is not None):
+        if name in self._moves or self.naming.is_creating(name) or (durable is not None and durable.subscription is not None):
             self._parts.refuse(link, request, DurableBusyError(f"another client is connected as {name!r}"))
             return
         if durable is not None and not durable.moved:
@@ -382,12 +387,7 @@ class Subscribing:
             return
         home = durables.elsewhere(name)
         if home is None:
-            if name not in durables.homes and self._parts.known and not self._names_every_pubend(packet.positions):
-                self._ask_everyone(link, request, packet, name, now)
-                return
-            lost = self._known_pubends() if durables.is_lost(name) else []
-            self._create(name, packet)
-            self._begin(link, request, packet, dict(packet.positions), dict(packet.acknowledged), now, lost)
+            self.naming.begin(link, request, packet, name, now)
             return
         self._move(link, request, packet, name, home, now)
 
@@ -397,20 +397,28 @@ class Subscribing:
         durable = parts.durables.take_home(name, packet.filter, {}, created_ms=parts.wall_ms)
         durable.beginning = True
         known = [*parts.router.pubends(), *(pubend for pubends in parts.known.values() for pubend in pubends)]
+        durable.known_pubends = dict.fromkeys(known)
         for pubend in known:
             if pubend not in packet.positions and not parts.router.reachable(pubend_broker(pubend)):
                 parts.durables.join(durable, pubend, 0 if packet.earliest else durable.created_tick)
 
-    def _ask_everyone(self, link: LinkId, request: int, packet: Subscribe, name: str, now: float) -> None:
-        """Find out whether a name we never heard of is new: word of its home may be on its way still."""
-        deadline = now + self._parts.config.home_query_s
-        brought, done = packet.positions, packet.acknowledged
-        version = self._parts.next_epoch()  # never used before, so that no answer to an earlier question counts
-        move = Move(link, request, packet.handle, packet.filter, name, brought, done, version, deadline, packet.earliest)
-        self._moves[name] = move
-        for broker in self._parts.known:
-            move.asked[broker] = None
-            self._parts.unicast(HomeQuery(broker, self._parts.broker, FULL_HOPS, name, version))
+    def _name_won(self, creation: Creation, now: float) -> None:
+        """Create a durable subscription: a majority of the brokers keeps its name for us."""
+        packet = creation.packet
+        lost = self._known_pubends() if self._parts.durables.is_lost(creation.name) else []
+        self._create(creation.name, packet)
+        positions, done = dict(packet.positions), dict(packet.acknowledged)
+        self._begin(creation.link, creation.request, packet, positions, done, now, lost)
+
+    def _name_exists(self, creation: Creation, home: DurableHome, now: float) -> None:
+        """Go on at the home of a name that another broker knew of."""
+        self._parts.durables.learn(home)
+        self._parts.store(self._parts.durables.changes())
+        where = self._parts.durables.elsewhere(creation.name)
+        if where is not None:
+            self._move(creation.link, creation.request, creation.packet, creation.name, where, now)
+        else:
+            self._parts.refuse(creation.link, creation.request, _elsewhere(creation.name, home.broker))
 
     def _known_pubends(self) -> list[int]:
         return [*self._parts.pubends, *(pubend for pubends in self._parts.known.values() for pubend in pubends)]
@@ -435,20 +443,22 @@ class Subscribing:
 
     def _move(self, link: LinkId, request: int, packet: Subscribe, name: str, home: int, now: float) -> None:
         version = self._parts.durables.homes[name].version
-        deadline = now + self._parts.config.home_query_s
-        brought, done = packet.positions, packet.acknowledged
-        move = Move(link, request, packet.handle, packet.filter, name, brought, done, version, deadline, packet.earliest)
+        move = self._make_move(link, request, packet, name, version, now)
         query = HomeQuery(home, self._parts.broker, FULL_HOPS, name, version)
         if self._parts.unicast(query):
             self._moves[name] = move
         else:
             self._move_without_home(move, now)
 
+    def _make_move(self, link: LinkId, request: int, packet: Subscribe, name: str, version: int, now: float) -> Move:
+        deadline = now + self._parts.config.home_query_s
+        brought, done = packet.positions, packet.acknowledged
+        return Move(link, request, packet.handle, packet.filter, name, brought, done, version, deadline, packet.earliest)
+
     def _move_without_home(self, move: Move, now: float) -> None:
         if not self._names_every_pubend(move.positions):
             home = self._parts.durables.homes[move.name].broker
-            text = f"the home of {move.name!r}, broker {home}, does not answer; try again later"
-            self._parts.refuse(move.link, move.packet, DurableElsewhereError(text))
+            self._parts.refuse(move.link, move.packet, _elsewhere(move.name, home))
             return
         self._begin_move(move, None, now)
 
@@ -576,6 +586,7 @@ class Subscribing:
         held = {pubend: None for pubend, progress in subscription.progress.items() if progress.announced}
         if not self._parts.durables.has_former_home(durable.name) or all(pubend in held for pubend in durable.cursors):
             self._parts.flood(self._parts.durables.settle(durable.name))
+            self.naming.home_known(durable.name)
             early = self._asked_early.pop(subscription.number, None)
             if early is not None:
                 self._unconfirmed.setdefault(subscription.number, {}).update(early)
@@ -640,6 +651,9 @@ class Subscribing:
         if durable is not None:
             durable.beginning = False
             self._join_all(durable)
+            for pubend, progress in list(subscription.progress.items()):
+                if progress.phase is Phase.WAITING:  # it went out of reach: there the subscription begins with its creation
+                    self._wait_for(subscription, pubend)
 
     def _announce(self, subscription: Subscription, pubend: int, now: float) -> None:
         """Let the client have rows from now on; begin to catch up what it has not got."""
@@ -659,6 +673,7 @@ class Subscribing:
         durable.subscription, durable.beginning = None, False
         former = self._parts.durables.elsewhere(subscription.name) is not None
         if (former and not durable.settled) or not (subscription.answered or durable.stored):
+            self.naming.let_go(subscription.name)
             self._parts.durables.give_up(subscription.name)  # the former home holds the logs, or it was never reported active
             return
         self._parts.durables.moved_on(subscription.name, self._parts.edge.cursors(subscription))
@@ -781,6 +796,10 @@ def pieces(rows: list[Batch], hi: int) -> Iterator[tuple[Batch | None, int, bool
     for index, batch in enumerate(batches[:PIECES_MAX]):
         more = index + 1 < min(len(batches), PIECES_MAX)
         yield batch, hi if index + 1 == len(batches) else int(batch.ticks()[-1]), more
+
+
+def _elsewhere(name: str, home: int) -> DurableElsewhereError:
+    return DurableElsewhereError(f"the home of {name!r}, broker {home}, does not answer; try again later")
 
 
 def _other_filter(name: str, filter_: str) -> DurableFilterError:

@@ -5,8 +5,7 @@ says where it is; the highest version counts. A move raises the version: the new
 its holds are confirmed. The former home keeps its record, and with it the hold on the logs, until then.
 
 Every broker stores what it was told, so that after a restart it does not take a known name for a new one. A name it was never
-told of may still exist, word of it being on its way: it takes that for new only when every broker it ever heard of says that
-it is not there, or when the client brings a position for every pubend.
+told of may still exist, word of it being on its way: it takes that for new only with a majority of the brokers; see `naming`.
 
 Invariant: at every moment at least one broker holds the logs for a durable subscription that was ever reported active.
 """
@@ -61,6 +60,7 @@ class Durable:
     damaged: bool = False  # its record cannot be read: the filter is not known, and the cursors are lower bounds
     created_ms: int = 0
     starts: Positions = field(default_factory=dict)  # where it began in each pubend
+    known_pubends: dict[int, None] = field(default_factory=dict)  # when it was created here
     beginning: bool = False  # it is being created: in the pubends within reach it starts where its interest becomes active
 
     @property
@@ -157,6 +157,13 @@ class Durables:
     def home_brokers(self) -> frozenset[int]:
         """Return every broker that is the home of a durable subscription."""
         return frozenset(home.broker for home in self.homes.values() if home.broker)
+
+    def outbid(self, name: str, version: int) -> None:
+        """Take note that a version of a name was used by a home that is gone."""
+        known = self.homes.get(name)
+        if version and (known is None or known.version < version):
+            self.homes[name] = DurableHome(name, version, 0, settled=True)
+            self._dirty_homes[name] = None
 
     def has_former_home(self, name: str) -> bool:
         """Tell whether another broker holds the logs for a name until this one has settled."""
@@ -323,4 +330,3 @@ class Move:
     version: int
     deadline: float
     earliest: bool
-    asked: dict[int, None] = field(default_factory=dict)  # brokers that must say whether they know the name
