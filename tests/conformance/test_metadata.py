@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from postroad.errors import CorruptMetadataError, StorageFailedError, StorageFormatError, StorageFullError
+from postroad.errors import CorruptMetadataError, StorageError, StorageFailedError, StorageFormatError, StorageFullError
 from postroad.storage import MemoryMetadata, Metadata, SqliteMetadata
 
+PAGE_BYTES = 4096
 keys = st.sampled_from(["a", "b", "hold/7", "", "ü"])
 changes = st.lists(st.tuples(keys, st.none() | st.binary(max_size=20)), max_size=6)
 
@@ -251,3 +253,36 @@ def test_metadata_of_a_release_without_checksums_is_taken_over(tmp_path: Path) -
         assert metadata.pubends() == (2**64 - 1,)
         assert metadata.next_incarnation() == incarnation
         metadata.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_flipped_bit_anywhere_in_the_file_is_never_silent(tmp_path: Path, seed: int) -> None:
+    """The record is whole, or named as damaged, or the file is refused; nothing vanishes and nothing changes unnoticed."""
+    chance = random.Random(seed)
+    file = tmp_path / "metadata.sqlite"
+    pairs = {f"durable/n{number}": bytes([number]) * 60 for number in range(200)}
+    metadata = SqliteMetadata(file)
+    metadata.store(list(pairs.items()))
+    metadata.close()
+    whole = file.read_bytes()
+    for _ in range(60):
+        data = bytearray(whole)
+        page = chance.randrange(len(data) // PAGE_BYTES) * PAGE_BYTES
+        place = page + chance.randrange(chance.choice([120, PAGE_BYTES]))
+        data[place] ^= 1 << chance.randrange(8)
+        for each in tmp_path.iterdir():
+            each.unlink()
+        file.write_bytes(data)
+        try:
+            metadata = SqliteMetadata(file)
+        except StorageError:
+            continue
+        try:
+            found = dict(metadata.load())
+            damaged = metadata.damaged()
+        except StorageError:
+            continue
+        finally:
+            metadata.close()
+        assert all(pairs[key] == value for key, value in found.items()), (seed, place)
+        assert len(pairs) - len(found) <= len(damaged), (seed, place)

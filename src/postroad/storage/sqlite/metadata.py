@@ -46,6 +46,7 @@ UPDATE pairs SET key_sum = row_sum(key, ''), row_sum = row_sum(key, value);
 UPDATE pubends SET row_sum = row_sum(pubend, '');
 UPDATE counters SET row_sum = row_sum(name, CAST(value AS TEXT));
 """
+_STRUCTURE: Final = ("***", "Tree", "Page", "Freelist")  # how SQLite begins to speak of pages, not of rows
 _DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
 
@@ -149,6 +150,13 @@ class SqliteMetadata:
         elif version != SCHEMA_VERSION:
             reason = f"metadata of version {version}, where this release reads version {SCHEMA_VERSION}"
             raise StorageFormatError(str(self.path), reason)
+        self._check_structure()
+
+    def _check_structure(self) -> None:
+        """Refuse a file from which rows may have vanished; what is wrong with the rows that are there, their checksums tell."""
+        for (problem,) in self._connection.execute("PRAGMA quick_check"):
+            if problem.startswith(_STRUCTURE):
+                raise CorruptMetadataError(str(self.path), " ".join(problem.split()))
 
     def _create(self) -> None:
         marks = f"PRAGMA application_id = {_APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION};"
