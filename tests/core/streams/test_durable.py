@@ -49,3 +49,19 @@ def test_only_a_home_that_never_settled_goes_back_to_where_its_client_is() -> No
     durables.settle("orders")
     durables.believe(durable, {PUBEND: 50}, {})
     assert durable.cursors == {PUBEND: 120}
+
+
+def test_a_deleted_name_stays_deleted_after_a_restart() -> None:
+    """Brokers that missed the deletion still name the old home; its stored word outranks theirs."""
+    durables = Durables(1)
+    durables.take_home("orders", "x > 1", {PUBEND: 100})
+    before = durables.settle("orders")
+    stored = dict(durables.changes())
+    durables.forget("orders")
+    stored.update(dict(durables.changes()))
+    again = Durables(1)
+    for key, value in stored.items():
+        if value is not None:
+            again.load(key, value)
+    assert again.learn(before) == (False, None)
+    assert again.home_brokers() == set()

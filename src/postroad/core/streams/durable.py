@@ -194,6 +194,7 @@ class Durables:
         version = 1 + max((known[name].version for known in (self.homes, self.here) if name in known), default=0)
         self.here.pop(name, None)
         self._dirty[name] = None
+        self._dirty_homes[name] = None  # after a crash others may still say that it is at home here
         self.homes[name] = DurableHome(name, version, 0, settled=True)
         return self.homes[name]
 
