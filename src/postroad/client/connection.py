@@ -66,6 +66,8 @@ from postroad.transport.writes import Writes
 
 log = logging.getLogger("postroad.client")
 
+QUICK_S: Final = 10.0  # after the link was lost, pauses are short: most brokers that go away are being restarted
+QUICK_PAUSE_S_MAX: Final = 0.25
 STEADY_S: Final = 1.0  # a link that lived this long was a good one
 ANSWER_S_MAX: Final = 15.0  # for a question about tracks; the broker itself gives up on others before that
 
@@ -530,6 +532,7 @@ class Client:
     async def _keep_connected(self) -> None:
         failures = 0
         turn = 0
+        lost_at = self._loop.time()
         while True:
             address = self._addresses[turn % len(self._addresses)]
             link = await self._try(address)
@@ -537,12 +540,13 @@ class Client:
                 failures += 1
                 turn += 1
                 if failures % len(self._addresses) == 0:
-                    await asyncio.sleep(self._pause(failures // len(self._addresses)))
+                    quick = self._loop.time() - lost_at < QUICK_S
+                    await asyncio.sleep(self._pause(failures // len(self._addresses), quick=quick))
                 continue
             began = self._loop.time()
             await self._serve_main(link)
             if self._loop.time() - began >= STEADY_S:
-                failures = 0
+                failures, lost_at = 0, self._loop.time()
             else:  # a broker that takes us and drops us is no better than one that does not answer
                 failures += 1
                 await asyncio.sleep(self._pause(failures))
@@ -572,8 +576,10 @@ class Client:
                 self.session.disconnected(link.number, now=self._loop.time())
                 self.plan_pump()
 
-    def _pause(self, rounds: int) -> float:
+    def _pause(self, rounds: int, *, quick: bool = False) -> float:
         longest = min(self._config.retry_s * 2.0 ** min(rounds, 16), self._config.retry_s_max)
+        if quick:
+            longest = min(longest, QUICK_PAUSE_S_MAX)
         return random.uniform(longest / 2, longest)  # noqa: S311  # not a secret
 
     async def _keep_homes(self) -> None:

@@ -84,7 +84,9 @@ class Links(_Section, frozen=True):
     client_heartbeat_s: Annotated[Seconds, described("How often a quiet client is probed.")] = 5.0
     client_timeout_s: Annotated[Seconds, described("A client that said nothing for this long is gone.")] = 20.0
     retry_s: Annotated[Seconds, described("Wait before a failed link is dialled again; doubled at each failure.")] = 0.1
-    retry_s_max: Annotated[Seconds, described("The longest such wait.")] = 5.0
+    retry_s_max: Annotated[
+        Seconds, described("The longest such wait; in the first ten seconds after a link was lost no wait passes 0.25 s.")
+    ] = 5.0
     backlog_data_bytes: Annotated[
         Bytes, described("Data waiting for a slow link beyond this is dropped and asked for again later.")
     ] = 16 << 20

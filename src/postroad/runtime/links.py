@@ -19,6 +19,9 @@ from postroad.wire.packets.session import Hello
 
 log = logging.getLogger("postroad.links")
 
+QUICK_S: Final = 10.0  # after a link was lost: a broker that restarts is back within that
+QUICK_PAUSE_S_MAX: Final = 0.25
+
 
 def newer_wins(existing: Peer, new: Peer, own_id: int) -> bool:
     """Decide which of two links to one broker stays."""
@@ -52,17 +55,22 @@ class Dialler:
     async def run(self) -> None:
         """Dial for ever; cancel to end."""
         failures = 0
+        loop = asyncio.get_running_loop()
+        lost_at = loop.time()
         while True:
             peer = self._linked(self._broker) if self._broker is not None else None
             if peer is None:
                 peer = await self._dial()
             if peer is not None:
                 await asyncio.shield(peer.gone)
-                failures = 0 if peer.role is not None else failures + 1
+                if peer.role is not None:
+                    failures, lost_at = 0, loop.time()
+                else:
+                    failures += 1
                 self._broker = peer.broker or self._broker
             else:
                 failures += 1
-            await asyncio.sleep(self._pause(failures))
+            await asyncio.sleep(self._pause(failures, loop.time() - lost_at))
 
     async def _dial(self) -> Peer | None:
         host, port = split_address(self.neighbour.address)
@@ -78,6 +86,9 @@ class Dialler:
         peer.limit_handshake(self._config.timeout_s)
         return peer
 
-    def _pause(self, failures: int) -> float:
+    def _pause(self, failures: int, lost_s: float) -> float:
+        """Return how long to wait: not long soon after a loss, since most brokers that go away are being restarted."""
         longest = min(self._config.retry_s * 2.0 ** min(failures, 16), self._config.retry_s_max)
+        if lost_s < QUICK_S:
+            longest = min(longest, QUICK_PAUSE_S_MAX)
         return random.uniform(longest / 2, longest)  # noqa: S311  # not a secret
