@@ -1,25 +1,26 @@
 """Publish/subscribe through real brokers: fsync on, 100-byte payloads, loopback.
 
     python -m benchmarks.overlay                 # every shape
-    python -m benchmarks.overlay a b             # some
+    python -m benchmarks.overlay a c             # throughput, with the default tracking and without it (about 2 minutes)
+    python -m benchmarks.overlay b               # latency at three rates, likewise (about 3 minutes)
+    python -m benchmarks.overlay d               # matching (about 1 minute)
     python -m benchmarks.overlay e --minutes 10  # memory over time
     python -m benchmarks.overlay t --rounds 32 --strategies bloom  # what tracking costs; each load takes 10 to 20 minutes
 
 Shapes, as in docs/benchmarks.md: (a) one publisher, ten subscribers that match 10% each, in columns and message by message, and
 ten that want everything; (b) 200 publishers, 500 subscribers, 500 topics, 5,000 messages per second: latency; (c) one and two
-relay hops; (d) matching cost by number of subscriptions; (e) the broker's memory under (b); (t) the columns and messages of (a)
-and the latencies of (b) with each tracking strategy, in turn, as ratios to `null`. Each broker, the publishers and the
-subscribers are processes of their own.
+relay hops; (d) matching cost by number of subscriptions to 500 symbols, with the rows of every match; (e) the broker's memory
+under (b); (t) the columns and messages of (a) and the latencies of (b) with each tracking strategy, in turn, as ratios to
+`null`. Each broker, the publishers and the subscribers are processes of their own. Raw results go to
+`benchmarks/results/overlay-SHAPE.json`, one file for each shape.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import multiprocessing
 import os
-import platform
 import random
 import statistics
 import sys
@@ -35,6 +36,7 @@ from typing import Any, Final
 import numpy as np
 
 import postroad
+from benchmarks.records import RESULTS, circumstances, save
 from postroad.core.batch import Batch
 from postroad.core.filters.filter import Filter
 from postroad.core.filters.index import FilterIndex
@@ -45,9 +47,9 @@ from postroad.testing import free_ports
 from postroad.transport.loops import run
 
 PAYLOAD: Final = b"x" * 100
-RESULTS: Final = Path(__file__).parent / "results"
 DEFAULT: Final = Tracking()
 STRATEGIES: Final = {"null": Tracking(strategy="null"), "bloom": Tracking(strategy="bloom"), "exact": Tracking(strategy="exact")}
+TRACKINGS: Final = {"default": DEFAULT, "null": STRATEGIES["null"]}
 LOADS: Final = ("columns", "messages", "5000", "2000", "500")
 THROUGHPUT: Final = ("messages_per_s", "broker_cpu_us", "all_cpu_us")
 LATENCY: Final = ("p50_ms", "p99_ms", "p99_second_ms", "broker_cpu")
@@ -264,17 +266,18 @@ class _clients:  # noqa: N801  # a context manager
             await client.close(flush=False)
 
 
-def throughput(name: str, flow: Flow, hops: int = 0) -> dict[str, Any]:
+def throughput(name: str, flow: Flow, tracking: str, hops: int = 0) -> dict[str, Any]:
     """Run one publisher and the subscribers, `hops` relays apart; count from the first publish to the last delivery."""
     with tempfile.TemporaryDirectory(prefix="postroad-bench-") as directory, ExitStack() as stack:
-        brokers = [stack.enter_context(broker(Path(directory)))]
+        chosen = TRACKINGS[tracking]
+        brokers = [stack.enter_context(broker(Path(directory), tracking=chosen))]
         for number in range(2, hops + 3 if hops else 2):
-            brokers.append(stack.enter_context(broker(Path(directory), number, [brokers[-1].config.listen])))
+            brokers.append(stack.enter_context(broker(Path(directory), number, [brokers[-1].config.listen], chosen)))
         if hops:
             time.sleep(2.5)
         (figures,), (cpu,) = _run_flow(flow, [(brokers[0].url, brokers[-1].url)], [brokers])
         used = {"broker_cpu_us": round(cpu / flow.count * 1e6, 2)}  # per message, all brokers together
-        return {"shape": name, "messages": flow.count, **figures, **used}
+        return {"shape": name, "tracking": tracking, "messages": flow.count, **figures, **used}
 
 
 def throughput_in_turns(flow: Flow, trackings: dict[str, Tracking], rounds: int, seed: int) -> dict[str, list[dict[str, Any]]]:
@@ -345,17 +348,22 @@ TENTH: Final = [f"symbol = '{symbol}'" for symbol in SYMBOLS]
 EVERYTHING: Final = [""] * 10
 
 
-def shape_a(scale: float) -> Iterator[dict[str, Any]]:
-    many, some = _rounded(2_000_000 * scale), _rounded(600_000 * scale)
-    yield throughput("a: columns, 10% each", Flow(many, TENTH, 0.1, 1000))
-    yield throughput("a: columns, all want everything", Flow(some, EVERYTHING, 1.0, 1000))
-    yield throughput("a: messages, 10% each", Flow(some, TENTH, 0.1))
+def shape_a(scale: float, trackings: Sequence[str]) -> Iterator[dict[str, Any]]:
+    flows = {
+        "a: columns, 10% each": Flow(_rounded(4_000_000 * scale), TENTH, 0.1, 1000),
+        "a: columns, all want everything": Flow(_rounded(2_000_000 * scale), EVERYTHING, 1.0, 1000),
+        "a: messages, 10% each": Flow(_rounded(1_500_000 * scale), TENTH, 0.1),
+    }
+    for name, flow in flows.items():
+        for tracking in trackings:
+            yield throughput(name, flow, tracking)
 
 
-def shape_c(scale: float) -> Iterator[dict[str, Any]]:
-    some = _rounded(500_000 * scale)
+def shape_c(scale: float, trackings: Sequence[str]) -> Iterator[dict[str, Any]]:
+    flow = Flow(_rounded(2_000_000 * scale), TENTH, 0.1, 1000)
     for hops in (1, 2):
-        yield throughput(f"c: columns, 10% each, {hops} relay hop{'s' * (hops > 1)}", Flow(some, TENTH, 0.1, 1000), hops)
+        for tracking in trackings:
+            yield throughput(f"c: columns, 10% each, {hops} relay hop{'s' * (hops > 1)}", flow, tracking, hops)
 
 
 def _rounded(count: float) -> int:
@@ -519,8 +527,13 @@ def latency_in_turns(
     return found
 
 
-def shape_b(scale: float) -> Iterator[dict[str, Any]]:
-    yield paced(max(5.0, 15 * scale))
+def shape_b(scale: float, trackings: Sequence[str], rates: Sequence[float]) -> Iterator[dict[str, Any]]:
+    for rate in rates:
+        for tracking in trackings:
+            result = paced(
+                max(5.0, 22 * scale), tracking=TRACKINGS[tracking], rate=rate
+            )  # with a flush of the tracks: T_p is 10 s
+            yield {"shape": result.pop("shape"), "tracking": tracking, **result}
 
 
 def shape_e(minutes: float) -> Iterator[dict[str, Any]]:
@@ -540,37 +553,50 @@ def shape_e(minutes: float) -> Iterator[dict[str, Any]]:
 # --- (d): matching -------------------------------------------------------------------------------------------------------------
 
 
-def shape_d(scale: float) -> Iterator[dict[str, Any]]:
-    del scale
+MATCHED_SYMBOLS: Final = 500
+MATCH_ROUNDS: Final = 20
+
+
+def shape_d(scale: float, counts: Sequence[int] = (10, 1_000, 10_000, 100_000)) -> Iterator[dict[str, Any]]:
+    """Match until every row number of every match is there: the index itself answers lazily.
+
+    The symbols stay the same, so matches grow with the subscriptions, as they do for a broker.
+    """
     rng = random.Random(2)
-    for count in (10, 1_000, 100_000):
+    batch = _random_batch(rng)
+    for count in counts:
         index: FilterIndex[int] = FilterIndex()
         for number in range(count):
-            index.add(number, Filter(_random_filter(rng, count)))
-        batch = _random_batch(rng, count)
+            index.add(number, Filter(_random_filter(rng)))
+        matches = _materialise(index, batch)  # the first match compiles what was added
         times = []
-        found = index.match(batch)
-        for _ in range(5):
+        for _ in range(max(3, round(MATCH_ROUNDS * scale))):
             began = time.perf_counter()
-            found = index.match(batch)
+            matches = _materialise(index, batch)
             times.append(time.perf_counter() - began)
         yield {
-            "shape": f"d: matching a batch of 1,000 against {count:,} subscriptions",
-            "us_per_batch": round(min(times) * 1e6, 1),
-            "matches": sum(len(rows) for _, rows in found.items()),
+            "shape": f"d: a batch of 1,000 against {count:,} subscriptions to {MATCHED_SYMBOLS} symbols",
+            "matches": matches,
+            "us_per_batch": round(statistics.median(times) * 1e6, 1),
+            "us_per_match": round(statistics.median(times) / max(1, matches) * 1e6, 3),
+            "samples": [round(each * 1e6, 1) for each in times],
         }
 
 
-def _random_filter(rng: random.Random, count: int) -> str:
-    symbol = f"symbol = 'X{rng.randrange(max(10, count // 2))}'"
+def _materialise(index: FilterIndex[int], batch: Batch) -> int:
+    return sum(len(np.asarray(rows)) for _, rows in index.match(batch).items())
+
+
+def _random_filter(rng: random.Random) -> str:
+    symbol = f"symbol = 'X{rng.randrange(MATCHED_SYMBOLS)}'"
     return rng.choice(
         [symbol, f"{symbol} AND price > {rng.randrange(1000)}", f"{symbol} AND price BETWEEN 10 AND {rng.randrange(11, 999)}"]
     )
 
 
-def _random_batch(rng: random.Random, count: int) -> Batch:
+def _random_batch(rng: random.Random) -> Batch:
     rows: list[tuple[bytes, dict[str, bool | int | float | str | bytes], bytes]] = [
-        (number.to_bytes(16, "big"), {"symbol": f"X{rng.randrange(max(10, count // 2))}", "price": rng.random() * 1000}, PAYLOAD)
+        (number.to_bytes(16, "big"), {"symbol": f"X{rng.randrange(MATCHED_SYMBOLS)}", "price": rng.random() * 1000}, PAYLOAD)
         for number in range(1000)
     ]
     (batch,) = build_batches(rows)
@@ -664,18 +690,23 @@ def main() -> None:
     parser.add_argument(
         "--apart", action="store_true", help="for the latencies of (t), brokers and their clients have cores of their own"
     )
-    parser.add_argument("--json", type=Path, default=RESULTS / "overlay.json", help="where the results are written")
+    parser.add_argument(
+        "--tracking", nargs="+", default=list(TRACKINGS), choices=list(TRACKINGS), help="(a), (b), (c): with which tracking"
+    )
+    parser.add_argument("--rates", nargs="+", type=float, default=[500.0, 2000.0, 5000.0], help="messages per second of (b)")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the directory for raw results")
     options = parser.parse_args()
     shapes: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
-        "a": lambda: shape_a(options.scale),
-        "b": lambda: shape_b(options.scale),
-        "c": lambda: shape_c(options.scale),
+        "a": lambda: shape_a(options.scale, options.tracking),
+        "b": lambda: shape_b(options.scale, options.tracking, options.rates),
+        "c": lambda: shape_c(options.scale, options.tracking),
         "d": lambda: shape_d(options.scale),
         "e": lambda: shape_e(options.minutes),
         "t": lambda: shape_t(options.scale, options.rounds, options.each, options.strategies, options.loads, apart=options.apart),
     }
-    results = []
+    machine = circumstances()
     for shape in options.shapes:
+        results = []
         columns: list[str] = []
         for result in shapes[shape]():
             results.append(result)
@@ -685,9 +716,7 @@ def main() -> None:
                 print(f"\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}", flush=True)
             cells = [f"{value:,}" if isinstance(value, int) else str(value) for value in row.values()]
             print(f"| {' | '.join(cells)} |", flush=True)
-    options.json.parent.mkdir(exist_ok=True)
-    machine = {"python": platform.python_version(), "cores": os.cpu_count(), "system": platform.platform(terse=True)}
-    options.json.write_text(json.dumps({"machine": machine, "results": results}, indent=2) + "\n", encoding="utf-8")
+        save(options.results / f"overlay-{shape}.json", machine, results)
 
 
 if __name__ == "__main__":

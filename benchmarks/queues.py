@@ -1,9 +1,10 @@
 """Queues beside their peers: one PostgreSQL with fsync on, the same work for everybody.
 
-    python -m benchmarks.queues [--messages N] [--backlog N] [--repeat N]
+    python -m benchmarks.queues [--seconds S] [--backlog N] [--repeat N]    # about 4 minutes
 
-Work: put, take and done N messages of 100 bytes, with eight producers and eight consumers at once; first one message a call,
-then a hundred. Latency: from the call of put to the consumer having the message, one at a time, the consumer waiting.
+Work: put, take and done messages of 100 bytes for S seconds, with eight producers and eight consumers at once, until all are
+done; first one message a call, then a hundred. Producers wait while 5,000 messages are not done. Latency: from the call of put
+to the consumer having the message, one at a time, the consumer waiting.
 
 - postroad: eight clients over TCP to one server process (what a user has);
 - postroad, embedded: the storage used as a library in this process, as the peers are;
@@ -19,7 +20,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
+import itertools
 import statistics
 import subprocess
 import sys
@@ -27,12 +28,12 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Final
 
 import asyncpg
 from tests.private_postgres import PrivatePostgres
 
+from benchmarks.records import RESULTS, circumstances, save
 from postroad.queues.client import QueueClient
 from postroad.storage.queues.base import ClientMode, Lease, NewMessage, TakeRequest
 from postroad.storage.queues.postgres import PostgresQueueStorage
@@ -41,9 +42,9 @@ from postroad.wire.packets.queues import NewMessage as WireMessage
 PAYLOAD: Final = b"x" * 100
 WORKERS: Final = 8
 BATCH: Final = 100
+NOT_DONE_MAX: Final = 5_000
 LATENCY_SAMPLES: Final = 100
 GAP_S: Final = 0.05  # long enough that the consumer has finished the message before and waits
-RESULTS: Final = Path(__file__).parent / "results" / "queues.json"
 
 
 @dataclass
@@ -64,26 +65,44 @@ class Figures:
             self.latency_p50_ms, self.latency_p99_ms = other.latency_p50_ms, other.latency_p99_ms
 
 
-class Countdown:
-    def __init__(self, left: int) -> None:
-        self.left = left
-        self.reached = asyncio.Event()
+class Progress:
+    """What was put and what is done, of one run."""
 
-    def down(self, by: int = 1) -> None:
-        self.left -= by
-        if self.left <= 0:
-            self.reached.set()
+    def __init__(self) -> None:
+        self.put = 0
+        self.done = 0
+        self.finished = asyncio.Event()
+        self._putting = True
+
+    def more_done(self, by: int = 1) -> None:
+        self.done += by
+        self._check()
+
+    def end(self) -> None:
+        self._putting = False
+        self._check()
+
+    def _check(self) -> None:
+        if not self._putting and self.done >= self.put:
+            self.finished.set()
 
 
-async def in_parallel(total: int, size: int, work: Callable[[int], Awaitable[object]]) -> None:
-    """Eight producers share `total` messages in calls of `size`."""
-    calls = iter([size] * (total // size))
+async def in_parallel(seconds: float, size: int, work: Callable[[int], Awaitable[object]], progress: Progress) -> float:
+    """Let eight producers put for a while in calls of `size`; return the messages per second until all are done."""
+    began = time.perf_counter()
 
     async def producer() -> None:
-        for n in calls:
-            await work(n)
+        while time.perf_counter() - began < seconds:
+            if progress.put - progress.done > NOT_DONE_MAX:
+                await asyncio.sleep(0.001)
+                continue
+            progress.put += size
+            await work(size)
 
     await asyncio.gather(*(producer() for _ in range(WORKERS)))
+    progress.end()
+    await progress.finished.wait()
+    return progress.put / (time.perf_counter() - began)
 
 
 async def latencies(put: Callable[[bytes], Awaitable[object]], arrived: asyncio.Queue[float]) -> tuple[float, float]:
@@ -115,7 +134,7 @@ async def server(dsn: str) -> AsyncIterator[int]:
         process.wait()
 
 
-async def postroad_over_tcp(dsn: str, messages: int) -> Figures:
+async def postroad_over_tcp(dsn: str, seconds: float) -> Figures:
     figures = Figures("postroad")
     async with contextlib.AsyncExitStack() as stack:
         port = await stack.enter_async_context(server(dsn))
@@ -124,25 +143,22 @@ async def postroad_over_tcp(dsn: str, messages: int) -> Figures:
             await stack.enter_async_context(QueueClient.register("127.0.0.1", port, name=f"c{stamp}{i}")) for i in range(WORKERS)
         ]
         queue = await clients[0].create_queue(f"bench{stamp}")
+        producers = itertools.cycle(clients)
         for size in (1, BATCH):
-            total = messages if size == 1 else messages * 10
-            left = Countdown(total)
+            progress = Progress()
 
-            async def consumer(client: QueueClient, size: int = size, left: Countdown = left) -> None:
-                while not left.reached.is_set():
+            async def consumer(client: QueueClient, size: int = size, progress: Progress = progress) -> None:
+                while not progress.finished.is_set():
                     taken = await client.take_batch(queue, size, timeout=0.2)
                     if taken:
                         await client.done(taken)
-                        left.down(len(taken))
+                        progress.more_done(len(taken))
 
             async def put(n: int) -> None:
-                await clients[n % WORKERS].put_batch([WireMessage(queue.queue_id, PAYLOAD)] * n)
+                await next(producers).put_batch([WireMessage(queue.queue_id, PAYLOAD)] * n)
 
-            start = time.perf_counter()
             consumers = [asyncio.create_task(consumer(client)) for client in clients]
-            await in_parallel(total, size, put)
-            await left.reached.wait()
-            rate = total / (time.perf_counter() - start)
+            rate = await in_parallel(seconds, size, put, progress)
             await asyncio.gather(*consumers)
             if size == 1:
                 figures.single_per_s = rate
@@ -163,30 +179,30 @@ async def postroad_over_tcp(dsn: str, messages: int) -> Figures:
     return figures
 
 
-async def postroad_embedded(dsn: str, messages: int) -> Figures:
+async def postroad_embedded(dsn: str, seconds: float) -> Figures:
     figures = Figures("postroad, embedded")
     storage = PostgresQueueStorage(dsn)
     await storage.open()
     try:
         queue = (await storage.create_queue(f"embedded{time.time_ns()}")).queue_id
+        senders = itertools.cycle(range(1, WORKERS + 1))
         for size in (1, BATCH):
-            total = messages if size == 1 else messages * 10
-            left = Countdown(total)
+            progress = Progress()
 
-            async def consumer(client_id: int, size: int = size, left: Countdown = left) -> None:
-                while not left.reached.is_set():
+            async def consumer(client_id: int, size: int = size, progress: Progress = progress) -> None:
+                while not progress.finished.is_set():
                     taken = await storage.take(TakeRequest(queue, client_id, limit=size))
                     if taken:
                         await storage.done([Lease(m.queue_id, m.message_id, m.delivery, client_id) for m in taken])
-                        left.down(len(taken))
+                        progress.more_done(len(taken))
                     else:
                         await asyncio.sleep(0.002)
 
-            start = time.perf_counter()
+            async def put(n: int) -> None:
+                await storage.put([NewMessage(queue, next(senders), PAYLOAD)] * n)
+
             consumers = [asyncio.create_task(consumer(i + 1)) for i in range(WORKERS)]
-            await in_parallel(total, size, lambda n: storage.put([NewMessage(queue, 1, PAYLOAD)] * n))
-            await left.reached.wait()
-            rate = total / (time.perf_counter() - start)
+            rate = await in_parallel(seconds, size, put, progress)
             await asyncio.gather(*consumers)
             if size == 1:
                 figures.single_per_s = rate
@@ -200,7 +216,7 @@ async def postroad_embedded(dsn: str, messages: int) -> Figures:
 # peers
 
 
-async def pgqueuer(dsn: str, messages: int) -> Figures:
+async def pgqueuer(dsn: str, seconds: float) -> Figures:
     from pgqueuer import AsyncpgPoolDriver, PgQueuer, Queries  # noqa: PLC0415 - only with the bench group
 
     figures = Figures("PGQueuer")
@@ -209,26 +225,22 @@ async def pgqueuer(dsn: str, messages: int) -> Figures:
     with contextlib.suppress(asyncpg.DuplicateObjectError, asyncpg.DuplicateTableError):
         await queries.install()
     for size in (1, BATCH, 0):
-        total = {1: messages, BATCH: messages * 10, 0: LATENCY_SAMPLES}[size]
-        left = Countdown(total)
+        progress = Progress()
         arrived: asyncio.Queue[float] = asyncio.Queue()
         worker = PgQueuer(AsyncpgPoolDriver(pool))
 
         @worker.entrypoint("work")
-        async def work(_job: Any, left: Countdown = left, arrived: asyncio.Queue[float] = arrived) -> None:
+        async def work(_job: Any, progress: Progress = progress, arrived: asyncio.Queue[float] = arrived) -> None:
             arrived.put_nowait(time.perf_counter())
-            left.down()
+            progress.more_done()
 
         async def put(n: int) -> None:
             await queries.enqueue(["work"] * n, [PAYLOAD] * n, [5] * n)
 
         running = asyncio.create_task(worker.run(dequeue_timeout=timedelta(seconds=1), batch_size=size or 10))
         await asyncio.sleep(0.5)
-        start = time.perf_counter()
         if size:
-            await in_parallel(total, size, put)
-            await left.reached.wait()
-            rate = total / (time.perf_counter() - start)
+            rate = await in_parallel(seconds, size, put, progress)
             if size == 1:
                 figures.single_per_s = rate
             else:
@@ -241,26 +253,25 @@ async def pgqueuer(dsn: str, messages: int) -> Figures:
     return figures
 
 
-async def procrastinate(dsn: str, messages: int) -> Figures:
+async def procrastinate(dsn: str, seconds: float) -> Figures:
     from procrastinate import App, PsycopgConnector  # noqa: PLC0415 - only with the bench group
 
     figures = Figures("Procrastinate")
     app = App(connector=PsycopgConnector(conninfo=dsn, min_size=2, max_size=8))
-    left = Countdown(0)
+    progress = Progress()
     arrived: asyncio.Queue[float] = asyncio.Queue()
 
     @app.task(queue="work", name="work")
     async def work(payload: str) -> None:  # noqa: ARG001
         arrived.put_nowait(time.perf_counter())
-        left.down()
+        progress.more_done()
 
     async with app.open_async():
         with contextlib.suppress(Exception):  # the schema is there from the round before
             await app.schema_manager.apply_schema_async()
         text = PAYLOAD.decode()
         for size in (1, BATCH, 0):
-            total = {1: messages, BATCH: messages * 2, 0: LATENCY_SAMPLES}[size]
-            left = Countdown(total)
+            progress = Progress()
             concurrency = WORKERS if size < BATCH else BATCH
             options: dict[str, Any] = {"queues": ["work"], "concurrency": concurrency, "delete_jobs": "always"}
             running = asyncio.create_task(app.run_worker_async(**options, install_signal_handlers=False, wait=True))
@@ -272,11 +283,8 @@ async def procrastinate(dsn: str, messages: int) -> Figures:
                 else:
                     await task.batch_defer_async(*[{"payload": text}] * n)
 
-            start = time.perf_counter()
             if size:
-                await in_parallel(total, size, put)
-                await left.reached.wait()
-                rate = total / (time.perf_counter() - start)
+                rate = await in_parallel(seconds, size, put, progress)
                 if size == 1:
                     figures.single_per_s = rate
                 else:
@@ -332,7 +340,7 @@ async def _cycle(storage: PostgresQueueStorage, queue: int, mode: str) -> None:
     await storage.done([Lease(queue, message.message_id, message.delivery, 1)])
 
 
-CONTENDERS: Final[list[Callable[[str, int], Awaitable[Figures]]]] = [
+CONTENDERS: Final[list[Callable[[str, float], Awaitable[Figures]]]] = [
     postroad_over_tcp,
     postroad_embedded,
     pgqueuer,
@@ -340,17 +348,19 @@ CONTENDERS: Final[list[Callable[[str, int], Awaitable[Figures]]]] = [
 ]
 
 
-async def run(messages: int, backlog: int, repeat: int) -> dict[str, Any]:
+async def run(seconds: float, backlog: int, repeat: int) -> dict[str, Any]:
     best: dict[str, Figures] = {}
+    runs: list[dict[str, Any]] = []
     with PrivatePostgres(fsync=True) as cluster:
-        print(f"{cluster.version}, fsync on; {messages:,} messages single, {messages * 10:,} in batches; best of {repeat}")
+        print(f"{cluster.version}, fsync on; {seconds:g} s of each; best of {repeat}")
         for _ in range(repeat):
             for contender in CONTENDERS:
                 try:
-                    figures = await contender(cluster.dsn, messages)
+                    figures = await contender(cluster.dsn, seconds)
                 except ImportError as error:
                     print(f"left out: {error}; install the `bench` dependency group")
                     continue
+                runs.append(asdict(figures))
                 best.setdefault(figures.name, figures).keep_best(figures)
         print(f"{'':22}{'single/s':>10}{'batch/s':>10}{'p50 ms':>9}{'p99 ms':>9}")
         for f in best.values():
@@ -360,22 +370,27 @@ async def run(messages: int, backlog: int, repeat: int) -> dict[str, Any]:
         print(f"{waiting:>9,} waiting: put+take+done {by_priority:.2f} ms by priority, {by_time:.2f} ms by time")
     ratio = max(costs[backlog][i] / costs[10][i] for i in range(2))
     print(f"cost ratio {ratio:.2f} (must stay below 2)")
-    return {"figures": [asdict(f) for f in best.values()], "backlog_ms": {str(k): v for k, v in costs.items()}, "ratio": ratio}
+    return {
+        "figures": [asdict(f) for f in best.values()],
+        "runs": runs,
+        "backlog_ms": {str(k): v for k, v in costs.items()},
+        "ratio": ratio,
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--messages", type=int, default=1_000)
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each run")
     parser.add_argument("--backlog", type=int, default=1_000_000)
-    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--repeat", type=int, default=2)
     arguments = parser.parse_args()
     with contextlib.suppress(ImportError):
         import uvloop  # noqa: PLC0415 - optional
 
         uvloop.install()
-    results = asyncio.run(run(arguments.messages, arguments.backlog, arguments.repeat))
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    machine = circumstances()
+    results = asyncio.run(run(arguments.seconds, arguments.backlog, arguments.repeat))
+    save(RESULTS / "queues.json", machine, results)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,6 @@ from benchmarks.overlay import (
     FLOW_S_MAX,
     FLOWS,
     LOADS,
-    RESULTS,
     STRATEGIES,
     Flow,
     Moment,
@@ -55,6 +54,7 @@ from benchmarks.overlay import (
     receive_flow,
     receive_paced,
 )
+from benchmarks.records import RESULTS
 from postroad.runtime.config import NodeConfig
 from postroad.runtime.node import Node
 from postroad.runtime.serve import serve

@@ -127,8 +127,9 @@ class Tracking(_Section, frozen=True):
     strategy: Annotated[
         typing.Literal["exact", "bloom", "async", "null"],
         described(
-            "What histories are made of: `exact` ids in order of time (about a byte each on disk), `bloom` filters (as many bits "
-            "as you give them, and as many false entries), `async` plain ids (16 bytes each), or `null` for none."
+            "What histories are made of: `exact` ids in order of time (those of publishers in about a byte each on disk), "
+            "`bloom` filters (as many bits as you give them, and as many false entries), `async` plain ids (16 bytes each), "
+            "or `null` for none."
         ),
     ] = "exact"
     bits: Annotated[int, Meta(ge=64, le=1 << 32), described("Of a bloom: m, a multiple of 8.")] = 65_536
