@@ -92,11 +92,16 @@ def test_what_lies_behind_the_last_span(
 
 
 def unstarted(
-    streams: dict[int, list[SpanRow]], crashed: dict[tuple[int, int], int] | None = None, subscriber: str = "orders"
+    streams: dict[int, list[SpanRow]],
+    crashed: dict[tuple[int, int], int] | None = None,
+    subscriber: str = "orders",
+    starts: dict[int, int] | None = None,
+    kept_from: dict[int, int] | None = None,
 ) -> list[tuple[int, int, int, str]]:
     claims = Claims()
     by_stream = {(subscriber, pubend): spans for pubend, spans in streams.items()}
-    claim_unstarted(claims, by_stream, [PUBEND, LATER], crashed or {})
+    begun = {(subscriber, pubend): tick for pubend, tick in (starts or {}).items()}
+    claim_unstarted(claims, by_stream, [PUBEND, LATER], crashed or {}, begun, kept_from or {})
     return [(claim.pubend, claim.lo >> 16, claim.hi >> 16, Standing(claim.standing).name) for claim in claims.claims]
 
 
@@ -121,6 +126,18 @@ def test_pubends_that_were_there_at_the_creation_owe_nothing_before_their_start(
     assert unstarted({PUBEND: [first], LATER: [together]}) == []
     late = span(at(9_000), at(9_500), since=9_000)
     assert unstarted({PUBEND: [first], LATER: [late]}, subscriber="~2.1.5") == []
+
+
+def test_where_a_durable_subscription_began_is_what_its_home_says() -> None:
+    """Spans that begin later than that left something out, and no others do."""
+    first, second = span(at(500), at(900), since=1_000), span(at(9_000), at(9_500), since=9_000, incarnation=2)
+    streams = {PUBEND: [first], LATER: [second]}
+    assert unstarted(streams, starts={PUBEND: at(500), LATER: at(9_000)}) == []
+    assert unstarted(streams, starts={PUBEND: at(300), LATER: at(700)}) == [
+        (PUBEND, 300, 500, "SKIPPED"),
+        (LATER, 700, 9_000, "SKIPPED"),
+    ]
+    assert unstarted(streams, starts={LATER: at(700)}, kept_from={2: 8_000}) == [(LATER, 8_000, 9_000, "SKIPPED")]
 
 
 @pytest.mark.parametrize(("attached", "standing"), [(False, "WAITING"), (True, "DOUBTFUL")])

@@ -20,6 +20,7 @@ import postroad.sync
 from postroad.cli import main, pipeline_audit, pipeline_upkeep
 from postroad.core.packets import pubend_id
 from postroad.core.streams.durable import DURABLE_KEY, DurableRecord
+from postroad.core.tracking.elements import Lost
 from postroad.core.tracking.settings import Strategy, TrackingSettings
 from postroad.runtime.config import Tracking
 from postroad.runtime.process import BrokerProcess
@@ -255,6 +256,20 @@ def test_a_broker_that_came_back_with_an_empty_disk_is_a_line(pipeline: Audit, t
     done = pipeline("audit", "--data", tmp_path / "data")
     assert done.exit_code == CANNOT_TELL, done.output
     assert "broker 1 came back without its files" in told(done)
+
+
+def test_a_loss_that_the_broker_told_of_is_a_line(pipeline: Audit, tmp_path: Path) -> None:
+    """It came back with an empty disk and knew it: the range is stated, and the rest closes."""
+    world = World(tmp_path / "data", some_subscribers(2, (2,)), links={1: (2,), 2: (1,)}, settings=EXACT, origins=[1])
+    tracker = world.brokers[1].tracker
+    assert tracker is not None
+    tracker.take([Lost("", pubend_id(1), 0, EPOCH_MS << 16, EPOCH_MS)], EPOCH_MS)
+    world.run(1_500, rate=40)
+    world.finish()
+    done = pipeline("audit", "--data", tmp_path / "data")
+    assert done.exit_code == CLOSES, done.output
+    assert "not checked: pubend 100, up to" in told(done)
+    assert "lost with the files of a former life" in told(done)
 
 
 def test_nobody_can_tell_which_of_two_directories_of_one_broker_counts(pipeline: Audit, data: Path) -> None:

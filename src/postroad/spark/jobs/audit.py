@@ -111,7 +111,13 @@ def audit(
     spark = published.spark
     scope = scope or Scope(time.time_ns() // 1_000_000)
     histories = histories_of(tracks.elements)
-    claims = claims_of(tracks, published.ranges)
+    starts = {
+        (durable.subscriber, pubend): tick
+        for directory in published.directories
+        for durable in directory.durables
+        for pubend, tick in durable.starts.items()
+    }
+    claims = claims_of(tracks, published.ranges, starts)
     unknown = sorted({claim.pubend for claim in claims.claims} - published.ranges.keys())
     if not tolerant and (refused := [pubend for pubend in unknown if pubend_broker(pubend) not in scope.without]):
         raise UnclaimedPubendError(refused[0])
@@ -141,12 +147,14 @@ def _weighed(
 ) -> Summary:
     """Add what the numbers do not say: intervals that nothing explains, and evidence that is not there."""
     doubts = [*evidence.doubts(published, tracks, claims, histories, unknown, scope)]
+    lost = evidence.lost_ranges(tracks)
+    told = scope.without | {pubend_broker(hole.pubend) for hole in lost}
     lost_disks = evidence.lost_disks(published, tracks, claims, histories, counts)
-    doubts += [str(each) for each in lost_disks if each.broker not in scope.without]
+    doubts += [str(each) for each in lost_disks if each.broker not in told]
     doubts += evidence.overdue(counts, claims, scope, tracks.persistence_ms or evidence.T_P_MS)
     left = 0
     if summary.open_intervals:
-        stretches = evidence.stretches_of(published, tracks, claims, histories)
+        stretches = evidence.stretches_of((*published.holes, *published.absent, *lost), tracks, claims, histories)
         unread = {pubend_broker(pubend) for pubend in unknown} | scope.without
         twice = len({directory.broker for directory in published.directories}) < len(published.directories)
         for number, target in enumerate(claims.targets):
@@ -154,7 +162,8 @@ def _weighed(
                 stretches[number] = [(0, MILLISECONDS_MAX)]
             stretches[number] += [(0, each.begin_ms) for each in lost_disks if each.broker == target.origin]
         left = evidence.unexplained(_opened(published.spark, claims, closing), counts, stretches).count()
-    return replace(summary, unexplained=left, doubts=tuple(doubts))
+    stated = (*summary.unread, *(describe_log_hole(hole) for hole in lost))
+    return replace(summary, unexplained=left, doubts=tuple(doubts), unread=stated)
 
 
 def _opened(spark: SparkSession, claims: Claims, closing: DataFrame) -> DataFrame:

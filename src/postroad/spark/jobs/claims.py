@@ -25,6 +25,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -36,6 +37,7 @@ from postroad.core.batch import Batch
 from postroad.core.filters.filter import Filter
 from postroad.core.filters.index import FilterIndex
 from postroad.core.packets import pubend_broker
+from postroad.core.tracking.answers import HoleKind
 from postroad.core.tracking.elements import ID_DTYPE
 from postroad.spark.jobs.arrow import array, id_column, lists, record_batch
 from postroad.spark.jobs.matching import Flags, Longs
@@ -125,8 +127,13 @@ class SpanRow:
     attached: bool
 
 
-def claims_of(tracks: Tracks, pubends: Collection[int] = ()) -> Claims:
-    """Work out the claims from the records of all brokers. `pubends` are those whose messages are at hand."""
+def claims_of(
+    tracks: Tracks, pubends: Collection[int] = (), starts: Mapping[tuple[str, int], int] = MappingProxyType({})
+) -> Claims:
+    """Work out the claims from the records of all brokers.
+
+    `pubends` are those whose messages are at hand, `starts` where durable subscriptions began in them, as far as their homes say.
+    """
     claims = Claims()
     crashed = {
         (row["broker"], row["number"]): row["to_ms"]
@@ -142,7 +149,8 @@ def claims_of(tracks: Tracks, pubends: Collection[int] = ()) -> Claims:
         by_stream[row["subscriber"], row["pubend"]].append(span)
     for (subscriber, pubend), spans in sorted(by_stream.items()):
         claim_stream(claims, subscriber, pubend, spans, crashed, lost.get((subscriber, pubend), ()))
-    claim_unstarted(claims, by_stream, pubends, crashed)
+    kept_from = {hole.broker: hole.to_ms + 1 for hole in tracks.holes if hole.kind == HoleKind.DROPPED}
+    claim_unstarted(claims, by_stream, pubends, crashed, starts, kept_from)
     horizons = _horizons(tracks)
     for pubend in sorted(horizons.keys() | set(pubends)):
         origin = pubend_broker(pubend)
@@ -207,8 +215,15 @@ def claim_unstarted(
     by_stream: Mapping[tuple[str, int], Sequence[SpanRow]],
     pubends: Collection[int],
     crashed: Mapping[tuple[int, int], int],
+    starts: Mapping[tuple[str, int], int],
+    kept_from: Mapping[int, int],
 ) -> None:
-    """Claim what durable subscriptions should have had of pubends before their first span there, from their creation on."""
+    """Claim what durable subscriptions should have had of pubends before their first span there.
+
+    `kept_from` is when the tracks of brokers begin: spans of before may have been dropped.
+
+    They have everything from where their home says that they began in it, or else from their creation, their first span of all.
+    """
     by_name: dict[str, dict[int, Sequence[SpanRow]]] = defaultdict(dict)
     for (subscriber, pubend), spans in by_stream.items():
         if not is_temporary(subscriber):
@@ -225,13 +240,23 @@ def claim_unstarted(
                 claims.add(target, pubend, latest.filter, created, TICK_END, standing, latest.broker)
                 continue
             first = min(streams[pubend], key=lambda span: (span.attached_ms, span.lo))
-            if first.filter == latest.filter and first.attached_ms - created_ms > TOGETHER_MS:
-                earlier = [span for span in spans if span.attached_ms < first.attached_ms]
-                before = max(earlier, key=lambda span: (span.attached_ms, span.hi))
-                fell_ms = crashed.get((before.broker, before.incarnation))
-                is_explained = fell_ms is not None and fell_ms <= first.attached_ms
+            kept = max(kept_from.get(span.broker, 0) for span in spans) << COUNTER_BITS
+            begin = max(starts.get((subscriber, pubend), created), kept)
+            is_late = (subscriber, pubend) in starts or first.attached_ms - created_ms > TOGETHER_MS
+            if first.filter == latest.filter and is_late:
+                is_explained = _was_cut_off(first, spans, crashed)
                 standing = Standing.EXPLAINED if is_explained else Standing.SKIPPED
-                claims.add(target, pubend, latest.filter, created, first.lo, standing, first.broker)
+                claims.add(target, pubend, latest.filter, begin, first.lo, standing, first.broker)
+
+
+def _was_cut_off(first: SpanRow, spans: Sequence[SpanRow], crashed: Mapping[tuple[int, int], int]) -> bool:
+    """Say whether a crash took spans of before the first that is known in a pubend."""
+    earlier = [span for span in spans if span.attached_ms < first.attached_ms]
+    if not earlier:
+        return any(broker == first.broker and incarnation < first.incarnation for broker, incarnation in crashed)
+    before = max(earlier, key=lambda span: (span.attached_ms, span.hi))
+    fell_ms = crashed.get((before.broker, before.incarnation))
+    return fell_ms is not None and fell_ms <= first.attached_ms
 
 
 def _standing_between(

@@ -20,11 +20,12 @@ from postroad.storage.sqlite.observer import copied_metadata
 
 @dataclass(frozen=True, slots=True)
 class DurableName:
-    """A durable subscription as its home stores it; `cursors` are ticks by pubend, `subscriber` its name in tracks."""
+    """A durable subscription as its home stores it, by its name in tracks; `cursors` and `starts` are ticks by pubend."""
 
     subscriber: str
     filter: str
     cursors: Mapping[int, int]
+    starts: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ def _look(path: Path, broker: int) -> DataDirectory:
     except (PostroadError, msgspec.MsgspecError) as error:
         problem = str(error)
     names = tuple(
-        DurableName(subscriber_name(durable.name, broker, 0, 0), durable.filter, dict(durable.cursors))
+        DurableName(subscriber_name(durable.name, broker, 0, 0), durable.filter, dict(durable.cursors), dict(durable.starts))
         for durable in durables.here.values()
         if durable.settled
     )

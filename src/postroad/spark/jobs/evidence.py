@@ -227,10 +227,17 @@ def overdue(counts: DataFrame, claims: Claims, scope: Scope, persistence_ms: int
 # --- what explains an interval --------------------------------------------------------------------------------------------
 
 
-def stretches_of(published: Published, tracks: Tracks, claims: Claims, histories: Sequence[History]) -> dict[int, Stretches]:
+def lost_ranges(tracks: Tracks) -> list[LogHole]:
+    """Return what brokers say that they lost of their own pubends, when they came back without their files."""
+    rows = tracks.of_kind("lost").filter(F.col("subscriber") == "").select("pubend", "from_tick", "to_tick").distinct().collect()
+    reason = "lost with the files of a former life of its broker; those who had not had it were told"
+    return [LogHole(row["pubend"], row["from_tick"], row["to_tick"], reason) for row in sorted(rows)]
+
+
+def stretches_of(holes: Iterable[LogHole], tracks: Tracks, claims: Claims, histories: Sequence[History]) -> dict[int, Stretches]:
     """Return by target the stretches of time in which its books cannot be expected to close, and it is known why."""
     by_origin: dict[int, Stretches] = defaultdict(list)
-    for hole in (*published.holes, *published.absent):
+    for hole in holes:
         since, until = (tick >> COUNTER_BITS for tick in (hole.lo, hole.hi))
         by_origin[pubend_broker(hole.pubend)].append((since - LATE_MS if since else 0, until + LATE_MS))
     brokers: dict[int, set[int]] = defaultdict(set)
