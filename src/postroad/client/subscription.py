@@ -170,7 +170,9 @@ class Subscription:
 
         When this returns, the acknowledgement is stored: with a position file in the file, else, if the subscription has a
         name, on the disk of its broker. After a crash of the client or the broker nothing acknowledged comes again. Without
-        a connection it waits for one; use `asyncio.timeout` to wait no longer than you like.
+        a connection it waits for one. It also waits while a subscription that came to another broker cannot be settled there,
+        because the broker it came from, or one whose messages it gets, is down. Use `asyncio.timeout` to wait no longer than
+        you like; the acknowledgement is not lost by that.
 
         Acknowledgements are cumulative and many are stored with one write, so acknowledge now and then rather than after each
         message. With `wait=False` a subscription with a name does not wait for its broker: the acknowledgement is sent and
