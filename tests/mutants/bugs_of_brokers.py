@@ -8,6 +8,7 @@ from tests.mutants.planting import Planter, mutant
 
 from postroad.core import broker as broker_module
 from postroad.core.orders import ReleaseLog
+from postroad.core.packets import InterestActive
 from postroad.core.publishing import Publishing
 from postroad.core.releasing import Releasing
 from postroad.core.routing.linkstate import LinkStateRouter
@@ -160,14 +161,15 @@ def match_one_filter_per_child(plant: Planter) -> None:
 def answer_an_interest_at_once(plant: Planter) -> None:
     """A relay tells a child that its interest is active before its own parent has said so."""
 
-    def make(included_in: Any) -> Any:
-        def hasty(self: Stream, filters: Any) -> Any:
-            label = included_in(self, filters)
-            return 0 if label is None or label > self.epoch_active else label
+    def make(is_active: Any) -> Any:
+        def hasty(self: Stream, child: Any, change: Any) -> bool:
+            if not is_active(self, child, change) and change.label is None:
+                change.label = child.included_in
+            return True
 
         return hasty
 
-    plant.wrap(Stream, "included_in", make)
+    plant.wrap(Stream, "_is_active", make)
 
 
 @mutant("relaying")
@@ -179,7 +181,7 @@ def take_any_silence_for_a_child(plant: Planter) -> None:
 @mutant("relaying")
 def take_any_silence_for_a_catch_up(plant: Planter) -> None:
     """A cache answers a catch-up from stretches that were asked for with another filter."""
-    plant.set(Stream, "_complete_for", lambda _self, _label, _wanted: True)
+    plant.set(Stream, "_complete_from", lambda _self, _wanted: 0)
 
 
 @mutant("relaying")
@@ -215,19 +217,20 @@ def keep_the_old_interest_at_a_new_parent(plant: Planter) -> None:
 
 
 @mutant("relaying")
-def forget_a_childs_pending_interest(plant: Planter) -> None:
-    """A second change of a child's interest replaces the first, which is never answered."""
+def keep_an_activation_to_oneself(plant: Planter) -> None:
+    """A relay whose interest has become active does not tell the children whose interest it includes."""
 
-    def make(child_interest: Any) -> Any:
-        def one(self: Stream, link: int, *rest: Any) -> None:
-            child = self._children.get(link)
-            if child is not None:
-                child.pending.clear()
-            child_interest(self, link, *rest)
+    def make(interest_active: Any) -> Any:
+        def silent(self: Stream, *arguments: Any) -> bool:
+            before = len(self._orders)
+            news = bool(interest_active(self, *arguments))
+            later: list[Any] = list(self._orders[before:])
+            self._orders[before:] = [each for each in later if not isinstance(getattr(each, "message", None), InterestActive)]
+            return news
 
-        return one
+        return silent
 
-    plant.wrap(Stream, "child_interest", make)
+    plant.wrap(Stream, "interest_active", make)
 
 
 # --- subscribing
@@ -505,17 +508,6 @@ def never_let_go(plant: Planter) -> None:
 
 
 @mutant("durable names")
-def take_every_name_for_new(plant: Planter) -> None:
-    """A name this broker never heard of is taken for new without asking anybody."""
-
-    def at_once(self: Subscribing, link: int, request: int, packet: Any, name: str, now: float) -> None:
-        self._parts.durables.take_home(name, packet.filter, {**packet.positions, **packet.acknowledged})
-        self._begin(link, request, packet, dict(packet.positions), dict(packet.acknowledged), now)
-
-    plant.set(Subscribing, "_ask_everyone", at_once)
-
-
-@mutant("durable names")
 def resume_at_the_frontier(plant: Planter) -> None:
     """A durable subscription that comes back begins where the streams are now."""
 
@@ -544,12 +536,12 @@ def forget_only_here(plant: Planter) -> None:
 
 
 @mutant("durable names")
-def keep_moved_cursors(plant: Planter) -> None:
-    """A move takes over a cursor from the former home only where the client brought none."""
+def move_without_the_cursors(plant: Planter) -> None:
+    """A move forgets what the former home said when the client brought no positions."""
 
     def make(begin_move: Any) -> Any:
-        def fresh(self: Subscribing, move: Any, cursors: Any, now: float) -> None:
-            begin_move(self, move, {} if not move.positions else cursors, now)
+        def fresh(self: Subscribing, move: Any, reply: Any, now: float) -> None:
+            begin_move(self, move, reply if move.positions else None, now)
 
         return fresh
 

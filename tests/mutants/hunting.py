@@ -42,6 +42,8 @@ def hunt(name: str, first: int, seeds_max: int, findings: int) -> Outcome:
         for seed in range(first, first + seeds_max):
             result = run_seed(seed)
             outcome.seeds += 1
+            broken = next((each for each in result.violations if "bugs_of_" in each.text.partition("\n")[0]), None)
+            assert broken is None, f"the mutant {name} itself fails, adapt it: {broken}"
             if not result.sound:
                 outcome.found += 1
                 outcome.first = seed if outcome.first is None else outcome.first

@@ -270,26 +270,29 @@ class Swarm:
 class Faults:
     """The schedule of one run, and how many of each kind it had."""
 
-    def __init__(self, overlay: Overlay, *, until: float, per_s: float) -> None:
+    def __init__(self, overlay: Overlay, *, until: float, per_s: float, only: tuple[int, ...] | None = None) -> None:
         self.counts: dict[str, int] = {}
+        self.struck: list[int] = []  # numbers of those that did something
         self._overlay = overlay
-        self._chance = overlay.world.chance("faults")
-        self.swarm = Swarm.draw(self._chance)
+        chance = overlay.world.chance("faults")
+        self.swarm = Swarm.draw(chance)
         per_s *= self.swarm.rate
-        when = self._chance.expovariate(per_s)
+        when, number = chance.expovariate(per_s), 0
         while when < until:
-            (kind,) = self._chance.choices(self.swarm.kinds, self.swarm.weights)
-            overlay.world.at(when, self._strike, kind)
-            when += self._chance.expovariate(per_s)
+            (kind,) = chance.choices(self.swarm.kinds, self.swarm.weights)
+            if only is None or number in only:
+                overlay.world.at(when, self._strike, kind, number)
+            when, number = when + chance.expovariate(per_s), number + 1
 
     @property
     def total(self) -> int:
         return sum(self.counts.values())
 
-    def _strike(self, kind: str) -> None:
-        text = FAULTS[kind][0](self._overlay, self._chance)
+    def _strike(self, kind: str, number: int) -> None:
+        text = FAULTS[kind][0](self._overlay, self._overlay.world.chance(f"fault/{number}"))
         if text:
             self.counts[kind] = self.counts.get(kind, 0) + 1
+            self.struck.append(number)
             self._overlay.world.note("fault", f"{kind}: {text}")
 
 

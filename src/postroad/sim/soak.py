@@ -62,7 +62,7 @@ def play(seed: int, shape: Shape, *, story: bool = False) -> tuple[Overlay, Faul
     """Let everything of a seed happen; nothing is checked yet."""
     overlay = Overlay(seed, story=story)
     Workload(overlay, shape)
-    faults = Faults(overlay, until=shape.busy_s, per_s=shape.faults_per_s)
+    faults = Faults(overlay, until=shape.busy_s, per_s=shape.faults_per_s, only=shape.faults)
     overlay.run(shape.busy_s)
     overlay.heal()
     if overlay.settle():

@@ -33,6 +33,8 @@ class Shape:
         20e3  # of links; at 8 kB/s what is sent again may starve what is new (docs/internals/simulator.md)
     )
     strategies: tuple[Strategy, ...] = (Strategy.EXACT, Strategy.BLOOM, Strategy.ASYNC)  # each broker has one of them
+    faults: tuple[int, ...] | None = None  # only these strike, by number; None for all
+    clients: tuple[str, ...] | None = None  # only these do anything
     omit_one_in: int = 0  # deliveries that tracks leave out, to see that it is found
 
 
@@ -109,6 +111,8 @@ class Workload:
     def _gather_crowd(self) -> None:
         """Let one client follow hundreds of filters."""
         client, chance = self._client("crowd"), self._world
+        if self._left_out(client):
+            return
         for index in range(chance.randint(*CROWD)):
             text = self._overlay.filter(equals("symbol", f"{chance.choice('ABC')}{index % 50 or ''}"))
             self._overlay.at(chance.uniform(0.0, 6.0), partial(client.follow, text, subscription=f"c{index}"))
@@ -182,6 +186,8 @@ class Workload:
         name = f"s{self._subscriptions}"
         text = self._overlay.filter(random_predicate(chance))
         earliest = chance.random() < 0.15
+        if self._left_out(client):
+            return
         client.follow(text, subscription=name, name=f"durable-{name}" if durable else None, earliest=earliest)
 
     def _publish(self, client: ClientNode, count: int) -> None:
@@ -190,11 +196,16 @@ class Workload:
             self._messages += 1
             payload = f"{self._messages}:".encode() + bytes(self._chance.choice((0, 10, 100, 1500)))
             rows.append((random_attributes(self._chance), payload))
+        if self._left_out(client):
+            return
         if self._columns[client.name] and count > 1:
             client.publish_columns(rows)
             return
         for attributes, payload in rows:
             client.publish(attributes, payload)
+
+    def _left_out(self, client: ClientNode) -> bool:
+        return self._shape.clients is not None and client.name not in self._shape.clients
 
     def _churn(self, client: ClientNode) -> None:
         present = [each for each in client.following if not each.ended]
