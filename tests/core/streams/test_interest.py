@@ -144,6 +144,17 @@ def test_filters_below_many_others_change_hands_rarely(monkeypatch: pytest.Monke
     assert len(compared) <= 40 * (len(broad) + len(narrow))
 
 
+def test_costly_filters_are_not_compared_with_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One comparison of such filters may take tens of milliseconds; a search stops before that."""
+    compared = count_comparisons(monkeypatch)
+    reduced = ReducedSet()
+    costly = [Filter(" OR ".join(f"(a > {i + j} AND b < {j})" for j in range(100))) for i in range(30)]
+    for filter_ in costly:
+        reduced.add(filter_)
+    assert len(compared) <= len(costly)
+    assert set(reduced.maximal()) == set(costly)
+
+
 def test_an_interest_is_cut_into_packets_that_fit_a_frame() -> None:
     """Long filters go one by one, short ones together; only the last packet says that nothing follows."""
     long = [Filter(" OR ".join(f"a{i} = {j}" for j in range(3000))) for i in range(3)]
