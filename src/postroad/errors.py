@@ -432,6 +432,12 @@ class DurableFilterError(OverlayError):
     code = 503
 
 
+class UnknownDurableError(OverlayError):
+    """No durable subscription has this name."""
+
+    code = 510
+
+
 class UnknownHandleError(OverlayError):
     """No subscription or publisher has this number on this connection."""
 

@@ -19,6 +19,7 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
     "log": ("postroad.cli.log", "log", "Look for damage in a broker's logs, and rewrite what is damaged."),
     "publish": ("postroad.cli.publish", "publish", "Publish messages: JSON lines from standard input."),
     "subscribe": ("postroad.cli.subscribe", "subscribe", "Receive messages: JSON lines to standard output."),
+    "subscriptions": ("postroad.cli.subscribe", "subscriptions", "List durable subscriptions, or delete one."),
     "queue": ("postroad.cli.queue", "queue", "Create, fill, look into and empty queues."),
     "trace": ("postroad.cli.trace", "trace", "Show where messages came from, which way they went and who got them."),
     "explain": ("postroad.cli.trace", "explain", "Say why a subscriber got a message, or why not."),

@@ -9,6 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import click
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from postroad.cli.messages import write_line
 from postroad.cli.publish import DEFAULT_URL
@@ -21,7 +25,9 @@ from postroad.transport.loops import run
 @click.command()
 @click.option("--url", "urls", multiple=True, default=[DEFAULT_URL], show_default=True, help="A broker; repeat for more to try.")
 @click.option(
-    "--filter", "filter_text", default="", help="Which messages: for example \"symbol = 'IBM' AND price > 100\".  [all]"
+    "--filter",
+    "filter_text",
+    help="Which messages: for example \"symbol = 'IBM' AND price > 100\".  [that of --name if it exists, else all]",
 )
 @click.option("--name", help="Make the subscription durable under this name: messages wait while nobody is connected.")
 @click.option("--earliest", is_flag=True, help="Begin with the oldest message still held, not with the next one.")
@@ -33,7 +39,7 @@ from postroad.transport.loops import run
 @click.option("--forget", is_flag=True, help="Delete the durable subscription at the end.")
 def subscribe(
     urls: tuple[str, ...],
-    filter_text: str,
+    filter_text: str | None,
     name: str | None,
     earliest: bool,
     count: int | None,
@@ -58,7 +64,7 @@ def subscribe(
 
 async def _subscribe(
     urls: list[str],
-    filter_text: str,
+    filter_text: str | None,
     name: str | None,
     position_file: Path | None,
     *,
@@ -74,8 +80,10 @@ async def _subscribe(
         click.echo(f"warning: {gap}", err=True)
 
     async with connect(urls) as client:
+        if filter_text is None and name is not None:
+            filter_text = next((each.filter for each in await client.durables() if each.name == name), None)
         subscription = await client.subscribe(
-            filter_text,
+            filter_text or "",
             name=name,
             start="earliest" if earliest else "new",
             position_file=position_file,
@@ -107,3 +115,36 @@ async def _write(subscription: Subscription, count: int | None, timeout_s: float
         if written == count or written % 256 == 0 or not subscription.waiting:
             sys.stdout.buffer.flush()
             await subscription.ack()
+
+
+@click.command()
+@click.option("--url", "urls", multiple=True, default=[DEFAULT_URL], show_default=True, help="A broker; repeat for more to try.")
+@click.option("--forget", metavar="NAME", help="Delete this one: nothing waits for it any more.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per subscription.")
+def subscriptions(urls: tuple[str, ...], forget: str | None, as_json: bool) -> None:
+    """List the durable subscriptions of the overlay, or delete one.
+
+    `behind` is how far the oldest position lies behind what the home broker has seen; it grows while nobody is connected.
+    """
+    run(_subscriptions(list(urls), forget, as_json=as_json))
+
+
+async def _subscriptions(urls: list[str], forget: str | None, *, as_json: bool) -> None:
+    async with connect(urls) as client:
+        if forget is not None:
+            await client.forget(forget)
+            click.echo(f"forgot {forget}", err=True)
+            return
+        found = await client.durables()
+    if as_json:
+        for each in found:
+            click.echo(msgspec.json.encode(msgspec.structs.asdict(each)))
+        return
+    table = Table("name", "home", "connected", "behind", "filter")
+    for each in found:
+        if each.filter is None:
+            table.add_row(escape(each.name), str(each.home), "?", "?", "its home cannot be reached")
+        else:
+            behind = f"{each.behind_ms / 1000:,.1f} s"
+            table.add_row(escape(each.name), str(each.home), "yes" if each.connected else "no", behind, escape(each.filter))
+    Console().print(table)

@@ -21,13 +21,13 @@ from postroad.client.addresses import Address, parse_addresses
 from postroad.client.link import Link, dial
 from postroad.client.positions import load_positions
 from postroad.client.publisher import Publisher
-from postroad.client.reading import Request, read_pubends, read_range
+from postroad.client.reading import Request, read_durables, read_pubends, read_range
 from postroad.client.subscription import OnGap, Subscription
 from postroad.client.tracing import AnyId, Tracer
 from postroad.client.writer import Writer
 from postroad.core.batch import Batch
 from postroad.core.filters.filter import Filter
-from postroad.core.packets import Packet, PubendSpan, TracksAnswered
+from postroad.core.packets import DurableEntry, Packet, PubendSpan, TracksAnswered
 from postroad.core.session.events import (
     AcknowledgementStored,
     Delivered,
@@ -55,12 +55,14 @@ from postroad.core.tracking.questions import Question
 from postroad.core.tracking.reconstruction import Trace
 from postroad.errors import (
     ClosedError,
+    DurableElsewhereError,
     GapError,
     InvalidValueError,
     NotConnectedError,
     PostroadError,
     PublishRefusedError,
     UnfinishedError,
+    UnknownDurableError,
 )
 from postroad.transport.writes import Writes
 
@@ -323,6 +325,21 @@ class Client:
         self._check_open()
         spans, _ = await read_pubends(self, timeout_s)
         return spans
+
+    async def durables(self, timeout_s: float | None = 30.0) -> list[DurableEntry]:
+        """Return the durable subscriptions of the overlay, by name: filter, home broker, and how far behind each is."""
+        self._check_open()
+        return await read_durables(self, timeout_s)
+
+    async def forget(self, name: str, timeout_s: float | None = 30.0) -> None:
+        """Delete a durable subscription: nothing waits for it any more. Raise `UnknownDurableError` when there is none."""
+        entry = next((each for each in await self.durables(timeout_s) if each.name == name), None)
+        if entry is None:
+            raise UnknownDurableError(f"no durable subscription is named {name!r}")
+        if entry.filter is None:
+            raise DurableElsewhereError(f"broker {entry.home}, the home of {name!r}, cannot be reached now; try again later")
+        subscription = await self.subscribe(entry.filter, name=name)
+        await subscription.close(forget=True)
 
     def read(
         self,

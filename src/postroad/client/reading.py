@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Final
 
 from postroad.core.batch import Batch
-from postroad.core.packets import PubendSpan
+from postroad.core.packets import DurableEntry, ListPubends, PubendSpan
 from postroad.core.session.events import PubendsListed, RangeFailed, RangePiece
 from postroad.errors import NotConnectedError, PostroadError, UnfinishedError
 
@@ -67,13 +67,29 @@ class Request:
 
 async def read_pubends(client: Client, timeout_s: float | None) -> tuple[dict[int, PubendSpan], list[int]]:
     """Return the spans of the pubends within reach, and the pubends that are not."""
-    request = client.request(client.session.list_pubends())
+    listed = await _list(client, ListPubends(), timeout_s)
+    return {span.pubend: span for span in sorted(listed.spans, key=lambda span: span.pubend)}, list(listed.unreachable)
+
+
+async def read_durables(client: Client, timeout_s: float | None) -> list[DurableEntry]:
+    """Return the durable subscriptions of the overlay, by name."""
+    found: list[DurableEntry] = []
+    more = True
+    while more:
+        page = await _list(client, ListPubends(durables=True, after=found[-1].name if found else ""), timeout_s)
+        found += page.durables
+        more = page.more and bool(page.durables)
+    return found
+
+
+async def _list(client: Client, listing: ListPubends, timeout_s: float | None) -> PubendsListed:
+    request = client.request(client.session.list_pubends(listing))
     try:
         listed = await request.next(timeout_s)
     finally:
         request.end()
     assert isinstance(listed, PubendsListed)
-    return {span.pubend: span for span in sorted(listed.spans, key=lambda span: span.pubend)}, list(listed.unreachable)
+    return listed
 
 
 async def read_range(

@@ -23,7 +23,7 @@ from postroad.client.subscription import OnGap, ReceivedMessage
 from postroad.client.tracing import AnyId
 from postroad.core.batch import Batch
 from postroad.core.filters.filter import Filter
-from postroad.core.packets import PubendSpan
+from postroad.core.packets import DurableEntry, PubendSpan
 from postroad.core.session.publishing import Doubt
 from postroad.core.tracking.explaining import Explanation
 from postroad.core.tracking.reconstruction import Trace
@@ -193,6 +193,12 @@ class Client:
             timeout_s=timeout_s,
         )
         return Subscription(self._loop, self._loop.call(made))
+
+    def durables(self, timeout_s: float | None = 30.0) -> list[DurableEntry]:
+        return self._loop.call(self._inner.durables(timeout_s))
+
+    def forget(self, name: str, timeout_s: float | None = 30.0) -> None:
+        self._loop.call(self._inner.forget(name, timeout_s))
 
     def pubends(self, timeout_s: float | None = 30.0) -> dict[int, PubendSpan]:
         return self._loop.call(self._inner.pubends(timeout_s))

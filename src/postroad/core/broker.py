@@ -332,7 +332,7 @@ class Broker:
             case p.ReadRange():
                 self._reading.read(link, message, packet, now)
             case p.ListPubends():
-                self._reading.list_pubends(link, packet, now)
+                self._reading.list_pubends(link, message, packet, now)
             case p.OpenEpoch():
                 self._writing.open(link, message, packet)
             case p.SealEpoch():

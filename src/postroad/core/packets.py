@@ -208,7 +208,29 @@ class Unsubscribed(Packet, frozen=True, array_like=True):
 
 
 class ListPubends(Packet, frozen=True, array_like=True):
-    """Ask which pubends there are, and which ticks of each can be read."""
+    """Ask which pubends there are, and which ticks of each can be read.
+
+    With `durables`, the durable subscriptions of the overlay are listed too: those with a name after `after`, in order of names.
+    """
+
+    durables: bool = False
+    after: Annotated[str, Meta(max_length=255)] = ""
+
+
+class DurableEntry(msgspec.Struct, frozen=True, array_like=True):
+    """A durable subscription. `filter` is None when its home cannot be asked now.
+
+    `behind_ms` is how far its slowest cursor lies behind what its home knows of the stream.
+    """
+
+    name: Name
+    home: U32
+    filter: FilterText | None = None
+    connected: bool = False
+    behind_ms: U64 = 0
+
+
+DurablePage = Annotated[list[DurableEntry], Meta(max_length=65536)]
 
 
 class PubendSpan(msgspec.Struct, frozen=True, array_like=True):
@@ -228,6 +250,8 @@ class Pubends(Packet, frozen=True, array_like=True):
 
     spans: Spans
     unreachable: Annotated[list[U64], Meta(max_length=65536)]
+    durables: DurablePage = []
+    more: bool = False  # there are more durable subscriptions, after the last name here
 
 
 class ReadRange(Packet, frozen=True, array_like=True):
@@ -507,16 +531,20 @@ class NameRelease(Unicast, frozen=True, array_like=True):
 
 
 class PubendsQuery(Unicast, frozen=True, array_like=True):
-    """Ask a broker which ticks of its pubends can be read."""
+    """Ask a broker which ticks of its pubends can be read, and with `durables` for its durable subscriptions."""
 
     request: U64
+    durables: bool = False
+    after: Annotated[str, Meta(max_length=255)] = ""
 
 
 class PubendsReply(Unicast, frozen=True, array_like=True):
-    """The pubends of the source."""
+    """The pubends of the source, and its durable subscriptions if they were asked for; `more` as in `Pubends`."""
 
     request: U64
     spans: Spans
+    durables: DurablePage = []
+    more: bool = False
 
 
 # --- tracking -----------------------------------------------------------------------------------------------------------

@@ -22,6 +22,8 @@ from postroad.core.orders import LinkId, LogRead, ReadLog, Send
 from postroad.core.packets import (
     CatchUp,
     CatchUpReply,
+    DurableEntry,
+    ListPubends,
     Pubends,
     PubendSpan,
     PubendsQuery,
@@ -31,14 +33,18 @@ from postroad.core.packets import (
     pubend_broker,
 )
 from postroad.core.parts import FULL_HOPS, Parts
+from postroad.core.streams.durable import Durable
 from postroad.core.streams.edge import CATCH_UP_BYTES
 from postroad.core.subscribing import pieces
 from postroad.errors import PubendUnreachableError, TooManyError, UnknownPubendError
+from postroad.types import COUNTER_BITS
 
 ReadLogThen: TypeAlias = Callable[[ReadLog, Callable[[LogRead, float], None]], object]
 
 OF_A_READ: Final = 1 << 62  # marks catch-up requests of reads, apart from those of subscriptions
 AT_ONCE_MAX: Final = 1024
+DURABLES_OF_A_PAGE: Final = 256
+PAGE_CHARS: Final = 1 << 18
 AT_ONCE_OF_A_CLIENT_MAX: Final = 16
 RETRY_S: Final = 0.5
 ANSWER_S_MAX: Final = 5.0
@@ -64,7 +70,10 @@ class _Listing:
     asked: dict[int, None]  # brokers that have not answered
     retry_at: float
     deadline: float
+    query: ListPubends
     spans: list[PubendSpan] = field(default_factory=list)
+    durables: dict[str, DurableEntry] = field(default_factory=dict)
+    last: str | None = None  # the lowest name at which a broker's page ends though it has more
 
 
 class Reading:
@@ -110,12 +119,17 @@ class Reading:
 
     # --- pubends ---
 
-    def list_pubends(self, link: LinkId, request: int, now: float) -> None:
+    def list_pubends(self, link: LinkId, query: ListPubends, request: int, now: float) -> None:
         self._check_room(link)
         reachable = self._parts.router.reachable
         brokers = dict.fromkeys(pubend_broker(pubend) for pubend in self._parts.router.pubends())
+        if query.durables:
+            brokers |= dict.fromkeys(self._parts.known)
         asked = {broker: None for broker in brokers if broker != self._parts.broker and reachable(broker)}
-        listing = _Listing(link, request, asked, now + RETRY_S, now + ANSWER_S_MAX, self._own_spans())
+        listing = _Listing(link, request, asked, now + RETRY_S, now + ANSWER_S_MAX, query, self._own_spans())
+        if query.durables:
+            self._add_known_names(listing)
+            _add_page(listing, *self._own_durables(query.after))
         if not asked:
             self._answer_listing(listing)
             return
@@ -125,7 +139,8 @@ class Reading:
 
     def asked(self, query: PubendsQuery) -> None:
         spans = self._own_spans()
-        self._parts.unicast(PubendsReply(query.source, self._parts.broker, FULL_HOPS, query.request, spans))
+        durables, more = self._own_durables(query.after) if query.durables else ([], False)
+        self._parts.unicast(PubendsReply(query.source, self._parts.broker, FULL_HOPS, query.request, spans, durables, more))
 
     def told(self, reply: PubendsReply) -> None:
         listing = self._listings.get(reply.request)
@@ -133,6 +148,8 @@ class Reading:
             return
         del listing.asked[reply.source]
         listing.spans += [span for span in reply.spans if pubend_broker(span.pubend) == reply.source]
+        if listing.query.durables:
+            _add_page(listing, [entry for entry in reply.durables if entry.home == reply.source], reply.more)
         if not listing.asked:
             del self._listings[reply.request]
             self._answer_listing(listing)
@@ -214,13 +231,56 @@ class Reading:
 
     def _ask_for_spans(self, number: int, listing: _Listing) -> None:
         for broker in listing.asked:
-            self._parts.unicast(PubendsQuery(broker, self._parts.broker, FULL_HOPS, number))
+            query = listing.query
+            self._parts.unicast(PubendsQuery(broker, self._parts.broker, FULL_HOPS, number, query.durables, query.after))
 
     def _answer_listing(self, listing: _Listing) -> None:
         told = {span.pubend: None for span in listing.spans}
         known = [*self._parts.router.pubends(), *(pubend for pubends in self._parts.known.values() for pubend in pubends)]
         missing = sorted({pubend for pubend in known if pubend not in told})
-        self._parts.send(listing.link, Pubends(listing.spans, missing), listing.packet)
+        durables, more = _page(list(listing.durables.values()), listing.query.after, listing.last)
+        self._parts.send(listing.link, Pubends(listing.spans, missing, durables, more), listing.packet)
+
+    # --- durable subscriptions ---
+
+    def _add_known_names(self, listing: _Listing) -> None:
+        """Begin with the names that are known to be elsewhere: their homes say more, where they can be reached."""
+        for name, home in self._parts.durables.homes.items():
+            if home.broker not in (0, self._parts.broker):
+                listing.durables[name] = DurableEntry(name, home.broker)
+
+    def _own_durables(self, after: str) -> tuple[list[DurableEntry], bool]:
+        return _page([self._entry(durable) for durable in self._parts.durables.here.values() if not durable.moved], after, None)
+
+    def _entry(self, durable: Durable) -> DurableEntry:
+        subscription = None if durable.subscription is None else self._parts.edge.subscriptions.get(durable.subscription)
+        cursors = durable.cursors if subscription is None else self._parts.edge.cursors(subscription)
+        frontiers = {pubend: stream.cache.frontier for pubend, stream in self._parts.streams.items()}
+        behind = [frontiers[pubend] - tick for pubend, tick in cursors.items() if pubend in frontiers]
+        behind_ms = max(0, *behind, 0) >> COUNTER_BITS
+        return DurableEntry(durable.name, self._parts.broker, durable.filter, subscription is not None, behind_ms)
+
+
+def _add_page(listing: _Listing, entries: list[DurableEntry], more: bool) -> None:
+    listing.durables.update({entry.name: entry for entry in entries})
+    if more:
+        last = entries[-1].name
+        listing.last = last if listing.last is None else min(listing.last, last)
+
+
+def _page(entries: list[DurableEntry], after: str, last: str | None) -> tuple[list[DurableEntry], bool]:
+    """Return the entries with names in (after, last], as many as a page has, and whether there are more."""
+    chosen: list[DurableEntry] = []
+    size = 0
+    for entry in sorted(entries, key=lambda entry: entry.name):
+        if entry.name <= after:
+            continue
+        size += len(entry.name) + len(entry.filter or "")
+        full = len(chosen) == DURABLES_OF_A_PAGE or (chosen and size > PAGE_CHARS)
+        if full or (last is not None and entry.name > last):
+            return chosen, True
+        chosen.append(entry)
+    return chosen, last is not None
 
 
 def bare(batch: Batch) -> Batch:

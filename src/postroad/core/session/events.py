@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from postroad.core.batch import Batch
-from postroad.core.packets import PubendSpan, TracksAnswered
+from postroad.core.packets import DurableEntry, PubendSpan, TracksAnswered
 from postroad.errors import PostroadError
 
 
@@ -104,6 +104,8 @@ class PubendsListed:
     request: int
     spans: tuple[PubendSpan, ...]
     unreachable: tuple[int, ...]
+    durables: tuple[DurableEntry, ...] = ()
+    more: bool = False
 
 
 @dataclass(frozen=True, slots=True)

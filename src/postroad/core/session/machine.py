@@ -31,6 +31,7 @@ from postroad.core.packets import (
     EpochSealed,
     Flow,
     Gap,
+    ListPubends,
     OpenPublisher,
     Packet,
     Pubends,
@@ -659,10 +660,10 @@ class Session:
         self._reading.read(key, pubend, filter_text, lo, hi, bare=bare)
         return key
 
-    def list_pubends(self) -> int:
+    def list_pubends(self, listing: ListPubends = ListPubends()) -> int:  # noqa: B008  # frozen
         """Ask which pubends there are; `PubendsListed` follows."""
         key = self._next_key()
-        self._reading.list_pubends(key)
+        self._reading.list_pubends(key, listing)
         return key
 
     def taken(self, key: int) -> None:

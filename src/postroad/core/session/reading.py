@@ -24,7 +24,7 @@ UNDECIDED_S: Final = 0.1  # until it is asked again for ticks that are not decid
 
 @dataclass(slots=True)
 class _Range:
-    """A range that is being read; a list of pubends has no `pubend`."""
+    """A range that is being read; a list has a `listing` and no `pubend`."""
 
     key: int
     pubend: int | None
@@ -32,6 +32,7 @@ class _Range:
     position: int
     hi: int
     bare: bool
+    listing: ListPubends | None = None
     untaken: int = 0
     packet: int = 0  # of the question under way
     tries: int = 0
@@ -51,8 +52,8 @@ class Reading:
     def read(self, key: int, pubend: int, filter_text: str, lo: int, hi: int, *, bare: bool) -> None:
         self._begin(_Range(key, pubend, filter_text, lo, hi, bare))
 
-    def list_pubends(self, key: int) -> None:
-        self._begin(_Range(key, None, "", 0, 0, bare=False))
+    def list_pubends(self, key: int, listing: ListPubends) -> None:
+        self._begin(_Range(key, None, "", 0, 0, bare=False, listing=listing))
 
     def taken(self, key: int) -> None:
         """Note that the application has taken a piece."""
@@ -102,7 +103,8 @@ class Reading:
         found = self._packets.get(packet)
         if found is not None and found.pubend is None:
             self.end(found.key)
-            self._tell(PubendsListed(found.key, tuple(message.spans), tuple(message.unreachable)))
+            spans, unreachable, durables = tuple(message.spans), tuple(message.unreachable), tuple(message.durables)
+            self._tell(PubendsListed(found.key, spans, unreachable, durables, message.more))
 
     def refused(self, packet: int, error: PostroadError, now: float) -> None:
         found = self._packets.pop(packet, None)
@@ -135,7 +137,8 @@ class Reading:
         if wanted.packet or wanted.retry_at is not None or wanted.untaken > AHEAD_MAX:
             return
         if wanted.pubend is None:
-            wanted.packet = self._send(ListPubends())
+            assert wanted.listing is not None
+            wanted.packet = self._send(wanted.listing)
         else:
             question = ReadRange(wanted.pubend, wanted.filter, wanted.position, wanted.hi, wanted.bare)
             wanted.packet = self._send(question)
