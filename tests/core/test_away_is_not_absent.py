@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from tests.core.machines import START_MS, Machine, Machines
 
-from postroad.core.packets import Gap, Subscribe, Subscribed, pubend_id
+from postroad.core.packets import Acknowledge, Gap, HoldConfirmed, Subscribe, Subscribed, pubend_id
 from postroad.core.parts import BrokerConfig
 from postroad.core.streams.durable import CLOCKS_APART_MS, DURABLE_KEY, DurableRecord
 
@@ -107,3 +107,20 @@ def test_what_a_new_pubend_released_before_it_was_held_is_a_gap_unless_it_is_old
     gaps = [packet for packet in home.told(Gap) if isinstance(packet, Gap) and packet.pubend == NEW]
     assert starts[NEW] < gone or before_creation
     assert [(gap.lo, gap.hi) for gap in gaps] == ([] if before_creation else [(starts[NEW], gone)])
+
+
+def test_a_pubend_that_goes_out_of_reach_during_the_creation_is_not_held_for_ever() -> None:
+    """The subscription begins there with its creation; its hold follows its acknowledgements once the broker is back."""
+    machines = away()
+    machines.client(1, LINK + 1)
+    machines.loses = (HoldConfirmed,)
+    machines.give(1, Subscribe(1, "x > 1", "later"), link=LINK + 1, request=3)
+    machines.unlink(1, 2)
+    machines.loses = ()
+    machines.run(2.0)
+    machines.link(1, 2)
+    machines.run(8.0)
+    progress = next(s for s in machines.nodes[1].broker._parts.edge.subscriptions.values() if s.name == "later").progress
+    ahead = progress[pubend_id(2)].told
+    machines.give(1, Acknowledge(1, {pubend_id(2): ahead}), link=LINK + 1)
+    assert machines.nodes[1].broker._parts.edge.holds()[pubend_id(2)] == ahead

@@ -225,7 +225,7 @@ class Edge:
 
         Until then it holds what we know of the stream: the activation cannot lie before that.
         """
-        progress = subscription.progress[pubend] = Progress()
+        progress = subscription.progress.setdefault(pubend, Progress())  # one that waits again keeps it: it counts in `_lowest`
         stream = self.streams[pubend].stream
         if pubend in subscription.positions:
             self.reposition(subscription, pubend)
