@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from tests.core.machines import START_MS, Machine, Machines
 
-from postroad.core.packets import Acknowledge, Gap, HoldConfirmed, Subscribe, Subscribed, pubend_id
+from postroad.core.packets import Acknowledge, Gap, InterestActive, Subscribe, Subscribed, pubend_id
 from postroad.core.parts import BrokerConfig
 from postroad.core.streams.durable import CLOCKS_APART_MS, DURABLE_KEY, DurableRecord
 
@@ -113,7 +113,7 @@ def test_a_pubend_that_goes_out_of_reach_during_the_creation_is_not_held_for_eve
     """The subscription begins there with its creation; its hold follows its acknowledgements once the broker is back."""
     machines = away()
     machines.client(1, LINK + 1)
-    machines.loses = (HoldConfirmed,)
+    machines.loses = (InterestActive,)
     machines.give(1, Subscribe(1, "x > 1", "later"), link=LINK + 1, request=3)
     machines.unlink(1, 2)
     machines.loses = ()
