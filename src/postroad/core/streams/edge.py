@@ -141,12 +141,13 @@ class LowestPosition:
             self._heap = list(newest.values())
             heapq.heapify(self._heap)
 
-    def find(self, subscriptions: Mapping[int, object]) -> int | None:
-        """Return the lowest position of those that still exist."""
+    def find(self, subscriptions: Mapping[int, Subscription], pubend: int) -> int | None:
+        """Return the lowest position of those that still exist; one that began again has a new place."""
         heap = self._heap
         while heap:
             tick, entry, number, progress = heap[0]
-            if number not in subscriptions:
+            subscription = subscriptions.get(number)
+            if subscription is None or subscription.progress.get(pubend) is not progress:
                 heapq.heappop(heap)
             elif progress.acknowledged > tick:
                 heapq.heapreplace(heap, (progress.acknowledged, entry, number, progress))
@@ -323,7 +324,7 @@ class Edge:
 
     def holds(self) -> dict[int, int]:
         """Return for each pubend the lowest position that a subscription still needs the log from."""
-        lowest = {pubend: positions.find(self.subscriptions) for pubend, positions in self._lowest.items()}
+        lowest = {pubend: positions.find(self.subscriptions, pubend) for pubend, positions in self._lowest.items()}
         return {pubend: tick for pubend, tick in lowest.items() if tick is not None}
 
     def cursors(self, subscription: Subscription) -> dict[int, int]:
