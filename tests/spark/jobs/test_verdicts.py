@@ -100,6 +100,18 @@ def test_books_with_all_their_evidence_close(pipeline: Audit, data: Path) -> Non
     assert "not checked" not in done.output
 
 
+def test_what_a_broker_lost_with_its_files_is_a_stated_range(pipeline: Audit, tmp_path: Path) -> None:
+    """A broker that came back without its files noted the range in its tracks: the report names it."""
+    world = World(tmp_path, some_subscribers(2, (2, 3)), links=LINE, settings=EXACT, origins=[1])
+    tracker = world.brokers[1].tracker
+    assert tracker is not None
+    tracker.take([Lost("", pubend_id(1), 0, EPOCH_MS << 16, world.now_ms)], world.now_ms)
+    world.run(2_000, rate=20)
+    world.finish()
+    done = pipeline("audit", "--data", tmp_path)
+    assert f"not checked: pubend 100, ticks (0, {EPOCH_MS << 16}]: lost with the files of a former life" in told(done)
+
+
 def test_nobody_can_tell_without_the_tracks_of_a_broker(pipeline: Audit, data: Path) -> None:
     """All track files of a broker are deleted; others name it."""
     shutil.rmtree(data / "broker2" / "tracks")

@@ -36,6 +36,7 @@ from postroad.spark.jobs.claims import (
     Standing,
     WantedKernel,
     claims_of,
+    lost_with_files,
 )
 from postroad.spark.jobs.evidence import Scope, Verdict, describe_log_hole
 from postroad.spark.jobs.matching import Flags, Floats, Longs
@@ -409,7 +410,7 @@ def _summary(
         waiting=standing.get(Standing.WAITING, 0),
         full=full,
         track_holes=tracks.holes,
-        unread=(*_unread(published, unknown), *tracks.unchained),
+        unread=(*_unread(published, unknown), *_lost_with_files(tracks), *tracks.unchained),
     )
 
 
@@ -423,6 +424,11 @@ def _unread(published: Published, unknown: Sequence[int]) -> Iterator[str]:
         yield describe_log_hole(hole)
     for pubend in unknown:
         yield f"pubend {pubend:x}: no log of it was given, so its messages were not checked"
+
+
+def _lost_with_files(tracks: Tracks) -> Iterator[str]:
+    for pubend, lo, hi in lost_with_files(tracks):
+        yield f"pubend {pubend:x}, ticks ({lo}, {hi}]: lost with the files of a former life of its broker"
 
 
 def hops(spark: SparkSession, histories: Sequence[History]) -> DataFrame:

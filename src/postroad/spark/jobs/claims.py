@@ -177,6 +177,11 @@ def _lost(tracks: Tracks) -> dict[tuple[str, int], list[tuple[int, int]]]:
     return found
 
 
+def lost_with_files(tracks: Tracks) -> list[tuple[int, int, int]]:
+    """Return (pubend, lo, hi) of what brokers said is lost with the files of their former lives."""
+    return sorted((pubend, lo, hi) for (subscriber, pubend), told in _lost(tracks).items() if not subscriber for lo, hi in told)
+
+
 def _horizons(tracks: Tracks) -> dict[int, int]:
     rows: list[Row] = tracks.of_kind("horizon").groupBy("pubend").agg(F.max("to_tick").alias("tick")).collect()
     return {row["pubend"]: row["tick"] for row in rows}
