@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from postroad.sim.checkers.follower import Follower, Followers, Stream
 from postroad.sim.checkers.violations import Matches, Violation
-from postroad.sim.history import Attributes, Freed, Gapped, History, Logged, Published, Remains
+from postroad.sim.history import Attributes, Began, Freed, Gapped, History, Logged, Published, Remains
 
 
 @dataclass(slots=True)
@@ -84,6 +84,10 @@ class GapsAreEarned:
                 for follower in followers:
                     if not follower.is_protected(event.pubend, event.at):
                         earned[follower.name, event.pubend] = freed[event.pubend]
+            if isinstance(event, Began) and followers.stream(event.subscription, event.pubend) is None:
+                earned[event.subscription, event.pubend] = freed.get(
+                    event.pubend, 0
+                )  # what was gone when it began was never held
             if isinstance(event, Gapped):
                 held = followers.stream(event.subscription, event.pubend)
                 allowed = max(earned.get((event.subscription, event.pubend), 0), forced.get(event.pubend, 0))
