@@ -18,6 +18,7 @@ class Waiting(Generic[W]):
     def __init__(self) -> None:
         self._labels: dict[int, int | None] = {}
         self._things: dict[int, W] = {}
+        self._unlabelled: dict[int, None] = {}
         self._heap: list[tuple[int, int]] = []  # (label, number); those that wait no longer are dropped when they come up
 
     def __len__(self) -> int:
@@ -26,7 +27,10 @@ class Waiting(Generic[W]):
     def add(self, number: int, thing: W, label: int | None) -> None:
         self._things[number] = thing
         self._labels[number] = label
-        if label is not None:
+        if label is None:
+            self._unlabelled[number] = None
+        else:
+            self._unlabelled.pop(number, None)
             heapq.heappush(self._heap, (label, number))
             if len(self._heap) > 2 * len(self._things) + 64:
                 self._heap = [(known, each) for each, known in self._labels.items() if known is not None]
@@ -35,12 +39,11 @@ class Waiting(Generic[W]):
     def discard(self, number: int) -> None:
         if self._things.pop(number, None) is not None:
             del self._labels[number]
+            self._unlabelled.pop(number, None)
 
     def unlabelled(self) -> list[tuple[int, W]]:
         """Return those whose label is not known. Usually there is none."""
-        if len(self._heap) >= len(self._things):
-            return []
-        return [(number, self._things[number]) for number, label in self._labels.items() if label is None]
+        return [(number, self._things[number]) for number in self._unlabelled]
 
     def take(self, label: int) -> Iterator[W]:
         """Yield and forget those that wait for a label up to this one."""
