@@ -236,6 +236,23 @@ def test_a_durable_subscription_waits_and_moves_between_brokers() -> None:
         asyncio.run(scenario(urls))
 
 
+def test_a_durable_subscription_that_no_broker_deleted_is_reported(tmp_path: Path) -> None:
+    """With its broker down it stays, and can be deleted when the broker is back."""
+
+    async def scenario(brokers: Brokers) -> None:
+        url = await brokers.start()
+        async with postroad.connect(url) as client:
+            subscription = await client.subscribe(name="orders")
+            await brokers.stop()
+            with pytest.raises(UnfinishedError, match="'orders' is deleted"):
+                await subscription.close(forget=True)
+            await brokers.start()
+            await client.forget("orders")
+            assert await client.durables() == []
+
+    run(tmp_path, scenario)
+
+
 def test_a_gap_is_raised_in_its_place_or_told(tmp_path: Path) -> None:
     """Retention passed its bound: the subscription learns what it lost and goes on."""
 

@@ -45,11 +45,15 @@ from postroad.core.session.machine import Session, SessionConfig
 from postroad.core.session.publishing import PublishingConfig
 from postroad.errors import (
     BatchLimitError,
+    DurableElsewhereError,
     FilterSyntaxError,
     InvalidValueError,
     MalformedPacketError,
     OverlayError,
+    PostroadError,
     ProtocolViolationError,
+    UnfinishedError,
+    UnknownHandleError,
     error_of_code,
 )
 from postroad.types import MessageId
@@ -583,6 +587,93 @@ def test_unsubscribe_acknowledges_first_and_ends() -> None:
     assert delivered(client) == [105]
     client.hear(link, Unsubscribed(number))
     assert client.events() == [SubscriptionEnded(key)]
+
+
+def ask_to_delete(client: Client, link: int) -> tuple[int, int, int]:
+    """Let a client delete a durable subscription; return its key and handle, and the packet that asks for it."""
+    key = client.session.subscribe("x > 1", name="orders")
+    number = handle(client, key)
+    client.hear(link, Subscribed(number, {PUBEND: 100}))
+    client.events()
+    client.sent()
+    client.session.unsubscribe(key, forget=True)
+    (send,) = client.sent()
+    assert send.message == Unsubscribe(number, True)
+    return key, number, send.packet
+
+
+def ended(client: Client, key: int) -> PostroadError | None:
+    (event,) = client.events()
+    assert isinstance(event, SubscriptionEnded)
+    assert event.subscription == key
+    assert key not in client.session.subscriptions
+    return event.error
+
+
+def test_a_deletion_is_confirmed_by_the_answer_to_it() -> None:
+    """Another `Unsubscribed` says only that this broker stopped being the home."""
+    client = Client()
+    link = client.connect(Broker(7))
+    key, number, packet = ask_to_delete(client, link)
+    client.hear(link, Unsubscribed(number), packet=packet)
+    assert ended(client, key) is None
+    key, number, packet = ask_to_delete(client, link)
+    client.hear(link, Unsubscribed(number))
+    assert isinstance(ended(client, key), UnfinishedError)
+
+
+def test_a_deletion_that_is_refused_is_told() -> None:
+    """The application does not take a subscription for deleted that goes on to hold the logs."""
+    client = Client()
+    link = client.connect(Broker(7))
+    key, _, packet = ask_to_delete(client, link)
+    error = DurableElsewhereError("its home does not answer")
+    client.session.refused(packet, error, link=link, now=1.0)
+    assert ended(client, key) is error
+
+
+def test_a_deletion_with_a_refused_subscription_is_told() -> None:
+    """The subscription was on its way to a new broker, which could not take it."""
+    client = Client()
+    link = client.connect(Broker(7))
+    key = client.session.subscribe("x > 1", name="orders")
+    (asked,) = client.sent()
+    client.session.unsubscribe(key, forget=True)
+    (send,) = client.sent()
+    error = DurableElsewhereError("its home does not answer")
+    client.session.refused(asked.packet, error, link=link, now=1.0)
+    client.session.refused(send.packet, UnknownHandleError("no subscription 1 on this connection"), link=link, now=1.0)
+    assert ended(client, key) is error
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_deletion_without_a_broker_is_told(waits: bool) -> None:
+    """The connection is lost before the answer comes, or the subscription waits for its next try."""
+    client = Client()
+    link = client.connect(Broker(7))
+    if waits:
+        key = client.session.subscribe("x > 1", name="orders")
+        client.hear(link, Subscribed(handle(client, key), {PUBEND: 100}))
+        client.hear(link, Unsubscribed(handle(client, key)))
+        client.events()
+        client.session.unsubscribe(key, forget=True)
+    else:
+        key, _, _ = ask_to_delete(client, link)
+        client.session.disconnected(link, now=1.0)
+    assert isinstance(ended(client, key), UnfinishedError)
+
+
+def test_an_end_that_is_refused_is_an_end() -> None:
+    """A subscription that its broker does not know is over."""
+    client = Client()
+    link = client.connect(Broker(7))
+    key = subscribed(client, link)
+    client.events()
+    client.sent()
+    client.session.unsubscribe(key)
+    (send,) = client.sent()
+    client.session.refused(send.packet, UnknownHandleError("no subscription 1 on this connection"), link=link, now=1.0)
+    assert ended(client, key) is None
 
 
 def test_a_broker_with_an_impossible_clock_is_not_believed() -> None:

@@ -6,7 +6,17 @@ import pytest
 from tests.core.machines import Machine, Machines
 
 from postroad.core.naming import NAME_KEY
-from postroad.core.packets import DurableHome, NameRelease, NameReserve, Subscribe, Subscribed, Unsubscribe, pubend_id
+from postroad.core.packets import (
+    DurableHome,
+    HomeQuery,
+    NameRelease,
+    NameReserve,
+    Subscribe,
+    Subscribed,
+    Unsubscribe,
+    Unsubscribed,
+    pubend_id,
+)
 from postroad.core.parts import BrokerConfig
 from postroad.core.streams.durable import DURABLE_KEY
 from postroad.errors import DurableBusyError, DurableElsewhereError
@@ -198,6 +208,34 @@ def test_a_forgotten_name_can_be_used_again() -> None:
     machines.run(1.0)
     assert active(machines.nodes[3])
     assert homes(machines) == {3}
+
+
+def test_a_name_whose_home_is_not_known_here_is_not_deleted() -> None:
+    """Word of the home was lost: the client hears that nothing was deleted, and the subscription stays."""
+    machines = overlay(3)
+    machines.loses = (DurableHome,)
+    subscribe(machines, 1)
+    machines.run(1.0)
+    machines.leave(1, LINK)
+    machines.loses = (DurableHome, NameReserve, HomeQuery)
+    subscribe(machines, 3)
+    machines.give(3, Unsubscribe(1, forget=True), link=LINK, request=4)
+    assert refusals(machines.nodes[3]) == [DurableElsewhereError]
+    assert not machines.nodes[3].told(Unsubscribed)
+    assert "orders" in machines.nodes[1].broker._parts.durables.here
+
+
+def test_a_deletion_is_confirmed_when_it_is_on_disk() -> None:
+    """A broker that crashes before that is the home again."""
+    machines = overlay(1)
+    subscribe(machines, 1)
+    machines.run(1.0)
+    machines.writes_finish = False
+    machines.give(1, Unsubscribe(1, forget=True), link=LINK, request=4)
+    assert not machines.nodes[1].told(Unsubscribed)
+    machines.writes_finish = True
+    machines.finish_writes()
+    assert machines.nodes[1].told(Unsubscribed) == [Unsubscribed(1)]
 
 
 def test_a_broker_that_appears_during_a_vote_has_one() -> None:

@@ -17,7 +17,6 @@ from postroad.sim.faults import FAULTS, Swarm
 from postroad.sim.soak import Result, Summary, run_seed
 
 BLOCK = 12
-OPEN = frozenset({106})  # fail today: see "Open" in docs/internals/simulator.md
 SEEDS_MAX = 20  # in which every kind of fault occurs
 SMALL = (
     "from postroad.sim.soak import run_seed; from postroad.sim.workload import Shape; "
@@ -29,8 +28,6 @@ SMALL = (
 def test_seeds_hold(block: int) -> None:
     """Whatever fails, nothing is lost, doubled, out of order or stuck."""
     for seed in range(block * BLOCK, (block + 1) * BLOCK):
-        if seed in OPEN:
-            continue
         result = run_seed(seed)
         assert result.messages > 0
         assert result.sound, f"{result.violations[0]}\nto repeat: {result.command}"

@@ -519,8 +519,8 @@ class Client:
                 subscription.missed(GapError(pubend, lo, hi))
             case SubscriptionFailed(_, error):
                 subscription.failed(error)
-            case SubscriptionEnded():
-                subscription.ended()
+            case SubscriptionEnded(_, error):
+                subscription.ended(error)
 
     def flow(self, key: int, *, is_open: bool) -> None:
         """Ask for no more rows of a subscription, or to go on. The connection is read on: others share it."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal, Self, TypeAlias
 from postroad.client.positions import save_positions
 from postroad.core.batch import Batch
 from postroad.core.messages import Message, RowColumns
-from postroad.errors import ClosedError, GapError
+from postroad.errors import ClosedError, GapError, UnfinishedError
 
 if TYPE_CHECKING:
     from postroad.client.connection import Client
@@ -81,6 +81,7 @@ class Subscription:
         self._ended: Final = asyncio.Event()
         self._stored: Final = asyncio.Event()  # set when the broker confirmed acknowledgements, and when it never will
         self._failure: Exception | None = None
+        self._not_deleted: Exception | None = None
         self._current: Iterator[ReceivedMessage] = iter(())
         self._current_arrived: _Arrived | None = None
         self._given: dict[int, int] = {}  # pubend -> tick of the last message of the batches the application has finished
@@ -235,7 +236,10 @@ class Subscription:
     # --- the end ---------------------------------------------------------------------------------------------------------
 
     async def close(self, *, forget: bool = False) -> None:
-        """End the subscription. One with a name waits for its client; `forget` deletes it."""
+        """End the subscription. One with a name waits for its client; `forget` deletes it.
+
+        With `forget`, an error says that no broker confirmed the deletion: then the subscription may go on to exist.
+        """
         if self._ack_timer is not None:
             self._acknowledge(self._given)
         self.stop()
@@ -243,6 +247,10 @@ class Subscription:
             await self._save()
         await self._client.end_subscription(self._key, forget=forget, ended=self._ended)
         self._drop(ClosedError("the subscription was closed"))
+        if forget and self.name is not None and not self._ended.is_set():
+            raise UnfinishedError(f"no broker confirmed in time that {self.name!r} is deleted; delete it again later")
+        if self._not_deleted is not None:
+            raise self._not_deleted
 
     async def __aenter__(self) -> Self:
         return self
@@ -293,7 +301,9 @@ class Subscription:
         self._ended.set()
         self._stored.set()
 
-    def ended(self) -> None:
+    def ended(self, error: Exception | None = None) -> None:
+        """Take note of the end, and why it is not certain that a durable subscription is deleted, where that was asked."""
+        self._not_deleted = error
         self._ended.set()
         self._arrived.set()
         self._stored.set()

@@ -195,14 +195,17 @@ class Flow(Packet, frozen=True, array_like=True):
 
 
 class Unsubscribe(Packet, frozen=True, array_like=True):
-    """End a subscription; with `forget`, a durable one is deleted, else it waits for its client."""
+    """End a subscription; with `forget`, a durable one is deleted, else it waits for its client.
+
+    A deletion is answered when it is on disk. It is refused where the home of the subscription is not known yet.
+    """
 
     handle: U32
     forget: bool = False
 
 
 class Unsubscribed(Packet, frozen=True, array_like=True):
-    """Nothing more will come for this handle."""
+    """Nothing more will come for this handle. Unasked, it says that a durable subscription has another home."""
 
     handle: U32
 

@@ -107,29 +107,36 @@ class Subscribing:
         subscription = self._parts.edge.find(link, packet.handle)
         moving = next((m.name for m in self._moves.values() if (m.link, m.handle) == (link, packet.handle)), None)
         if self.naming.give_up(link, packet.handle):
-            self._parts.send(link, Unsubscribed(packet.handle), request)
+            if packet.forget:
+                self._parts.refuse(link, request, _not_deleted())
+            else:
+                self._parts.send(link, Unsubscribed(packet.handle), request)
             return
         if moving is not None:
             del self._moves[moving]
             if packet.forget:
-                self._forget(moving)
-            self._parts.send(link, Unsubscribed(packet.handle), request)
+                self._forget(moving, link, packet, request)
+            else:
+                self._parts.send(link, Unsubscribed(packet.handle), request)
             return
         if subscription is None:
             self._parts.refuse(link, request, UnknownHandleError(f"no subscription {packet.handle} on this connection"))
             return
+        if subscription.name is not None and packet.forget:
+            self._forget(subscription.name, link, packet, request)
+            self._drop(subscription, now)
+            self._parts.edge.remove(subscription)
+            return
         if subscription.name is not None:
-            if packet.forget:
-                self._forget(subscription.name)
-            else:
-                self._leave_durable(subscription)
+            self._leave_durable(subscription)
         self._drop(subscription, now)
-        self._parts.edge.end(subscription)
+        self._parts.edge.end(subscription, request)
 
-    def _forget(self, name: str) -> None:
-        """Delete a durable subscription everywhere."""
-        self._parts.flood(self._parts.durables.forget(name))
-        self._parts.store(self._parts.durables.changes())
+    def _forget(self, name: str, link: LinkId, packet: Unsubscribe, request: int) -> None:
+        """Delete a durable subscription everywhere; its client hears of it when that is on disk."""
+        parts = self._parts
+        parts.flood(parts.durables.forget(name))
+        parts.store(parts.durables.changes(), lambda _now: parts.send(link, Unsubscribed(packet.handle), request))
 
     def acknowledge(self, link: LinkId, packet: Acknowledge) -> None:
         subscription = self._parts.edge.find(link, packet.handle)
@@ -800,6 +807,12 @@ def pieces(rows: list[Batch], hi: int) -> Iterator[tuple[Batch | None, int, bool
 
 def _elsewhere(name: str, home: int) -> DurableElsewhereError:
     return DurableElsewhereError(f"the home of {name!r}, broker {home}, does not answer; try again later")
+
+
+def _not_deleted() -> DurableElsewhereError:
+    return DurableElsewhereError(
+        "nothing is deleted: it is not known yet whether another broker is the home of this name; delete it again later"
+    )
 
 
 def _other_filter(name: str, filter_: str) -> DurableFilterError:

@@ -568,8 +568,8 @@ class ClientNode:
                 self.world.note("refused", f"{self.name}: publisher: {error}")
             case AcknowledgementStored(subscription=key, positions=positions):
                 self._confirmed(key, positions)
-            case SubscriptionEnded(subscription=key):
-                self._discarded(key)
+            case SubscriptionEnded(subscription=key, error=error):
+                self._discarded(key, error)
             case PubendsListed():
                 self.listed.append(event)
             case WriterChanged(writer=key):
@@ -630,10 +630,10 @@ class ClientNode:
             for pubend, tick in sorted(positions.items()):
                 self.history.add(seen.Confirmed(self.world.now, following.subscription, pubend, tick))
 
-    def _discarded(self, key: int) -> None:
+    def _discarded(self, key: int, error: PostroadError | None) -> None:
         """Note that a broker confirmed the end of a subscription; without a connection the session ends it by itself."""
         assert self.session is not None
-        if self.session.main is not None:
+        if self.session.main is not None and error is None:
             following = next((each for each in self.following if each.key == key and each.ended), None)
             if following is not None:
                 self.history.add(seen.Discarded(self.world.now, following.subscription))

@@ -92,9 +92,10 @@ class SubscriptionFailed:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionEnded:
-    """The broker has let go of the subscription, as asked."""
+    """The subscription is over, as asked. `error` says why a durable one may not be deleted, where that was asked."""
 
     subscription: int
+    error: PostroadError | None = None
 
 
 @dataclass(frozen=True, slots=True)

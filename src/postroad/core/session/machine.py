@@ -65,7 +65,15 @@ from postroad.core.session.reading import Reading
 from postroad.core.session.subscribing import SubscriptionState
 from postroad.core.session.writing import Writing
 from postroad.core.tracking.questions import Question
-from postroad.errors import DurableBusyError, NotConnectedError, PostroadError, ProtocolViolationError, SkewError, error_of_code
+from postroad.errors import (
+    DurableBusyError,
+    NotConnectedError,
+    PostroadError,
+    ProtocolViolationError,
+    SkewError,
+    UnfinishedError,
+    error_of_code,
+)
 from postroad.types import COUNTER_BITS, AttributeValue, MessageId
 
 REGISTRATIONS_MAX: Final = 64
@@ -117,6 +125,7 @@ class Session:
         self._packets = 0
         self._openings: dict[int, _Opening] = {}  # by packet id
         self._subscribing: dict[int, int] = {}  # packet id -> key
+        self._unsubscribing: dict[int, int] = {}  # packet id -> key
         self._questions: dict[int, None] = {}  # packet ids
         self._handles: dict[int, SubscriptionState] = {}  # by handle on the wire
         self._handle = 0
@@ -163,6 +172,7 @@ class Session:
         if was_main:
             self._fail_questions(NotConnectedError("the connection was lost before an answer came"))
             self._subscribing.clear()
+            self._unsubscribing.clear()
             self._reading.disconnected()
             self.writing.disconnected()
             for subscription in self.subscriptions.values():
@@ -196,7 +206,7 @@ class Session:
             case Gap():
                 self._gap(message)
             case Unsubscribed():
-                self._unsubscribed(message, now)
+                self._unsubscribed(message, packet, now)
             case RangeRead():
                 self._reading.answered(message, batch, packet, now)
             case Pubends():
@@ -220,6 +230,9 @@ class Session:
         key = self._subscribing.pop(packet, None)
         if key is not None and key in self.subscriptions:
             self._subscribe_refused(self.subscriptions[key], error, now)
+        key = self._unsubscribing.pop(packet, None)
+        if key is not None and key in self.subscriptions:
+            self._end(self.subscriptions[key], error)
         if link == self.main:
             self._reading.refused(packet, error, now)
             self.writing.refused(packet, error, now)
@@ -521,15 +534,20 @@ class Session:
             self.subscriptions[key].approve(positions)
 
     def unsubscribe(self, key: int, *, forget: bool = False) -> None:
-        """End a subscription. `SubscriptionEnded` follows; a durable one waits for its client unless `forget`."""
+        """End a subscription. `SubscriptionEnded` follows; a durable one waits for its client unless `forget`.
+
+        Only its broker can delete a durable subscription. Where that is not confirmed, the event says so.
+        """
         subscription = self.subscriptions[key]
-        subscription.ending = True
-        if self.main is not None and subscription.handle:
+        subscription.ending, subscription.forget = True, forget and subscription.name is not None
+        if self.main is not None and subscription.handle and subscription.retry_at is None:
             if subscription.active and subscription.has_news():
                 self._send_acknowledgement(subscription)
-            self._outputs.append(Send(self.main, Unsubscribe(subscription.handle, forget), packet=self._next_packet()))
+            packet = subscription.unsubscribing = self._next_packet()
+            self._unsubscribing[packet] = key
+            self._outputs.append(Send(self.main, Unsubscribe(subscription.handle, forget), packet=packet))
         else:
-            self._end(subscription)
+            self._end(subscription, _not_deleted(subscription))
 
     def _send_acknowledgement(self, subscription: SubscriptionState) -> None:
         if self.main is None:
@@ -616,13 +634,13 @@ class Session:
         if missing is not None:
             self._events.append(Missed(subscription.key, pubend, *missing))
 
-    def _unsubscribed(self, message: Unsubscribed, now: float) -> None:
+    def _unsubscribed(self, message: Unsubscribed, packet: int, now: float) -> None:
         """Take note of the end; one we did not ask for means that a durable subscription has another home: ask again."""
         subscription = self._handles.get(message.handle)
         if subscription is None:
             return
-        if subscription.ending:
-            self._end(subscription)
+        if subscription.ending:  # a broker that just stopped being its home says the same, without being asked
+            self._end(subscription, None if packet == subscription.unsubscribing else _not_deleted(subscription))
             return
         self._handles.pop(message.handle)
         subscription.active = False
@@ -632,7 +650,7 @@ class Session:
     def _subscribe_refused(self, subscription: SubscriptionState, error: PostroadError, now: float) -> None:
         """Tell the application of a first refusal; a subscription that was active tries again while it may help."""
         if subscription.ending:
-            self._end(subscription)
+            self._end(subscription, error)
         elif subscription.starts and (error.retryable or isinstance(error, DurableBusyError)):  # it may be our own old link
             subscription.retry_at = now + self._retry_delay(subscription.refusals)
             subscription.refusals += 1
@@ -642,15 +660,16 @@ class Session:
 
     def _end_abandoned(self) -> None:
         for subscription in [each for each in self.subscriptions.values() if each.ending]:
-            self._end(subscription)
+            self._end(subscription, _not_deleted(subscription))
 
-    def _end(self, subscription: SubscriptionState) -> None:
+    def _end(self, subscription: SubscriptionState, error: PostroadError | None = None) -> None:
         self._forget(subscription)
-        self._events.append(SubscriptionEnded(subscription.key))
+        self._events.append(SubscriptionEnded(subscription.key, error if subscription.forget else None))
 
     def _forget(self, subscription: SubscriptionState) -> None:
         self.subscriptions.pop(subscription.key, None)
         self._handles.pop(subscription.handle, None)
+        self._unsubscribing.pop(subscription.unsubscribing, None)
 
     # --- reading ---------------------------------------------------------------------------------------------------------
 
@@ -726,3 +745,10 @@ class Session:
     def _next_packet(self) -> int:
         self._packets = self._packets % 0xFFFF_FFFF + 1
         return self._packets
+
+
+def _not_deleted(subscription: SubscriptionState) -> UnfinishedError:
+    return UnfinishedError(
+        f"no broker confirmed that the durable subscription {subscription.name!r} is deleted, since it was not active or the "
+        "connection was lost; delete it again later"
+    )

@@ -47,6 +47,8 @@ class SubscriptionState:
     holes: int = 0  # without a delivery in between
     retry_at: float | None = None
     ending: bool = False
+    forget: bool = False  # it ends for good: its broker is to delete the durable subscription
+    unsubscribing: int = 0  # the packet that asked its broker to end it
     open: bool = True  # the application takes rows
     saved: bool = False  # positions are kept in a file: the broker hears of them only when they are there
     changed: set[int] = field(default_factory=set)  # pubends whose acknowledgement the broker does not know

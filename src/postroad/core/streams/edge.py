@@ -531,8 +531,9 @@ class Edge:
             self.remove(subscription)
         return gone
 
-    def end(self, subscription: Subscription) -> None:
-        self._orders.append(Send(subscription.link, Unsubscribed(subscription.handle)))
+    def end(self, subscription: Subscription, request: int = 0) -> None:
+        """End a subscription and tell its client, in answer to a request if there is one."""
+        self._orders.append(Send(subscription.link, Unsubscribed(subscription.handle), packet=request))
         self.remove(subscription)
 
     def begin_telling(self, steps: int) -> None:
