@@ -125,3 +125,14 @@ def test_a_stalled_disk_finishes_nothing_until_it_goes_on() -> None:
     assert facts == []
     world.run(5.1)
     assert facts == [Stored(1)]
+
+
+def test_what_waits_for_a_slow_disk_is_quick_when_the_disk_is_quick_again() -> None:
+    """Only the write under way is still slow; those behind it begin later, and take what they take then."""
+    world, disk, facts = disk_of()
+    disk.slow_down(1000.0)
+    for token in range(1, 101):
+        disk.write(Store(token, ()), facts.append)
+    disk.heal()
+    world.run(5.0)
+    assert facts == [Stored(token) for token in range(1, 101)]

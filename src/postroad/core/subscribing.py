@@ -277,8 +277,8 @@ class Subscribing:
 
     def home_learned(self, home: DurableHome, link: LinkId, now: float) -> None:
         if self._is_rival(home):
-            self._parts.durables.reclaim(home)
-            self._parts.store(self._parts.durables.changes(), lambda _now: self._still_home(home.name))
+            ours = self._parts.durables.reclaim(home)
+            self._parts.store(self._parts.durables.changes(), lambda _now: self._announce_home(ours))
             return
         news, gone = self._parts.durables.learn(home)
         if not news:
@@ -444,10 +444,6 @@ class Subscribing:
         contradicts = home.version == ours.version or home.broker == 0
         return contradicts and self._parts.edge.subscriptions[ours.subscription].answered
 
-    def _still_home(self, name: str) -> None:
-        if name in self._parts.durables.here:
-            self._parts.flood(self._parts.durables.settle(name))
-
     def _move(self, link: LinkId, request: int, packet: Subscribe, name: str, home: int, now: float) -> None:
         version = self._parts.durables.homes[name].version
         move = self._make_move(link, request, packet, name, version, now)
@@ -587,17 +583,24 @@ class Subscribing:
             self._unsettled.pop(subscription.number, None)
 
     def _settle_home(self, subscription: Subscription, durable: Durable) -> None:
-        """Tell all that this is the home, once every pubend it has a cursor in is held: then the former home lets go."""
-        if durable.settled:
+        """Become the home once every pubend it has a cursor in is held; that is on disk before the former home lets go."""
+        if durable.settled or durable.settling:
             return
         held = {pubend: None for pubend, progress in subscription.progress.items() if progress.announced}
         if not self._parts.durables.has_former_home(durable.name) or all(pubend in held for pubend in durable.cursors):
-            self._parts.flood(self._parts.durables.settle(durable.name))
-            self.naming.home_known(durable.name)
-            early = self._asked_early.pop(subscription.number, None)
-            if early is not None:
-                self._unconfirmed.setdefault(subscription.number, {}).update(early)
-                self._store_acknowledged()
+            self._parts.durables.begin_settling(durable.name)
+            self._parts.store(self._parts.durables.changes(), lambda _now: self._announce_home(durable))
+
+    def _announce_home(self, durable: Durable) -> None:
+        """Tell all that this is the home of a record that is stored as settled: then the former home lets go."""
+        if self._parts.durables.here.get(durable.name) is not durable:
+            return
+        self._parts.flood(self._parts.durables.settle(durable.name))
+        self.naming.home_known(durable.name)
+        early = self._asked_early.pop(durable.subscription or 0, None)
+        if durable.subscription is not None and early is not None:
+            self._unconfirmed.setdefault(durable.subscription, {}).update(early)
+            self._store_acknowledged()
 
     def _is_ready(self, pubend: int, progress: Progress) -> bool:
         """Tell whether a start is active on the whole path and its broker holds the log for us."""
@@ -679,7 +682,7 @@ class Subscribing:
             return
         durable.subscription, durable.beginning = None, False
         former = self._parts.durables.elsewhere(subscription.name) is not None
-        if (former and not durable.settled) or not (subscription.answered or durable.stored):
+        if (former and not (durable.settled or durable.settling)) or not (subscription.answered or durable.stored):
             self.naming.let_go(subscription.name)
             self._parts.durables.give_up(subscription.name)  # the former home holds the logs, or it was never reported active
             return

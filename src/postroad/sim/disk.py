@@ -116,13 +116,12 @@ Report: TypeAlias = Callable[[Appended | AppendFailed | Stored], None]
 
 
 class _Writes:
-    """The writes under way on one file; different files finish independently of each other."""
+    """The writes under way on one file, one after the other, each with the time it takes; different files are independent."""
 
-    __slots__ = ("busy_until", "pending")
+    __slots__ = ("pending",)
 
     def __init__(self) -> None:
-        self.pending: deque[tuple[Append | Store, Report]] = deque()
-        self.busy_until = 0.0
+        self.pending: deque[tuple[Append | Store, Report, float]] = deque()
 
 
 class Disk:
@@ -172,7 +171,6 @@ class Disk:
                 kept = self._chance.randint(0, len(torn.batches) - 1)
                 self._commit(Append(torn.pubend, torn.token, torn.batches[:kept]))
             writes.pending.clear()
-            writes.busy_until = 0.0
 
     def lose(self) -> None:
         """Be replaced by an empty one, while the broker is down."""
@@ -190,8 +188,6 @@ class Disk:
                 self._finish(writes)
         self._life += 1
         self.reading = 0
-        for writes in (self._metadata_writes, *self._log_writes.values()):
-            writes.busy_until = 0.0
 
     def stall(self, seconds: float) -> None:
         """Finish nothing for a while."""
@@ -215,13 +211,13 @@ class Disk:
     def write(self, order: Append | Store, report: Report) -> None:
         writes = self._log_writes[order.pubend] if isinstance(order, Append) else self._metadata_writes
         assert len(writes.pending) < PENDING_MAX, "a broker asks for writes without end"
-        writes.pending.append((order, report))
-        writes.busy_until = max(writes.busy_until, self.world.now, self.stalled_until) + self._latency(self.profile.write_s)
-        self.world.at(writes.busy_until, self._written, writes, self._life)
+        writes.pending.append((order, report, self._latency(self.profile.write_s)))
+        if len(writes.pending) == 1:
+            self._begin(writes)
 
     def read(self, order: ReadLog, report: Callable[[LogRead], None]) -> None:
         self.reading += 1
-        done = max(self.world.now, self.stalled_until) + self._latency(self.profile.read_s)
+        done = max(self.world.now, self.stalled_until) + self.slowness * self._latency(self.profile.read_s)
         self.world.at(done, self._read, order, self._life, report)
 
     def release(self, order: ReleaseLog) -> None:
@@ -238,7 +234,12 @@ class Disk:
     # --- inside
 
     def _latency(self, typical: float) -> float:
-        return self.slowness * (typical + self._chance.random() * self.profile.jitter_s)
+        return typical + self._chance.random() * self.profile.jitter_s
+
+    def _begin(self, writes: _Writes) -> None:
+        """Begin the first write of a file; how slow the disk is now counts, not how slow it was when that was asked for."""
+        done = max(self.world.now, self.stalled_until) + self.slowness * writes.pending[0][2]
+        self.world.at(done, self._written, writes, self._life)
 
     def _written(self, writes: _Writes, life: int) -> None:
         if life != self._life:
@@ -252,7 +253,9 @@ class Disk:
         self._finish(writes)
 
     def _finish(self, writes: _Writes) -> None:
-        order, report = writes.pending.popleft()
+        order, report, _ = writes.pending.popleft()
+        if writes.pending:
+            self._begin(writes)
         if isinstance(order, Append) and self.world.now < self.full_until:
             report(
                 AppendFailed(order.pubend, order.token, StorageFullError(f"the log of pubend {order.pubend}", "no space left"))

@@ -56,7 +56,8 @@ class Durable:
     subscription: int | None = None  # the live subscription, while a client is connected
     moved: bool = False  # another home has taken over and is not settled yet
     stored: bool = False
-    settled: bool = False  # the logs of all its pubends are held for it here: the former home may let go
+    settling: bool = False  # the logs of all its pubends are held for it here; that is being stored,
+    settled: bool = False  # and was stored: the former home may let go
     damaged: bool = False  # its record cannot be read: the filter is not known, and the cursors are lower bounds
     created_ms: int = 0
     starts: Positions = field(default_factory=dict)  # where it began in each pubend
@@ -73,7 +74,8 @@ class Durable:
         return max(0, self.created_ms - CLOCKS_APART_MS) << COUNTER_BITS
 
     def record(self) -> DurableRecord:
-        return DurableRecord(self.filter, self.version, self.cursors, self.settled, self.created_ms, self.starts)
+        settled = self.settled or self.settling
+        return DurableRecord(self.filter, self.version, self.cursors, settled, self.created_ms, self.starts)
 
 
 class Durables:
@@ -172,10 +174,14 @@ class Durables:
     def _home(self, durable: Durable) -> DurableHome:
         return DurableHome(durable.name, durable.version, self._broker, settled=True, created_ms=durable.created_ms)
 
-    def settle(self, name: str) -> DurableHome:
-        """Become the home of a record that is stored and whose logs are held; the caller floods it."""
-        self.here[name].settled = True
+    def begin_settling(self, name: str) -> None:
+        """Store that the logs of a record are held. After a crash before that, it is the former home's again."""
+        self.here[name].settling = True
         self._dirty[name] = None
+
+    def settle(self, name: str) -> DurableHome:
+        """Become the home of a record that is stored as settled; the caller floods it."""
+        self.here[name].settled = True
         self.homes[name] = self._home(self.here[name])
         return self.homes[name]
 
@@ -184,10 +190,12 @@ class Durables:
         if self.here.pop(name).stored:
             self._dirty[name] = None
 
-    def reclaim(self, rival: DurableHome) -> None:
+    def reclaim(self, rival: DurableHome) -> Durable:
         """Stay the home against another of the same version."""
-        self.here[rival.name].version = rival.version + 1
-        self._dirty[rival.name] = None
+        ours = self.here[rival.name]
+        ours.version = rival.version + 1
+        self.begin_settling(rival.name)
+        return ours
 
     def forget(self, name: str) -> DurableHome:
         """Delete a durable subscription for good."""
