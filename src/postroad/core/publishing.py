@@ -49,7 +49,7 @@ class Publishing:
         self._begun = all(pubend.is_open for pubend in parts.pubends.values())
         self._waiting: list[tuple[LinkId, int]] = []
         self._links: dict[int, LinkId] = {}  # publisher -> link
-        self._horizons_stored: dict[int, int] = {}
+        self._storing_horizons = False
         self._skews: dict[int, _Skew] = {}  # of open publishers
         self._homes: dict[int, int] = {}  # publisher -> pubend, where that was laid down
 
@@ -162,12 +162,16 @@ class Publishing:
         return decided
 
     def reserve_horizons(self) -> None:
-        """Store horizons ahead of the clock, so that silence may be announced up to them."""
+        """Store horizons ahead of the clock, so that silence may be announced up to them; one write at a time."""
+        if self._storing_horizons:
+            return
+        wanted = {}
         for pubend in self._parts.pubends.values():
-            wanted = pubend.reserve(self._parts.wall_ms) if pubend.is_open else None
-            if wanted is not None and self._horizons_stored.get(pubend.pubend, 0) < wanted:
-                self._horizons_stored[pubend.pubend] = wanted
-                self._store_horizon(pubend, wanted)
+            horizon = pubend.reserve(self._parts.wall_ms) if pubend.is_open else None
+            if horizon is not None:
+                wanted[pubend.pubend] = horizon
+        if wanted:
+            self._store_horizons(wanted)
 
     @property
     def backlog_rows(self) -> int:
@@ -179,11 +183,16 @@ class Publishing:
 
     # --- inside ---
 
-    def _store_horizon(self, pubend: Pubend, wanted: int) -> None:
-        def stored(_now: float) -> None:
-            pubend.reserved = max(pubend.reserved, wanted)
+    def _store_horizons(self, wanted: dict[int, int]) -> None:
+        self._storing_horizons = True
 
-        self._parts.store(((f"{HORIZON_KEY}{pubend.pubend}", wanted.to_bytes(8, "big")),), stored)
+        def stored(_now: float) -> None:
+            self._storing_horizons = False
+            for pubend_id, horizon in wanted.items():
+                pubend = self._parts.pubends[pubend_id]
+                pubend.reserved = max(pubend.reserved, horizon)
+
+        self._parts.store(tuple((f"{HORIZON_KEY}{each}", tick.to_bytes(8, "big")) for each, tick in wanted.items()), stored)
 
     def _reserve(self) -> None:
         if self._reserving or not self._begun:

@@ -22,7 +22,7 @@ class Releasing:
         self._floor = dict(floor)  # as stored
         self._store_at = 0.0
         self._ordered: dict[int, int] = {}  # pubend -> tick already ordered to be released
-        self._storing: dict[int, int] = {}  # holder -> lowered holds of it that are being stored
+        self._storing: dict[int, Hold | None] = {}  # holders of which a hold is being stored -> the newest that came meanwhile
 
     # --- our holds ---
 
@@ -81,17 +81,24 @@ class Releasing:
                 newest = taken.newer.incarnation, taken.newer.version
                 self._parts.unicast(HoldConfirmed(hold.source, self._parts.broker, FULL_HOPS, *newest, {}, refused=True))
             return
-        if not taken.store and hold.source not in self._storing:
+        if hold.source in self._storing:
+            self._storing[hold.source] = hold
+        elif taken.store:
+            self._store(hold)
+        else:
             self._confirm(hold)
-            return
-        self._storing[hold.source] = self._storing.get(hold.source, 0) + 1
-        self._parts.store(self._parts.table.changes(), lambda _now: self._stored(hold))
 
-    def _stored(self, hold: Hold) -> None:
-        self._storing[hold.source] -= 1
-        if not self._storing[hold.source]:
-            del self._storing[hold.source]
-        self._confirm(hold)
+    def _store(self, hold: Hold) -> None:
+        """Store a hold, then what came of its holder meanwhile: on a slow disk no more than one write of each waits."""
+        self._storing[hold.source] = None
+
+        def stored(_now: float) -> None:
+            newest = self._storing.pop(hold.source)
+            self._confirm(hold)
+            if newest is not None and newest != hold:
+                self._store(newest)
+
+        self._parts.store(self._parts.table.changes(), stored)
 
     def _confirm(self, hold: Hold) -> None:
         here = [p for p in hold.ticks if p in self._parts.pubends]
