@@ -285,3 +285,17 @@ def test_a_reservation_outlives_a_restart_and_an_old_release() -> None:
     machines.run(6.0)
     assert refusals(machines.nodes[1]) == [DurableElsewhereError]
     assert pubend_id(1) in machines.nodes[1].broker._parts.pubends
+
+
+def test_a_name_whose_home_has_not_answered_is_not_deleted() -> None:
+    """The home may serve a client, or be further than is known here: it would contradict the deletion."""
+    machines = overlay(3)
+    subscribe(machines, 1)
+    machines.run(1.0)
+    machines.loses = (HomeQuery,)
+    subscribe(machines, 3)
+    machines.give(3, Unsubscribe(1, forget=True), link=LINK, request=4)
+    machines.run(1.0)
+    assert refusals(machines.nodes[3]) == [DurableElsewhereError]
+    assert not machines.nodes[3].told(Unsubscribed)
+    assert homes(machines) == {1}

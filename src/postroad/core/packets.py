@@ -197,7 +197,7 @@ class Flow(Packet, frozen=True, array_like=True):
 class Unsubscribe(Packet, frozen=True, array_like=True):
     """End a subscription; with `forget`, a durable one is deleted, else it waits for its client.
 
-    A deletion is answered when it is on disk. It is refused where the home of the subscription is not known yet.
+    A deletion is answered when it is on disk. It is refused by a broker that is not the home of the subscription yet.
     """
 
     handle: U32

@@ -106,16 +106,11 @@ class Subscribing:
     def unsubscribe(self, link: LinkId, packet: Unsubscribe, request: int, now: float) -> None:
         subscription = self._parts.edge.find(link, packet.handle)
         moving = next((m.name for m in self._moves.values() if (m.link, m.handle) == (link, packet.handle)), None)
-        if self.naming.give_up(link, packet.handle):
-            if packet.forget:
-                self._parts.refuse(link, request, _not_deleted())
-            else:
-                self._parts.send(link, Unsubscribed(packet.handle), request)
-            return
         if moving is not None:
             del self._moves[moving]
-            if packet.forget:
-                self._forget(moving, link, packet, request)
+        if self.naming.give_up(link, packet.handle) or moving is not None:
+            if packet.forget:  # only the home can: it may serve a client, or go by a newer version than is known here
+                self._parts.refuse(link, request, _not_deleted())
             else:
                 self._parts.send(link, Unsubscribed(packet.handle), request)
             return
@@ -814,7 +809,8 @@ def _elsewhere(name: str, home: int) -> DurableElsewhereError:
 
 def _not_deleted() -> DurableElsewhereError:
     return DurableElsewhereError(
-        "nothing is deleted: it is not known yet whether another broker is the home of this name; delete it again later"
+        "nothing is deleted: this broker is not the home of the subscription, and has not heard yet where that is or from it; "
+        "delete it again later"
     )
 
 

@@ -2,7 +2,8 @@
 
 The application publishes, follows subscriptions and acknowledges what it has done with, at its own pace. What it saw is written
 into the history. Its client may crash: then the session is thrown away, and each durable subscription goes on from the
-positions its application had saved in a file, or without them.
+positions its application had saved in a file, or without them. A durable subscription that it wants no more it deletes: where
+no broker confirms that, it comes back under the name and asks again.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ from postroad.wire.packets.telesto import Error
 
 PENDING_MAX: Final = 10_000
 WRITTEN_AT_ONCE: Final = 10
+IDLE_SAVE_S: Final = 5.0  # as the client does: how often the position file follows a stream without messages
+DELETE_AGAIN_S: Final = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,8 @@ class Following:
     saved: dict[int, int] | None = None  # the position file
     earliest: bool = False
     ended: bool = False
+    saver: int | None = None  # the key under which its positions are saved also when nothing comes
+    deleting: bool = False  # no broker has confirmed yet that it is deleted
 
     @property
     def durable(self) -> bool:
@@ -142,6 +147,7 @@ class ClientNode:
         self.session: Session | None = None
         self.clock_offset_ms = 0
         self.answers: dict[int, TracksAnswered | PostroadError] = {}  # to be taken by whoever asked
+        self._deletions: dict[int, Following] = {}  # by the key under which it comes back to be deleted
         self._ends: dict[int, End] = {}
         self._readers: dict[int, Reader] = {}
         self._main: Cable | None = None
@@ -186,6 +192,7 @@ class ClientNode:
             self.publishing.outstanding.clear()
             self.publishing.pending.clear()
         self.session = None
+        self._deletions.clear()
         self._ends.clear()
         self._readers.clear()
         self._wake_at = None
@@ -196,7 +203,8 @@ class ClientNode:
         self._second.clear()
 
     def _crash_following(self, following: Following, lose_file: bool) -> None:
-        following.key = None
+        following.key = following.saver = None
+        following.deleting = False
         if following.ended:
             return
         if not following.durable:
@@ -278,9 +286,14 @@ class ClientNode:
         self._record_position(following)
         following.ended = True
         self.history.add(seen.Ended(self.world.now, following.subscription))
-        if self.session is not None and following.key is not None:
+        if self.session is None:
+            return
+        following.deleting = forget and following.durable
+        if following.key is not None:
             self.session.unsubscribe(following.key, forget=forget)
             self._act()
+        elif following.deleting:
+            self._delete_later(following)
 
     def take_rows(self, following: Following, ready: bool) -> None:
         """Ask the broker to keep the rows of one subscription for now, or to go on."""
@@ -359,6 +372,8 @@ class ClientNode:
             if unknown:
                 yield f"{self.name} does not know what became of {unknown} messages"
         for following in self.following:
+            if following.deleting:
+                yield f"{following.subscription} is not deleted"
             if not following.ended:
                 yield from self._behind(following, last)
 
@@ -549,8 +564,7 @@ class ClientNode:
             case Writable():
                 self._flush()
             case SubscriptionActive(subscription=key, starts=starts):
-                for pubend, tick in sorted(starts.items()):
-                    self._began(key, pubend, tick)
+                self._active(key, starts)
             case PubendJoined(subscription=key, pubend=pubend, tick=tick):
                 self._began(key, pubend, tick)
             case Delivered():
@@ -630,20 +644,51 @@ class ClientNode:
             for pubend, tick in sorted(positions.items()):
                 self.history.add(seen.Confirmed(self.world.now, following.subscription, pubend, tick))
 
+    def _active(self, key: int, starts: Mapping[int, int]) -> None:
+        assert self.session is not None
+        if key in self._deletions and key in self.session.subscriptions:
+            self.session.unsubscribe(key, forget=True)
+        for pubend, tick in sorted(starts.items()):
+            self._began(key, pubend, tick)
+        following = self._following(key)
+        if following is not None and self.habits.keeps_file and following.saver != key:
+            following.saver = key
+            self._save(following, key)
+            self.world.after(IDLE_SAVE_S, self._save_when_idle, following, key, self._life)
+
     def _discarded(self, key: int, error: PostroadError | None) -> None:
         """Note that a broker confirmed the end of a subscription; without a connection the session ends it by itself."""
         assert self.session is not None
-        if self.session.main is not None and error is None:
-            following = next((each for each in self.following if each.key == key and each.ended), None)
-            if following is not None:
-                self.history.add(seen.Discarded(self.world.now, following.subscription))
+        following = self._deletions.pop(key, None) or next(
+            (each for each in self.following if each.key == key and each.ended), None
+        )
+        if following is None:
+            return
+        if error is not None:
+            self._delete_later(following)
+            return
+        following.deleting = False
+        if self.session.main is not None:
+            self.history.add(seen.Discarded(self.world.now, following.subscription))
+
+    def _delete_later(self, following: Following) -> None:
+        self.world.after(DELETE_AGAIN_S, self._delete_again, following, self._life)
+
+    def _delete_again(self, following: Following, life: int) -> None:
+        """Come back under the name of a durable subscription, since only its home can delete it."""
+        if life == self._life and self.session is not None:
+            key = self.session.subscribe(following.filter, name=following.name)
+            self._deletions[key] = following
+            self._act()
 
     def _delivered(self, event: Delivered) -> None:
-        following = self._following(event.subscription)
+        following = self._following(event.subscription) or self._deletions.get(event.subscription)
         if following is None:
             return
         now, last = self.world.now, 0
         self.history.add(seen.Arrived(now, *self._hearing, following.name or f"@{self.name}", ids_of(event.batch)))
+        if following.ended:
+            return
         for message in event.batch:
             last = message.tick
             self.history.add(
@@ -670,10 +715,26 @@ class ClientNode:
         self.session.acknowledge(following.key, pubend, tick, confirm=self.habits.confirms)
         self.history.add(seen.Committed(self.world.now, following.subscription, pubend, tick))
         if self.habits.keeps_file:
-            following.saved = dict(self.session.positions(following.key))
-            self.session.approve(following.key, following.saved)
+            self._save(following, following.key)
+
+    def _save(self, following: Following, key: int) -> None:
+        assert self.session is not None
+        positions = dict(self.session.positions(key))
+        if positions != following.saved:
+            following.saved = positions
+            self.session.approve(key, positions)
+
+    def _save_when_idle(self, following: Following, key: int, life: int) -> None:
+        if life == self._life and self.session is not None and following.key == key and not following.ended:
+            self._save(following, key)
+            self._act()
+            self.world.after(IDLE_SAVE_S, self._save_when_idle, following, key, life)
 
     def _failed(self, key: int, text: str, retryable: bool) -> None:
+        deleted = self._deletions.pop(key, None)
+        if deleted is not None:
+            self._delete_later(deleted)
+            return
         following = self._following(key)
         if following is None:
             return

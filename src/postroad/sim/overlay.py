@@ -28,7 +28,7 @@ from postroad.core.parts import BrokerConfig
 from postroad.core.session.machine import SessionConfig
 from postroad.sim.brokers import BrokerNode
 from postroad.sim.checkers import Violation, check
-from postroad.sim.clients import ClientNode, Habits
+from postroad.sim.clients import IDLE_SAVE_S, ClientNode, Habits
 from postroad.sim.disk import DiskProfile
 from postroad.sim.history import Delivered, History, Logged, Measured, Remains, Settled
 from postroad.sim.network import Cable, CableProfile, Network
@@ -168,12 +168,19 @@ class Overlay:
             yield from client.open_ends(last)
 
     def rest(self) -> None:
-        """After all has converged, let as much time pass as brokers may wait before they release; note what logs still hold."""
+        """After all has converged, let as much time pass as clients and brokers may wait before logs are released.
+
+        Note what logs still hold then.
+        """
         configs = [node.config for node in self.nodes.values()]
         waits = [config.subscriber_grace_s + config.keep_s + 12 * config.silence_s for config in configs]
-        self.run(self.world.now + max(waits) + max(c.tracking.persistence_ms for c in configs) / 1000 + REST_MARGIN_S)
+        self.run(
+            self.world.now + IDLE_SAVE_S + max(waits) + max(c.tracking.persistence_ms for c in configs) / 1000 + REST_MARGIN_S
+        )
         if self.failure is not None:
             return
+        for client in self.clients.values():
+            client.record_positions()
         for node in self.nodes.values():
             kept_ms = int(1000 * (node.config.keep_s + 2 * node.config.silence_s + REST_MARGIN_S))
             for pubend, tick in node.disk.oldest_segments():
