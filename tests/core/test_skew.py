@@ -47,6 +47,8 @@ class Pair:
         self.answers: list[Packet] = []
         self.published: list[MessageId] = []
         self.stalled = False  # nothing passes the wire, which stays up
+        self.disk_stalled = False  # appends begin and are not done
+        self.writing: list[Appended] = []
         self.key = self.session.open_publisher()
         self.connect()
         self.run(0.1 + 4 * delay_s)
@@ -133,11 +135,15 @@ class Pair:
                     for each in (bytes(message.id) for batch in batches for message in batch):
                         self.taken.append(each)
                         self.taken_at[each] = self.broker_wall_ms
-                    self.broker.fact(Appended(pubend, token), now=self.now)
+                    self.writing.append(Appended(pubend, token))
                 case Store(token=token):
                     self.broker.fact(Stored(token), now=self.now)
                 case _:
                     pass
+        if not self.disk_stalled:
+            written, self.writing = self.writing, []
+            for fact in written:
+                self.broker.fact(fact, now=self.now)
         return busy
 
     @property
@@ -391,3 +397,18 @@ def test_a_broker_that_refuses_for_ever_is_not_asked_for_ever() -> None:
         assert refusals <= SKEWS_MAX + 1
     assert refusals == SKEWS_MAX + 1
     assert session.outstanding(key) == 0
+
+
+def test_messages_on_their_way_to_the_disk_are_not_given_up_when_the_brokers_clock_steps_back() -> None:
+    """They were taken before the step: only what the broker refuses is reported as refused."""
+    pair = Pair()
+    pair.disk_stalled = True
+    pair.publish_columns(3)
+    pair.run(0.1)
+    pair.broker_ms -= HOUR_MS
+    refused = pair.publish_columns(2)
+    pair.run(0.2)
+    pair.disk_stalled = False
+    pair.run(2.0)
+    pair.check()
+    assert pair.refused == [bytes(each) for each in refused]

@@ -444,7 +444,10 @@ class Session:
         self._retires(publisher, registration)
 
     def _skewed(self, publisher: _Publisher, registration: Registration, message: PublishRefused, now: float) -> None:
-        """Take the broker's clock, give up what lies in its future, and open again: the rest leaves once more, with its age."""
+        """Take the broker's clock, give up what lies in its future, and open again: the rest leaves once more, with its age.
+
+        What lies before the first refused message was taken, and may be on its way to the broker's disk: it is not given up.
+        """
         registration.skew_ms = message.wall_ms - self._clock_ms
         registration.closed()
         if publisher.current is registration:
@@ -454,7 +457,8 @@ class Session:
         if publisher.skews > SKEWS_MAX:
             latest_ms = 0
         publisher.retry_at = now + self._retry_delay(publisher.skews)
-        dropped = registration.drop_after((latest_ms + 1 << COUNTER_BITS) - 1 if latest_ms else 0)
+        latest = (latest_ms + 1 << COUNTER_BITS) - 1 if latest_ms else 0
+        dropped = registration.drop_after(max(latest, id_tick(message.first) - 1))
         if dropped is not None:
             first, last = (message.first[:8] + tick.to_bytes(8, "big") for tick in dropped)
             self._refused(publisher, registration, first, last, message)
