@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from postroad.core.packets import pubend_id
+import pytest
+
+from postroad.core.packets import DurableHome, pubend_id
 from postroad.core.streams.durable import Durables
 
 PUBEND = pubend_id(2)
@@ -65,3 +67,14 @@ def test_a_deleted_name_stays_deleted_after_a_restart() -> None:
             again.load(key, value)
     assert again.learn(before) == (False, None)
     assert again.home_brokers() == set()
+
+
+@pytest.mark.parametrize("first", [1, 5])
+def test_of_two_creations_of_one_name_the_older_stays(first: int) -> None:
+    """A broker that knew nobody may have created it again; wherever word of both comes, the real one counts."""
+    older = DurableHome("orders", 1, 1, settled=True, created_ms=1_000)
+    newer = DurableHome("orders", 1, 5, settled=True, created_ms=7_000)
+    durables = Durables(3)
+    for home in (older, newer) if first == 1 else (newer, older):
+        durables.learn(home)
+    assert durables.elsewhere("orders") == 1

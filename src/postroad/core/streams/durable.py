@@ -320,9 +320,12 @@ class Durables:
         return bool(self._dirty or self._dirty_homes)
 
 
-def _rank(home: DurableHome) -> tuple[int, bool, int]:
-    """Order what brokers say of one name: the newest version counts; of two equal ones, the same everywhere."""
-    return home.version, home.settled, home.broker
+def _rank(home: DurableHome) -> tuple[int, bool, bool, int, int]:
+    """Order what brokers say of one name: the newest version counts; of two equal ones, the older creation, the same everywhere.
+
+    A broker that knew nobody yet may have created a name that exists: its record must not take the place of the real one.
+    """
+    return home.version, home.settled, home.broker != 0, -home.created_ms, home.broker
 
 
 @dataclass(slots=True)
