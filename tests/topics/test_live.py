@@ -41,7 +41,9 @@ def books_of(root: Path) -> Books:
 
 
 def subscriptions(root: Path) -> int:
-    return sum(line["kind"] == "subscribed" for name in CLIENTS for line in read_journal(root / f"{name}.journal"))
+    """Count the pairs of client and topic that were subscribed at some time; a client may have left and come again since."""
+    journals = {name: read_journal(root / f"{name}.journal") for name in CLIENTS}
+    return len({(name, line["topic"]) for name, lines in journals.items() for line in lines if line["kind"] == "subscribed"})
 
 
 def moved_topics(root: Path) -> int:
