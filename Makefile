@@ -56,6 +56,7 @@ soak: setup ## Long random runs
 
 mutants: setup ## Plant bugs and see whether the soak finds each; ONLY=name for some
 	$(BIN)/python -m tests.mutants --workers $(WORKERS) --only "$(ONLY)"
+	$(if $(ONLY),,$(BIN)/python -m tests.topics.mutants)
 
 lock: ## Renew requirements/*.txt from pyproject.toml (needs uv)
 	uv pip compile --quiet --universal --python-version 3.11 --no-header --no-emit-index-url --no-annotate --generate-hashes \

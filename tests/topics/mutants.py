@@ -1,6 +1,6 @@
 """Planted bugs of the topics service. Each replaces one method of the product; the simulator must notice every one of them.
 
-A mutant is a function that installs itself with a `Plant`. Nothing of this is reachable from the product's own code.
+A mutant is a function that installs itself with a `Planter`. Nothing of this is reachable from the product's own code.
 """
 
 from __future__ import annotations
@@ -11,41 +11,26 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
+from tests.mutants.planting import Planter
+
 from postroad.topics import client_machine, copies, merge, moving, orders, proxy, server, simulation
 from postroad.topics import messages as m
 from postroad.topics import rows as r
 
 SEEDS_MAX: Final = 200
-Install = Callable[["Plant"], None]
+Install = Callable[[Planter], None]
 MUTANTS: Final[dict[str, Install]] = {}
-
-
-class Plant:
-    """Replaces methods, and puts the originals back."""
-
-    def __init__(self) -> None:
-        self._undo: list[tuple[object, str, object]] = []
-
-    def swap(self, owner: object, name: str, make: Callable[[Any], Any]) -> None:
-        """Replace `owner.name` by what `make` returns for the original; a name that is gone is an AttributeError."""
-        original = getattr(owner, name)
-        self._undo.append((owner, name, original))
-        setattr(owner, name, make(original))
-
-    def restore(self) -> None:
-        for owner, name, original in reversed(self._undo):
-            setattr(owner, name, original)
 
 
 @contextmanager
 def planted(name: str) -> Iterator[None]:
     """Run the body with one bug planted."""
-    plant = Plant()
+    plant = Planter()
     try:
         MUTANTS[name](plant)
         yield
     finally:
-        plant.restore()
+        plant.take_out()
 
 
 def mutant(install: Install) -> Install:
@@ -54,7 +39,7 @@ def mutant(install: Install) -> Install:
 
 
 @mutant
-def put_forgets_the_counter(plant: Plant) -> None:
+def put_forgets_the_counter(plant: Planter) -> None:
     """A repeated PUT is taken for a new message."""
 
     def make(original: Any) -> Any:
@@ -66,11 +51,11 @@ def put_forgets_the_counter(plant: Plant) -> None:
 
         return put
 
-    plant.swap(copies.TopicCopy, "put", make)
+    plant.wrap(copies.TopicCopy, "put", make)
 
 
 @mutant
-def get_removes_at_once(plant: Plant) -> None:
+def get_removes_at_once(plant: Planter) -> None:
     """A message counts as received when it was sent, not when the client names it."""
 
     def make(original: Any) -> Any:
@@ -83,11 +68,11 @@ def get_removes_at_once(plant: Plant) -> None:
 
         return get
 
-    plant.swap(copies.TopicCopy, "get", make)
+    plant.wrap(copies.TopicCopy, "get", make)
 
 
 @mutant
-def late_subscribe_counts(plant: Plant) -> None:
+def late_subscribe_counts(plant: Planter) -> None:
     """Operation numbers are ignored: a late duplicate of SUBSCRIBE undoes the UNSUBSCRIBE after it."""
 
     def make(original: Any) -> Any:
@@ -97,11 +82,11 @@ def late_subscribe_counts(plant: Plant) -> None:
 
         return subscribe
 
-    plant.swap(copies.TopicCopy, "subscribe", make)
+    plant.wrap(copies.TopicCopy, "subscribe", make)
 
 
 @mutant
-def unsubscribe_is_only_said(plant: Plant) -> None:
+def unsubscribe_is_only_said(plant: Planter) -> None:
     """UNSUBSCRIBE is answered, but changes nothing."""
 
     def make(original: Any) -> Any:
@@ -113,11 +98,11 @@ def unsubscribe_is_only_said(plant: Plant) -> None:
 
         return unsubscribe
 
-    plant.swap(copies.TopicCopy, "unsubscribe", make)
+    plant.wrap(copies.TopicCopy, "unsubscribe", make)
 
 
 @mutant
-def unsubscribe_is_not_stored(plant: Plant) -> None:
+def unsubscribe_is_not_stored(plant: Planter) -> None:
     """UNSUBSCRIBE is forgotten when the server crashes."""
 
     def make(original: Any) -> Any:
@@ -127,11 +112,11 @@ def unsubscribe_is_not_stored(plant: Plant) -> None:
 
         return unsubscribe
 
-    plant.swap(copies.TopicCopy, "unsubscribe", make)
+    plant.wrap(copies.TopicCopy, "unsubscribe", make)
 
 
 @mutant
-def committed_move_thaws(plant: Plant) -> None:
+def committed_move_thaws(plant: Planter) -> None:
     """A copy serves again although its move was committed."""
 
     def make(original: Any) -> Any:
@@ -143,11 +128,11 @@ def committed_move_thaws(plant: Plant) -> None:
 
         return move_failed
 
-    plant.swap(server.ServerMachine, "_move_failed", make)
+    plant.wrap(server.ServerMachine, "_move_failed", make)
 
 
 @mutant
-def moved_copy_is_sent_without_counters(plant: Plant) -> None:
+def moved_copy_is_sent_without_counters(plant: Planter) -> None:
     """A transfer leaves out the publishers' counters."""
 
     def make(original: Any) -> Any:
@@ -156,11 +141,11 @@ def moved_copy_is_sent_without_counters(plant: Plant) -> None:
 
         return lines
 
-    plant.swap(moving, "_lines", make)
+    plant.wrap(moving, "_lines", make)
 
 
 @mutant
-def merge_ignores_their_new_messages(plant: Plant) -> None:
+def merge_ignores_their_new_messages(plant: Planter) -> None:
     """Subscribers of the receiving copy do not get the messages that only the other copy had."""
 
     def make(original: Any) -> Any:
@@ -170,11 +155,11 @@ def merge_ignores_their_new_messages(plant: Plant) -> None:
 
         return insert
 
-    plant.swap(merge._Merge, "_insert", make)
+    plant.wrap(merge._Merge, "_insert", make)
 
 
 @mutant
-def merge_repeats_what_was_read(plant: Plant) -> None:
+def merge_repeats_what_was_read(plant: Planter) -> None:
     """In a merge every message counts as unread again."""
 
     def make(original: Any) -> Any:
@@ -183,11 +168,11 @@ def merge_repeats_what_was_read(plant: Plant) -> None:
 
         return after
 
-    plant.swap(merge._Merge, "_after", make)
+    plant.wrap(merge._Merge, "_after", make)
 
 
 @mutant
-def merge_mixes_a_publishers_order(plant: Plant) -> None:
+def merge_mixes_a_publishers_order(plant: Planter) -> None:
     """The late list is in no order."""
 
     def make(original: Any) -> Any:
@@ -196,11 +181,11 @@ def merge_mixes_a_publishers_order(plant: Plant) -> None:
 
         return ordered
 
-    plant.swap(merge._Merge, "_ordered", make)
+    plant.wrap(merge._Merge, "_ordered", make)
 
 
 @mutant
-def disputed_topics_are_settled(plant: Plant) -> None:
+def disputed_topics_are_settled(plant: Planter) -> None:
     """A server reclaims messages although another server has a copy of the topic."""
 
     def make(original: Any) -> Any:
@@ -210,11 +195,11 @@ def disputed_topics_are_settled(plant: Plant) -> None:
 
         return answered
 
-    plant.swap(server.ServerMachine, "_periodic_answered", make)
+    plant.wrap(server.ServerMachine, "_periodic_answered", make)
 
 
 @mutant
-def lost_list_of_servers_stays_lost(plant: Plant) -> None:
+def lost_list_of_servers_stays_lost(plant: Planter) -> None:
     """A proxy that lost its list takes the servers it hears of first for all there are."""
 
     def forget(original: Any) -> Any:
@@ -230,12 +215,12 @@ def lost_list_of_servers_stays_lost(plant: Plant) -> None:
 
         return at_once
 
-    plant.swap(proxy.ProxyMachine, "_remember", forget)
-    plant.swap(proxy.ProxyMachine, "_complete_list", complete)
+    plant.wrap(proxy.ProxyMachine, "_remember", forget)
+    plant.wrap(proxy.ProxyMachine, "_complete_list", complete)
 
 
 @mutant
-def client_stores_the_counter_late(plant: Plant) -> None:
+def client_stores_the_counter_late(plant: Planter) -> None:
     """A put's counter is not on disk before the request leaves."""
 
     def make(original: Any) -> Any:
@@ -246,11 +231,11 @@ def client_stores_the_counter_late(plant: Plant) -> None:
 
         return reserve
 
-    plant.swap(client_machine.ClientMachine, "_reserve", make)
+    plant.wrap(client_machine.ClientMachine, "_reserve", make)
 
 
 @mutant
-def unfinished_put_is_put_again(plant: Plant) -> None:
+def unfinished_put_is_put_again(plant: Planter) -> None:
     """`FinishPut` uses a new counter, so the service cannot recognise the put."""
 
     def make(original: Any) -> Any:
@@ -264,11 +249,11 @@ def unfinished_put_is_put_again(plant: Plant) -> None:
 
         return begin
 
-    plant.swap(client_machine.ClientMachine, "begin", make)
+    plant.wrap(client_machine.ClientMachine, "begin", make)
 
 
 @mutant
-def client_returns_before_it_stored(plant: Plant) -> None:
+def client_returns_before_it_stored(plant: Planter) -> None:
     """A received message is handed over, but not stored."""
 
     def make(original: Any) -> Any:
@@ -278,11 +263,11 @@ def client_returns_before_it_stored(plant: Plant) -> None:
 
         return persist
 
-    plant.swap(client_machine.ClientMachine, "_persist", make)
+    plant.wrap(client_machine.ClientMachine, "_persist", make)
 
 
 @mutant
-def answers_before_the_disk(plant: Plant) -> None:
+def answers_before_the_disk(plant: Planter) -> None:
     """A server answers before what it did is durable."""
 
     def make(original: Any) -> Any:
@@ -301,30 +286,30 @@ def answers_before_the_disk(plant: Plant) -> None:
 
         return answer_first
 
-    plant.swap(server.ServerMachine, "outputs", make)
-    plant.swap(simulation.Node, "_work", work)
+    plant.wrap(server.ServerMachine, "outputs", make)
+    plant.wrap(simulation.Node, "_work", work)
 
 
 @mutant
-def messages_are_never_reclaimed(plant: Plant) -> None:
+def messages_are_never_reclaimed(plant: Planter) -> None:
     """What everybody has read stays for ever."""
 
     def make(original: Any) -> Any:
         del original
         return lambda self, horizon, **more: []  # noqa: ARG005 - the replaced method's arguments
 
-    plant.swap(copies.TopicCopy, "settle", make)
+    plant.wrap(copies.TopicCopy, "settle", make)
 
 
 @mutant
-def merges_are_never_ordered(plant: Plant) -> None:
+def merges_are_never_ordered(plant: Planter) -> None:
     """Proxies see two owners of a topic and do nothing."""
 
     def make(original: Any) -> Any:
         del original
         return lambda self, topic, now: None  # noqa: ARG005 - the replaced method's arguments
 
-    plant.swap(proxy.ProxyMachine, "_resolve", make)
+    plant.wrap(proxy.ProxyMachine, "_resolve", make)
 
 
 # Found early: these run in the ordinary suite.
