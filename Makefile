@@ -39,7 +39,7 @@ format: setup ## Rewrite files to the house format
 	$(BIN)/ruff check --fix .
 
 $(VENV)/.peers: $(STAMP) requirements/bench.txt
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/bench.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements/bench.txt
 	@touch $@
 
 bench: $(VENV)/.peers ## Wall-clock benchmarks, some beside peers; writes benchmarks/results/
