@@ -29,7 +29,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 
 import postroad
-from postroad.core.batch import Ids
+from postroad.core.batch.batch import Ids
 from postroad.core.tracking.tracker import omitted
 from postroad.runtime.config import Links, Neighbour, NodeConfig, Overlay, Tracking
 from postroad.runtime.process import BrokerProcess

@@ -22,16 +22,16 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from postroad.core.batch import Batch
-from postroad.core.filters.ast import And, Attribute, Between, Comparison, Condition, In, IsNull, Like, Literal, Or
-from postroad.core.filters.cells import Axis
-from postroad.core.filters.columns import Columns, compile_select, select
-from postroad.core.filters.covering import covers
-from postroad.core.filters.index import FilterIndex
-from postroad.core.filters.join import Join
-from postroad.core.filters.normal import prepare
-from postroad.core.filters.segment import Segment
-from postroad.core.layout import ATTRIBUTE_PREFIX
+from postroad.core.batch.batch import Batch
+from postroad.core.batch.schema import ATTRIBUTE_PREFIX
+from postroad.core.filters.algebra.covering import covers
+from postroad.core.filters.algebra.normal_form import prepare
+from postroad.core.filters.evaluate.whole_batch import Columns, compile_select, select
+from postroad.core.filters.index.axis import Axis
+from postroad.core.filters.index.filter_index import FilterIndex
+from postroad.core.filters.index.match_many import Join
+from postroad.core.filters.index.shard import Segment
+from postroad.core.filters.language.ast import And, Attribute, Between, Comparison, Condition, In, IsNull, Like, Literal, Or
 
 SYMBOLS: Final = [f"{a}{b}{c}" for a in "ABCDEFGH" for b in "AEIKLMOU" for c in "BDGMNRTX"][:500]
 DATA: Final = Path(os.environ.get("POSTROAD_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data")

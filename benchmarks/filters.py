@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 
 from postroad import Filter
-from postroad.core.batch import Batch
-from postroad.core.filters.columns import Columns
-from postroad.core.filters.index import FilterIndex
+from postroad.core.batch.batch import Batch
+from postroad.core.filters.evaluate.whole_batch import Columns
+from postroad.core.filters.index.filter_index import FilterIndex
 from postroad.types import AttributeValue
 
 ROWS = 1_000

@@ -37,10 +37,10 @@ import numpy as np
 
 import postroad
 from benchmarks.records import RESULTS, circumstances, save
-from postroad.core.batch import Batch
+from postroad.core.batch.batch import Batch
+from postroad.core.batch.build import build_batches
 from postroad.core.filters.filter import Filter
-from postroad.core.filters.index import FilterIndex
-from postroad.core.rows import build_batches
+from postroad.core.filters.index.filter_index import FilterIndex
 from postroad.runtime.config import Neighbour, NodeConfig, Tracking
 from postroad.runtime.process import BrokerProcess, with_children
 from postroad.testing import free_ports

@@ -28,10 +28,10 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 import postroad.sync
-from postroad.core.batch import Batch
-from postroad.core.columns import id_array_of
-from postroad.core.layout import layout_of
-from postroad.core.packets import pubend_id
+from postroad.core.batch.batch import Batch
+from postroad.core.batch.checks import id_array_of
+from postroad.core.batch.schema import layout_of
+from postroad.core.protocol.packets import pubend_id
 from postroad.runtime.config import NodeConfig, Storage
 from postroad.runtime.process import BrokerProcess
 from postroad.spark import messages, session

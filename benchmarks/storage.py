@@ -19,9 +19,9 @@ from statistics import median
 import numpy as np
 import pyarrow as pa
 
-from postroad.core.batch import Batch
-from postroad.core.columns import id_array_of
-from postroad.core.layout import layout_of
+from postroad.core.batch.batch import Batch
+from postroad.core.batch.checks import id_array_of
+from postroad.core.batch.schema import layout_of
 from postroad.storage import SegmentLog, SqliteMetadata
 from postroad.storage.segment.disk import Disk
 from postroad.storage.segment.encoding import encode

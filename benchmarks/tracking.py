@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from experiments.tracking.load import PUBEND, WALL_MS, Load
 
 from benchmarks.filters import best
-from postroad.core.batch import Ids
+from postroad.core.batch.batch import Ids
 from postroad.core.tracking import blooms
 from postroad.core.tracking.elements import Element, Flush, Kind
 from postroad.core.tracking.events import Published, TrackEvent

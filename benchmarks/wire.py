@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from postroad.core.batch import Batch, concat
-from postroad.core.packet_rows import Rows
-from postroad.core.rows import Row, build_batches
+from postroad.core.batch.batch import Batch, concat
+from postroad.core.batch.build import Row, build_batches
+from postroad.core.batch.row_codec import Rows
 from postroad.wire.batches import BatchDecoder, encode_batch
 from postroad.wire.codec import decode, encode
 from postroad.wire.framing import HEADER, FrameDecoder

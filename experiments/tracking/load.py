@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from postroad.core.batch import Ids
-from postroad.core.packets import pubend_id
+from postroad.core.batch.batch import Ids
+from postroad.core.protocol.packets import pubend_id
 from postroad.core.tracking.elements import ID_DTYPE
 from postroad.core.tracking.events import Delivered, Published, TrackEvent
 

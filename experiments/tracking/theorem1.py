@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from experiments.outcome import Finding, Outcome, Row, Values, as_number
 from experiments.tracking.configurations import NEVER_MS, RATE
 from experiments.tracking.load import PUBEND, WALL_MS, Load
-from postroad.core.batch import Ids
+from postroad.core.batch.batch import Ids
 from postroad.core.tracking.elements import Element
 from postroad.core.tracking.events import Published
 from postroad.core.tracking.search import matching_sets

@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from postroad.client.connection import Client, ClientConfig, connect
     from postroad.client.publisher import Publisher
     from postroad.client.subscription import ReceivedMessage, Subscription
-    from postroad.core.batch import Batch
+    from postroad.core.batch.batch import Batch
+    from postroad.core.batch.message import Message
     from postroad.core.filters.filter import Filter
-    from postroad.core.filters.index import FilterIndex
-    from postroad.core.filters.limits import FilterLimits
-    from postroad.core.messages import Message
+    from postroad.core.filters.index.filter_index import FilterIndex
+    from postroad.core.filters.language.limits import FilterLimits
     from postroad.core.tracking.explaining import Explanation
     from postroad.core.tracking.reconstruction import Trace
 
@@ -42,14 +42,14 @@ __all__ = [
 
 # Imported when first used, so that `import postroad.errors` does not load the client with its libraries.
 _LATER: Final = {
-    "Batch": "postroad.core.batch",
+    "Batch": "postroad.core.batch.batch",
     "Client": "postroad.client.connection",
     "ClientConfig": "postroad.client.connection",
     "Explanation": "postroad.core.tracking.explaining",
     "Filter": "postroad.core.filters.filter",
-    "FilterIndex": "postroad.core.filters.index",
-    "FilterLimits": "postroad.core.filters.limits",
-    "Message": "postroad.core.messages",
+    "FilterIndex": "postroad.core.filters.index.filter_index",
+    "FilterLimits": "postroad.core.filters.language.limits",
+    "Message": "postroad.core.batch.message",
     "Publisher": "postroad.client.publisher",
     "ReceivedMessage": "postroad.client.subscription",
     "Subscription": "postroad.client.subscription",

@@ -15,8 +15,8 @@ import postroad.sync
 from postroad.client.addresses import parse_addresses
 from postroad.client.connection import ClientConfig
 from postroad.client.positions import load_positions, save_positions
-from postroad.core.batch import Batch
-from postroad.core.packets import Deliver, DeliverRows
+from postroad.core.batch.batch import Batch
+from postroad.core.protocol.packets import Deliver, DeliverRows
 from postroad.core.session.machine import SessionConfig
 from postroad.core.session.publishing import PublishingConfig
 from postroad.errors import (

@@ -10,7 +10,7 @@ import pytest
 
 import postroad
 import postroad.sync
-from postroad.core.packets import pubend_id
+from postroad.core.protocol.packets import pubend_id
 from postroad.errors import ClosedError, FilterSyntaxError, GapError, UnfinishedError, UnknownPubendError
 from postroad.runtime.config import NodeConfig, Overlay, Storage
 from postroad.runtime.node import Node

@@ -7,10 +7,11 @@ from itertools import pairwise
 
 import pytest
 
-from postroad.core.batch import Batch
+from postroad.core.batch.batch import Batch
+from postroad.core.batch.build import build_batches
 from postroad.core.guards import Guards
-from postroad.core.orders import Send
-from postroad.core.packets import (
+from postroad.core.protocol.orders import Send
+from postroad.core.protocol.packets import (
     Acknowledge,
     AcknowledgementStored,
     Advance,
@@ -30,7 +31,6 @@ from postroad.core.packets import (
     Unsubscribed,
     pubend_id,
 )
-from postroad.core.rows import build_batches
 from postroad.core.session import events as told
 from postroad.core.session.events import (
     Delivered,

@@ -11,7 +11,7 @@ import pytest
 
 import postroad
 from postroad.client.tracing import BUSY_TRIES, Tracer
-from postroad.core.packets import AskTracks, TracksAnswered
+from postroad.core.protocol.packets import AskTracks, TracksAnswered
 from postroad.core.session.events import QuestionAnswered, QuestionFailed
 from postroad.core.session.machine import QUESTIONS_MAX, Session
 from postroad.core.tracking.explaining import Verdict

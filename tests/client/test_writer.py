@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import postroad
-from postroad.core.packets import pubend_id
+from postroad.core.protocol.packets import pubend_id
 from postroad.errors import EpochChangedError, InvalidValueError, StaleEpochError
 from postroad.runtime.config import NodeConfig, Overlay, Storage
 from postroad.runtime.node import Node

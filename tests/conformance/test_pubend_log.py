@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from tests.storage.rows import EVERYTHING, Row, batch_of, read_all, rows_of
 
-from postroad.core.batch import Batch
-from postroad.core.orders import PubendState
+from postroad.core.batch.batch import Batch
+from postroad.core.protocol.orders import PubendState
 from postroad.errors import StorageFailedError
 from postroad.storage import LogOptions, MemoryLog, PubendLog, SegmentLog
 

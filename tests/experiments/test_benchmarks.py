@@ -9,8 +9,8 @@ import pytest
 from benchmarks import overlay
 from benchmarks.records import circumstances, save
 
-from postroad.core.batch import Batch
-from postroad.core.filters.index import FilterIndex
+from postroad.core.batch.batch import Batch
+from postroad.core.filters.index.filter_index import FilterIndex
 
 
 def test_matching_is_measured_with_matches_that_grow_with_the_subscriptions() -> None:

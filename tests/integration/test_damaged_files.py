@@ -10,7 +10,7 @@ from msgspec import structs
 from tests.integration.brokers import BrokerProcess, config
 
 import postroad
-from postroad.core.packets import pubend_id
+from postroad.core.protocol.packets import pubend_id
 from postroad.errors import GapError
 from postroad.runtime.config import Storage
 from postroad.testing import free_ports

@@ -12,8 +12,8 @@ import pytest
 
 import postroad
 import postroad.testing
-from postroad.core import reading
-from postroad.core.packets import DurableEntry
+from postroad.core.broker.subscribing import range_reads as reading
+from postroad.core.protocol.packets import DurableEntry
 from postroad.errors import UnknownDurableError
 
 POSTROAD = [sys.executable, "-m", "postroad.cli"]

@@ -12,10 +12,10 @@ import pyarrow as pa
 from tests.integration.brokers import BrokerProcess, config
 
 import postroad
-from postroad.core.batch import Batch
-from postroad.core.columns import id_array_of
-from postroad.core.layout import layout_of
-from postroad.core.packets import pubend_id
+from postroad.core.batch.batch import Batch
+from postroad.core.batch.checks import id_array_of
+from postroad.core.batch.schema import layout_of
+from postroad.core.protocol.packets import pubend_id
 from postroad.storage import open_broker_storage
 from postroad.storage.segment.disk import Disk
 from postroad.testing import free_ports

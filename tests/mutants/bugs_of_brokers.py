@@ -6,20 +6,20 @@ from typing import Any
 
 from tests.mutants.planting import Planter, mutant
 
-from postroad.core import broker as broker_module
-from postroad.core.orders import ReleaseLog
-from postroad.core.packets import InterestActive
-from postroad.core.publishing import Publishing
-from postroad.core.releasing import Releasing
-from postroad.core.routing.linkstate import LinkStateRouter
-from postroad.core.streams import stream as stream_module
-from postroad.core.streams.cache import COMPLETE, Segment, StreamCache
-from postroad.core.streams.durable import Durables
-from postroad.core.streams.edge import FOREVER, Edge, EdgeStream
-from postroad.core.streams.holds import HoldKeeper, HoldTable
-from postroad.core.streams.pubend import Pubend
-from postroad.core.streams.stream import Stream
-from postroad.core.subscribing import Subscribing
+from postroad.core.broker import machine as broker_module
+from postroad.core.broker.holding.holds import HoldKeeper, HoldTable
+from postroad.core.broker.holding.release import Releasing
+from postroad.core.broker.publishing.pubend import Pubend
+from postroad.core.broker.publishing.publishers import Publishing
+from postroad.core.broker.relaying import stream as stream_module
+from postroad.core.broker.relaying.cache import COMPLETE, Segment, StreamCache
+from postroad.core.broker.relaying.link_state import LinkStateRouter
+from postroad.core.broker.relaying.stream import Stream
+from postroad.core.broker.subscribing.durable import Durables
+from postroad.core.broker.subscribing.edge import FOREVER, Edge, EdgeStream
+from postroad.core.broker.subscribing.subscribing import Subscribing
+from postroad.core.protocol.orders import ReleaseLog
+from postroad.core.protocol.packets import InterestActive
 from postroad.types import COUNTER_BITS
 
 SECOND = 1000 << COUNTER_BITS

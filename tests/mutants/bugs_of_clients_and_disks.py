@@ -9,7 +9,7 @@ from typing import Any
 from tests.mutants.planting import Planter, mutant
 
 from postroad.core.guards import ALL_ON, Guards
-from postroad.core.orders import Append, Appended, PubendState, Stored
+from postroad.core.protocol.orders import Append, Appended, PubendState, Stored
 from postroad.core.session.machine import Session
 from postroad.core.session.publishing import Registration
 from postroad.core.session.subscribing import SubscriptionState

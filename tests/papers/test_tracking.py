@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from tests.core.tracking.ids import WALL_MS, ids_at, make_ids
 
-from postroad.core.batch import Ids
-from postroad.core.packets import pubend_id
+from postroad.core.batch.batch import Ids
+from postroad.core.protocol.packets import pubend_id
 from postroad.core.tracking import blooms
 from postroad.core.tracking.elements import ID_DTYPE, Element, Flush, HistoryKey, Kind
 from postroad.core.tracking.events import Delivered, Forwarded, Published, Routed, TrackEvent

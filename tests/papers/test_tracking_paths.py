@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from postroad.core.packets import TracksAnswered
-from postroad.core.parts import BrokerConfig
+from postroad.core.broker.context import BrokerConfig
+from postroad.core.protocol.packets import TracksAnswered
 from postroad.core.tracking.questions import HitFound, KeyFound, MapAnswer, Status, TracksAnswer
 from postroad.core.tracking.reconstruction import Reconstruction, Trace
 from postroad.core.tracking.settings import Strategy, TrackingSettings

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from tests.core.filters import generated
-from tests.core.filters.trees import (
+from tests.core.filters.language.trees import (
     between,
     both,
     compare,
@@ -30,10 +30,10 @@ from tests.core.filters.trees import (
     present,
 )
 
-from postroad.core.filters.ast import Attribute, Condition
-from postroad.core.filters.covering import covers, overlaps
-from postroad.core.filters.normal import Normal, condition_text, prepare
-from postroad.core.filters.scalar import compile_test
+from postroad.core.filters.algebra.covering import covers, overlaps
+from postroad.core.filters.algebra.normal_form import Normal, condition_text, prepare
+from postroad.core.filters.evaluate.one_message import compile_test
+from postroad.core.filters.language.ast import Attribute, Condition
 from postroad.types import AttributeValue
 
 SEED = int(os.environ.get("POSTROAD_TEST_SEED", "20261115"))

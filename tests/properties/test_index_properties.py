@@ -8,11 +8,11 @@ from random import Random
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.core.filters import generated
-from tests.core.filters.test_index import batch_of, expected, found
+from tests.core.filters.index.test_filter_index import batch_of, expected, found
 
-from postroad.core.batch import Batch
-from postroad.core.filters.ast import Condition
-from postroad.core.filters.index import LOOSE_MAX, FilterIndex
+from postroad.core.batch.batch import Batch
+from postroad.core.filters.index.filter_index import LOOSE_MAX, FilterIndex
+from postroad.core.filters.language.ast import Condition
 
 
 def some_batch(random: Random) -> Batch:

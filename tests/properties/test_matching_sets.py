@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from postroad.core.batch import Ids
-from postroad.core.packets import pubend_id
+from postroad.core.batch.batch import Ids
+from postroad.core.protocol.packets import pubend_id
 from postroad.core.tracking.elements import ID_DTYPE, Element
 from postroad.core.tracking.events import Published
 from postroad.core.tracking.search import matching_sets, search

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from postroad.core.orders import Track
+from postroad.core.protocol.orders import Track
 from postroad.runtime.backlog import Backlog, Missed, order_bytes
 
 

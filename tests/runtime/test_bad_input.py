@@ -14,7 +14,7 @@ from tests.runtime.raw_client import HELLO, answers, assert_still_serves, error_
 
 import postroad
 import postroad.sync
-from postroad.core import packets
+from postroad.core.protocol import packets
 from postroad.errors import (
     DurableBusyError,
     DurableFilterError,

@@ -12,8 +12,8 @@ from tests.integration.brokers import BrokerProcess, config
 from tests.runtime.raw_client import HELLO, assert_still_serves, error_of, raw, talk
 
 import postroad
-from postroad.core import packets
-from postroad.core.broker import Broker
+from postroad.core.broker.machine import Broker
+from postroad.core.protocol import packets
 from postroad.errors import ConfigError, HandshakeError, InternalError
 from postroad.runtime.config import NodeConfig, parse_config
 from postroad.runtime.node import Node

@@ -14,8 +14,8 @@ from tests.runtime.raw_client import HELLO, raw
 from tests.waiting import until
 
 import postroad
-from postroad.core import packets
-from postroad.core.packets import pubend_id
+from postroad.core.protocol import packets
+from postroad.core.protocol.packets import pubend_id
 from postroad.runtime.config import Limits, NodeConfig, Tracking
 from postroad.runtime.node import Node
 from postroad.testing import free_ports

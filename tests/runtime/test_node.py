@@ -11,7 +11,7 @@ from tests.integration.brokers import FaultProxy
 from tests.waiting import until
 
 import postroad
-from postroad.core.orders import Append
+from postroad.core.protocol.orders import Append
 from postroad.errors import StorageFailedError
 from postroad.runtime.config import Limits, Links, Neighbour, NodeConfig, Overlay
 from postroad.runtime.links import newer_wins

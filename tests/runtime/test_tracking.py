@@ -15,9 +15,9 @@ from tests.integration import brokers
 from tests.waiting import until
 
 import postroad
-from postroad.core.batch import Ids
-from postroad.core.broker import FAST_S, NOTES_S
-from postroad.core.packets import pubend_id
+from postroad.core.batch.batch import Ids
+from postroad.core.broker.machine import FAST_S, NOTES_S
+from postroad.core.protocol.packets import pubend_id
 from postroad.core.tracking.answers import Searched
 from postroad.core.tracking.elements import HistoryKey, Kind, Span
 from postroad.core.tracking.questions import TracksQuestion

@@ -17,9 +17,9 @@ from tests.integration import brokers
 from tests.waiting import until
 
 import postroad
-from postroad.core.batch import Ids
-from postroad.core.orders import BrokerState, PubendState, Track, Tracked
-from postroad.core.packets import pubend_id
+from postroad.core.batch.batch import Ids
+from postroad.core.protocol.orders import BrokerState, PubendState, Track, Tracked
+from postroad.core.protocol.packets import pubend_id
 from postroad.core.tracking.answers import Covered, Hole, HoleKind, Searched
 from postroad.core.tracking.elements import HistoryKey, Horizon, Kind, Links, Lost, Span
 from postroad.core.tracking.events import Delivered, Deliveries, Forwarded, Published, Routed, TrackEvent

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from postroad.core.batch import Batch, Ids
-from postroad.core.orders import BrokerState, PubendState, Track, Tracked
-from postroad.core.packets import pubend_id
+from postroad.core.batch.batch import Batch, Ids
+from postroad.core.protocol.orders import BrokerState, PubendState, Track, Tracked
+from postroad.core.protocol.packets import pubend_id
 from postroad.core.tracking.elements import Horizon, Kind
 from postroad.core.tracking.events import Delivered, Published, TrackEvent
 from postroad.core.tracking.settings import Strategy, TrackingSettings

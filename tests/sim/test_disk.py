@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from postroad.core.batch import Batch
-from postroad.core.orders import Append, Appended, LogRead, ReadLog, ReleaseLog, Store, Stored
+from postroad.core.batch.batch import Batch
+from postroad.core.protocol.orders import Append, Appended, LogRead, ReadLog, ReleaseLog, Store, Stored
 from postroad.sim.disk import Disk, DiskProfile
 from postroad.sim.world import World
 from postroad.types import MessageId

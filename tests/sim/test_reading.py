@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
-from postroad.core.packets import pubend_id
-from postroad.core.parts import BrokerConfig
+from postroad.core.broker.context import BrokerConfig
+from postroad.core.protocol.packets import pubend_id
 from postroad.errors import GapError, PubendUnreachableError, UnknownPubendError
 from postroad.sim.clients import RangeSeen
 from postroad.sim.disk import DiskProfile

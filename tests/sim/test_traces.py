@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from postroad.core.packets import pubend_id
-from postroad.core.parts import BrokerConfig
+from postroad.core.broker.context import BrokerConfig
+from postroad.core.protocol.packets import pubend_id
 from postroad.core.tracing import ASKED_BY_ONE_MAX, PATIENCE_S
 from postroad.core.tracking.questions import (
     CoverageAnswer,

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from postroad.core.parts import BrokerConfig
+from postroad.core.broker.context import BrokerConfig
 from postroad.core.tracking.elements import Crash, Element, Kind
 from postroad.core.tracking.settings import Strategy, TrackingSettings
 from postroad.sim.checkers.tracking import SIGMAS, Tally, TracksAreTrue

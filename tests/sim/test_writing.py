@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
-from postroad.core.packets import pubend_id
-from postroad.core.parts import BrokerConfig
+from postroad.core.broker.context import BrokerConfig
+from postroad.core.protocol.packets import pubend_id
 from postroad.errors import EpochChangedError, StaleEpochError
 from postroad.sim.brokers import BrokerNode
 from postroad.sim.clients import BatchSeen, ClientNode

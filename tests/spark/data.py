@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from postroad.core.batch import Batch
+from postroad.core.batch.batch import Batch
 from postroad.storage import LogOptions, open_broker_storage
 from postroad.types import COUNTER_BITS, MessageId, Tick
 

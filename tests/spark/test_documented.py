@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.spark.data import batch_of, write_log
 
-from postroad.core.packets import pubend_id
+from postroad.core.protocol.packets import pubend_id
 from postroad.spark.options import READ_OPTIONS, WRITE_OPTIONS
 
 ROOT = Path(__file__).parents[2]

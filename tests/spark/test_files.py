@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 from tests.spark.data import START_MS, batch_of, tick_of, write_log
 
-from postroad.core.packets import pubend_id
+from postroad.core.protocol.packets import pubend_id
 from postroad.storage import LogOptions, SegmentLog
 from postroad.types import MessageId, Tick
 

@@ -12,7 +12,7 @@ from tests.spark.counting import CountingProxy
 from tests.spark.feeds import publish
 
 import postroad.sync
-from postroad.core.packets import pubend_id
+from postroad.core.protocol.packets import pubend_id
 from postroad.runtime.process import BrokerProcess
 from postroad.spark import messages
 from postroad.testing import free_ports

@@ -16,7 +16,7 @@ from tests.spark.data import batch_of, tick_of, write_log
 from tests.spark.feeds import publish
 
 import postroad.sync
-from postroad.core.packets import pubend_id
+from postroad.core.protocol.packets import pubend_id
 from postroad.runtime.process import BrokerProcess
 from postroad.spark.options import read_options
 from postroad.spark.stream import StreamReader

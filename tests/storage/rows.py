@@ -8,9 +8,9 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from postroad.core.batch import Batch
-from postroad.core.columns import id_array_of
-from postroad.core.layout import ID, PAYLOAD, TICK, layout_of
+from postroad.core.batch.batch import Batch
+from postroad.core.batch.checks import id_array_of
+from postroad.core.batch.schema import ID, PAYLOAD, TICK, layout_of
 from postroad.storage import PubendLog
 from postroad.types import MessageId, Tick
 

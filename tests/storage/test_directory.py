@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.storage.rows import batch_of
 
-from postroad.core.orders import BrokerState, PubendState
+from postroad.core.protocol.orders import BrokerState, PubendState
 from postroad.errors import (
     CorruptMetadataError,
     LogMissingError,

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from postroad.core.batch import Batch, concat
-from postroad.core.rows import Row, build_batches
+from postroad.core.batch.batch import Batch, concat
+from postroad.core.batch.build import Row, build_batches
 from postroad.errors import BatchError
 from postroad.types import AttributeValue
 from postroad.wire.batches import BatchDecoder, encode_batch

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from postroad.core.batch import Batch
-from postroad.core.rows import VALUES_MAX, Row, build_batches
+from postroad.core.batch.batch import Batch
+from postroad.core.batch.build import VALUES_MAX, Row, build_batches
 from postroad.errors import PostroadError
 from postroad.wire.batches import BatchDecoder, encode_batch
 

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from postroad.core.batch import Batch
-from postroad.core.layout import BatchLimits, Kind, layout_of
-from postroad.core.rows import Row, build_batches
+from postroad.core.batch.batch import Batch
+from postroad.core.batch.build import Row, build_batches
+from postroad.core.batch.schema import BatchLimits, Kind, layout_of
 from postroad.errors import BatchError, BatchLimitError
 from postroad.wire import arrow_ipc
 from postroad.wire.batches import LAYOUTS_MAX, BatchDecoder, encode_batch

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import inspect as types
 
-from postroad.core.packet_rows import Binary, Rows, join_rows, split_rows
+from postroad.core.batch.row_codec import Binary, Rows, join_rows, split_rows
 from postroad.errors import (
     BatchError,
     FilterSyntaxError,

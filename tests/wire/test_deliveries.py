@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroad.core.batch import Batch
-from postroad.core.layout import DEFAULT_LIMITS
-from postroad.core.packet_rows import FEW_ROWS, FEW_ROWS_MAX
-from postroad.core.packets import Advance, Deliver, DeliverRows
-from postroad.core.rows import Row, build_batches
-from postroad.core.streams.selection import select
+from postroad.core.batch.batch import Batch
+from postroad.core.batch.build import Row, build_batches
+from postroad.core.batch.row_codec import FEW_ROWS, FEW_ROWS_MAX
+from postroad.core.batch.schema import DEFAULT_LIMITS
+from postroad.core.batch.selection import select
+from postroad.core.protocol.packets import Advance, Deliver, DeliverRows
 from postroad.errors import BatchError, PostroadError, WireError
 from postroad.wire.codec import decode, encode
 from postroad.wire.deliveries import RowsDecoder, encode_with_rows

@@ -12,7 +12,7 @@ import pytest
 from docs.protocol import describe, protocol_page
 from msgspec import inspect as types
 
-from postroad.core.packets import Publish
+from postroad.core.protocol.packets import Publish
 from postroad.errors import NotIdentifiedError, ProtocolVersionError, UnknownMethodError, WrongDirectionError
 from postroad.wire.packets.session import PROTOCOL_VERSION, Goodbye, Hello, Role, agree_version
 from postroad.wire.packets.telesto import (

@@ -25,9 +25,9 @@ from postroad.client.reading import Request, read_durables, read_pubends, read_r
 from postroad.client.subscription import OnGap, Subscription
 from postroad.client.tracing import AnyId, Tracer
 from postroad.client.writer import Writer
-from postroad.core.batch import Batch
+from postroad.core.batch.batch import Batch
 from postroad.core.filters.filter import Filter
-from postroad.core.packets import DurableEntry, Packet, PubendSpan, TracksAnswered
+from postroad.core.protocol.packets import DurableEntry, Packet, PubendSpan, TracksAnswered
 from postroad.core.session.events import (
     AcknowledgementStored,
     Delivered,

@@ -10,8 +10,8 @@ from typing import Final, Protocol
 import msgspec
 
 from postroad.client.addresses import Address
-from postroad.core.batch import Batch
-from postroad.core.packets import Packet
+from postroad.core.batch.batch import Batch
+from postroad.core.protocol.packets import Packet
 from postroad.errors import BufferLimitError, HandshakeError, NotConnectedError, PostroadError, WireError, error_of_code
 from postroad.transport.channel import Channel
 from postroad.transport.outbox import OutboxLimits

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from postroad.core.batch import Batch
-from postroad.core.layout import DEFAULT_LIMITS
+from postroad.core.batch.batch import Batch
+from postroad.core.batch.schema import DEFAULT_LIMITS
 from postroad.core.session.publishing import Doubt, Registration
 from postroad.errors import ClosedError, InvalidValueError, PublishRefusedError, UnfinishedError
 from postroad.types import AttributeValue, MessageId

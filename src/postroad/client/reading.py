@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Final
 
-from postroad.core.batch import Batch
-from postroad.core.packets import DurableEntry, ListPubends, PubendSpan
+from postroad.core.batch.batch import Batch
+from postroad.core.protocol.packets import DurableEntry, ListPubends, PubendSpan
 from postroad.core.session.events import PubendsListed, RangeFailed, RangePiece
 from postroad.errors import NotConnectedError, PostroadError, UnfinishedError
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, Self, TypeAlias
 
 from postroad.client.positions import save_positions
-from postroad.core.batch import Batch
-from postroad.core.messages import Message, RowColumns
+from postroad.core.batch.batch import Batch
+from postroad.core.batch.message import Message, RowColumns
 from postroad.errors import ClosedError, GapError, UnfinishedError
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ from postroad.client.connection import ClientConfig
 from postroad.client.publisher import Columns, MessageIds, Rows
 from postroad.client.subscription import OnGap, ReceivedMessage
 from postroad.client.tracing import AnyId
-from postroad.core.batch import Batch
+from postroad.core.batch.batch import Batch
 from postroad.core.filters.filter import Filter
-from postroad.core.packets import DurableEntry, PubendSpan
+from postroad.core.protocol.packets import DurableEntry, PubendSpan
 from postroad.core.session.publishing import Doubt
 from postroad.core.tracking.explaining import Explanation
 from postroad.core.tracking.reconstruction import Trace

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 
-from postroad.core.packets import TracksAnswered, pubend_id
+from postroad.core.protocol.packets import TracksAnswered, pubend_id
 from postroad.core.session.machine import QUESTIONS_MAX
 from postroad.core.tracking.explaining import Evidence, Explanation, approximate_tick, explain
 from postroad.core.tracking.questions import (

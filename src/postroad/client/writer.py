@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from postroad.client.publisher import within
-from postroad.core.batch import Batch
+from postroad.core.batch.batch import Batch
 from postroad.core.session.events import WriterChanged, WriterFailed, WriterSealed
 from postroad.core.session.writing import Writer as WriterState
 from postroad.errors import NotConnectedError, PostroadError, UnfinishedError

@@ -17,11 +17,11 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from postroad.core.batch import Batch
-from postroad.core.orders import LinkId, LogRead, ReadLog, SearchTracks
-from postroad.core.packet_rows import split_rows
-from postroad.core.packets import AskTracks, TrackQuery, TrackReply, TracksAnswered
-from postroad.core.parts import FULL_HOPS, Parts
+from postroad.core.batch.batch import Batch
+from postroad.core.batch.row_codec import split_rows
+from postroad.core.broker.context import FULL_HOPS, Parts
+from postroad.core.protocol.orders import LinkId, LogRead, ReadLog, SearchTracks
+from postroad.core.protocol.packets import AskTracks, TrackQuery, TrackReply, TracksAnswered
 from postroad.core.tracking.answering import coverage_answer, tracks_answer
 from postroad.core.tracking.answers import Covered, Findings, Searched
 from postroad.core.tracking.questions import (

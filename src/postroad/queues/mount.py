@@ -16,7 +16,7 @@ from typing import Final, cast
 import msgspec
 
 from postroad.client.connection import connect
-from postroad.core.batch import Batch
+from postroad.core.batch.batch import Batch
 from postroad.core.filters.filter import Filter
 from postroad.queues.exchanges import Exchanges
 from postroad.queues.feeder import FedBatch, Feeder

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from postroad.core.orders import Track
+from postroad.core.protocol.orders import Track
 
 log = logging.getLogger("postroad.tracking")
 

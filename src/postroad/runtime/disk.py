@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from postroad.core.batch import Batch
-from postroad.core.orders import (
+from postroad.core.batch.batch import Batch
+from postroad.core.protocol.orders import (
     Append,
     Appended,
     AppendFailed,
@@ -31,7 +31,7 @@ from postroad.core.orders import (
     Store,
     Stored,
 )
-from postroad.core.packets import pubend_id
+from postroad.core.protocol.packets import pubend_id
 from postroad.errors import StorageError, StorageFullError
 from postroad.runtime.config import NodeConfig
 from postroad.runtime.room import Room

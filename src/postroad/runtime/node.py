@@ -14,9 +14,10 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Final
 
-from postroad.core.batch import Batch
-from postroad.core.broker import Broker
-from postroad.core.orders import (
+from postroad.core.batch.batch import Batch
+from postroad.core.broker.context import BrokerConfig
+from postroad.core.broker.machine import Broker
+from postroad.core.protocol.orders import (
     Append,
     Appended,
     AppendFailed,
@@ -39,8 +40,7 @@ from postroad.core.orders import (
     Tracked,
     TracksSearched,
 )
-from postroad.core.packets import Packet, ReadRange
-from postroad.core.parts import BrokerConfig
+from postroad.core.protocol.packets import Packet, ReadRange
 from postroad.core.tracking.answers import Findings
 from postroad.core.tracking.settings import Strategy
 from postroad.errors import (

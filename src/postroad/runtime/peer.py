@@ -15,9 +15,9 @@ from typing import Final, Protocol
 
 import msgspec
 
-from postroad.core.batch import Batch
-from postroad.core.layout import BatchLimits
-from postroad.core.packets import Packet, Publish, PublishColumns
+from postroad.core.batch.batch import Batch
+from postroad.core.batch.schema import BatchLimits
+from postroad.core.protocol.packets import Packet, Publish, PublishColumns
 from postroad.errors import (
     BufferLimitError,
     FrameTooLargeError,

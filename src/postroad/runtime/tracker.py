@@ -21,7 +21,7 @@ from typing import Final
 
 import numpy as np
 
-from postroad.core.orders import Track, Tracked
+from postroad.core.protocol.orders import Track, Tracked
 from postroad.core.tracking.answers import Findings
 from postroad.errors import StorageError
 from postroad.runtime.backlog import Missed

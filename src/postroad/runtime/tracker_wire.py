@@ -19,7 +19,7 @@ from typing import Any, Final, TypeAlias, get_args
 import msgspec
 import numpy as np
 
-from postroad.core.orders import BrokerState, Track
+from postroad.core.protocol.orders import BrokerState, Track
 from postroad.core.tracking.answers import Covered, Findings, Searched
 from postroad.core.tracking.elements import Horizon
 from postroad.core.tracking.questions import CoverageQuestion, TracksQuestion

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
-from postroad.core.orders import BrokerState, Track, Tracked
+from postroad.core.protocol.orders import BrokerState, Track, Tracked
 from postroad.core.tracking.answers import Findings
 from postroad.core.tracking.questions import CoverageQuestion, TracksQuestion
 from postroad.core.tracking.settings import TrackingSettings

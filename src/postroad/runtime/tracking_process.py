@@ -16,7 +16,7 @@ from itertools import count
 from pathlib import Path
 from typing import Final, Self, cast
 
-from postroad.core.orders import BrokerState, PubendState, Track, Tracked
+from postroad.core.protocol.orders import BrokerState, PubendState, Track, Tracked
 from postroad.core.tracking.answers import Findings
 from postroad.core.tracking.questions import CoverageQuestion, TracksQuestion
 from postroad.core.tracking.settings import TrackingSettings

@@ -21,9 +21,9 @@ from typing import Final, NamedTuple, Protocol
 import msgspec
 import pyarrow as pa
 
-from postroad.core.batch import Ids
-from postroad.core.orders import BrokerState, Track
+from postroad.core.batch.batch import Ids
 from postroad.core.pausing import Pause, no_pause
+from postroad.core.protocol.orders import BrokerState, Track
 from postroad.core.tracking.elements import Crash, Element, Flush, HistoryKey, Horizon, Links, Lost, Record
 from postroad.core.tracking.events import Published, TrackEvent
 from postroad.core.tracking.settings import Strategy, TrackingSettings

@@ -10,9 +10,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
-from postroad.core.batch import Batch
-from postroad.core.broker import READS_MAX, Broker
-from postroad.core.orders import (
+from postroad.core.batch.batch import Batch
+from postroad.core.broker.context import BrokerConfig
+from postroad.core.broker.machine import READS_MAX, Broker
+from postroad.core.protocol.orders import (
     Append,
     ClientUp,
     Congested,
@@ -33,8 +34,7 @@ from postroad.core.orders import (
     Track,
     TracksSearched,
 )
-from postroad.core.packets import CatchUpReply, Deliver, Flow, Packet, Subscribe, pubend_id
-from postroad.core.parts import BrokerConfig
+from postroad.core.protocol.packets import CatchUpReply, Deliver, Flow, Packet, Subscribe, pubend_id
 from postroad.core.tracing import ASKED_MAX, SEARCHES_MAX
 from postroad.sim.disk import Disk, DiskProfile
 from postroad.sim.frames import Reader, to_bytes

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from postroad.core.packets import Packet, TracksAnswered
-from postroad.core.rows import build_batches
+from postroad.core.batch.build import build_batches
+from postroad.core.protocol.packets import Packet, TracksAnswered
 from postroad.core.session.events import (
     AcknowledgementStored,
     Delivered,

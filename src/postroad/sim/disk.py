@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from postroad.core.batch import Batch
-from postroad.core.orders import (
+from postroad.core.batch.batch import Batch
+from postroad.core.broker.former_lives import started_incarnation
+from postroad.core.protocol.orders import (
     Append,
     Appended,
     AppendFailed,
@@ -26,7 +27,6 @@ from postroad.core.orders import (
     Store,
     Stored,
 )
-from postroad.core.recovery import started_incarnation
 from postroad.errors import StorageFullError
 from postroad.sim.world import World
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from postroad.core.batch import Batch
+from postroad.core.batch.batch import Batch
 from postroad.wire.codec import decode
 from postroad.wire.deliveries import RowsDecoder, encode_with_rows
 from postroad.wire.framing import FrameDecoder

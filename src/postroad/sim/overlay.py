@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
+from postroad.core.broker.context import BrokerConfig
 from postroad.core.guards import ALL_ON, Guards
-from postroad.core.parts import BrokerConfig
 from postroad.core.session.machine import SessionConfig
 from postroad.sim.brokers import BrokerNode
 from postroad.sim.checkers import Violation, check

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from postroad.core.packets import TracksAnswered
+from postroad.core.protocol.packets import TracksAnswered
 from postroad.core.tracking.questions import IDS_MAX, MapAnswer, MapQuestion, Question, Status, TracksAnswer, TracksQuestion
 from postroad.core.tracking.reconstruction import Reconstruction, Trace
 from postroad.sim.clients import ClientNode

@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from postroad.core.orders import Track, Tracked
+from postroad.core.protocol.orders import Track, Tracked
 from postroad.core.tracking.answers import STILL, Covered, Findings, Hole, HoleKind, Searched, covered, ended
 from postroad.core.tracking.elements import Crash, Element, Farewell, Flush, Horizon, Links, Lost, Record, Span
 from postroad.core.tracking.events import Published

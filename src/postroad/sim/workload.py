@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from postroad.core.parts import BrokerConfig
+from postroad.core.broker.context import BrokerConfig
 from postroad.core.tracking.settings import Strategy, TrackingSettings
 from postroad.sim.brokers import BrokerNode
 from postroad.sim.clients import ClientNode, Habits

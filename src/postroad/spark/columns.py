@@ -23,8 +23,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as t
 
-from postroad.core.batch import Batch
-from postroad.core.layout import ATTRIBUTE_PREFIX, ID, PAYLOAD, TICK, Kind, Layout
+from postroad.core.batch.batch import Batch
+from postroad.core.batch.schema import ATTRIBUTE_PREFIX, ID, PAYLOAD, TICK, Kind, Layout
 from postroad.errors import AttributeMismatchError, SparkSchemaError
 from postroad.types import COUNTER_BITS, MESSAGE_ID_BYTES
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
+from postroad.core.batch.schema import Layout
 from postroad.core.filters.filter import Filter
-from postroad.core.layout import Layout
 from postroad.errors import GapError, SparkOptionError, UnknownPubendError
 from postroad.spark.options import ReadOptions
 from postroad.spark.pieces import FilePiece, Missing, MissingPiece, Piece

@@ -14,10 +14,10 @@ from typing import Final
 
 from postroad.client.connection import Client, ClientConfig, connect
 from postroad.client.reading import read_pubends
-from postroad.core.batch import Batch
+from postroad.core.batch.batch import Batch
+from postroad.core.batch.schema import Layout
 from postroad.core.filters.filter import Filter
-from postroad.core.layout import Layout
-from postroad.core.packets import PubendSpan
+from postroad.core.protocol.packets import PubendSpan
 from postroad.errors import GapError, PubendUnreachableError, UnknownPubendError
 from postroad.spark.options import ReadOptions
 from postroad.spark.pieces import Missing, MissingPiece, Piece

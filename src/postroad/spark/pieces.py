@@ -12,9 +12,9 @@ from typing import Final, Protocol
 
 from pyspark.sql.datasource import InputPartition
 
-from postroad.core.batch import Batch, concat
+from postroad.core.batch.batch import Batch, concat
+from postroad.core.batch.schema import BatchLimits
 from postroad.core.filters.filter import Filter
-from postroad.core.layout import BatchLimits
 from postroad.errors import CorruptSegmentError, GapError
 from postroad.storage.segment.observer import Part, read_part
 

@@ -25,9 +25,9 @@ import pyarrow.compute as pc
 from pyspark.sql import datasource as d
 from pyspark.sql import types as t
 
-from postroad.core.batch import Batch
+from postroad.core.batch.batch import Batch
 from postroad.core.filters.filter import Filter
-from postroad.core.packets import pubend_broker
+from postroad.core.protocol.packets import pubend_broker
 from postroad.errors import FilterError
 from postroad.spark.columns import GAP, INTEGERS, Column, Converter
 from postroad.types import COUNTER_BITS, TICK_MAX

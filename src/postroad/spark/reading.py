@@ -9,8 +9,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
+from postroad.core.batch.schema import Layout
 from postroad.core.filters.filter import Filter
-from postroad.core.layout import Layout
 from postroad.spark.columns import Converter
 from postroad.spark.files import Files
 from postroad.spark.live import Overlay

@@ -1,11 +1,11 @@
 """DataFrames published as messages, each row exactly once.
 
-A task writes its partition as a batch of a named writer (`postroad.core.writing`): the broker fixes the ids of its rows when the
-batch is opened first, so a task that is tried again, or a micro-batch that is repeated after a crash, sends rows the broker
-recognises. The writer is named by the query (or the option `name`) and the partition, the batch by the number of the micro-batch
-(or the option `batch`). Two things follow. The rows must come in the same partitions and the same order when a batch is repeated,
-which holds for everything that is computed from the same input without a random order. And a partition must go to the same
-broker each time: with several urls it is the one its number chooses.
+A task writes its partition as a batch of a named writer (`core/broker/publishing/named_writers.py`): the broker fixes the
+ids of its rows when the batch is opened first, so a task that is tried again, or a micro-batch that is repeated after a
+crash, sends rows the broker recognises. The writer is named by the query (or the option `name`) and the partition, the batch
+by the number of the micro-batch (or the option `batch`). Two things follow. The rows must come in the same partitions and
+the same order when a batch is repeated, which holds for everything that is computed from the same input without a random
+order. And a partition must go to the same broker each time: with several urls it is the one its number chooses.
 
 The columns of a row become attributes; `payload` is the payload. Everything is checked before anything is sent.
 """
@@ -24,7 +24,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from postroad.client.connection import Client
 from postroad.client.writer import Writer
-from postroad.core.layout import ATTRIBUTE_PREFIX
+from postroad.core.batch.schema import ATTRIBUTE_PREFIX
 from postroad.errors import SparkError, SparkSchemaError
 from postroad.spark.columns import GAP, SYSTEM_TYPES
 from postroad.spark.live import connected

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from postroad.core.batch import Batch
-from postroad.core.orders import Lost, PubendState
+from postroad.core.batch.batch import Batch
+from postroad.core.protocol.orders import Lost, PubendState
 
 
 class LogSlice(NamedTuple):

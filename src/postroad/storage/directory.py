@@ -22,8 +22,8 @@ from typing import Final
 
 import msgspec
 
-from postroad.core.orders import BrokerState
-from postroad.core.recovery import assumed_base, started_incarnation
+from postroad.core.broker.former_lives import assumed_base, started_incarnation
+from postroad.core.protocol.orders import BrokerState
 from postroad.errors import LogMissingError, StorageFormatError, WrongBrokerError
 from postroad.storage.reserve import Reserve
 from postroad.storage.segment.disk import Disk

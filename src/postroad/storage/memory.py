@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from postroad.core.batch import Batch
-from postroad.core.orders import PubendState
+from postroad.core.batch.batch import Batch
+from postroad.core.protocol.orders import PubendState
 from postroad.errors import StorageFailedError
 from postroad.storage.base import LogSlice
 from postroad.storage.publishers import PUBLISHERS_MAX, LastIds

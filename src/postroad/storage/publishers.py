@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from postroad.core.batch import Ids
+from postroad.core.batch.batch import Ids
 
 PUBLISHERS_MAX: Final = 1 << 18  # 3 MiB in the snapshot of a segment
 _PENDING_MAX: Final = 1 << 14

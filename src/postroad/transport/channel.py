@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol, cast
 
 import msgspec
 
-from postroad.core.batch import Batch
+from postroad.core.batch.batch import Batch
 from postroad.errors import BufferLimitError, MalformedFrameError, PostroadError, WireError
 from postroad.transport.budget import FREE_BYTES, Account, Budget
 from postroad.transport.outbox import Buffer, Outbox, OutboxLimits

@@ -20,7 +20,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Final, NamedTuple
 
-from postroad.core.layout import ATTRIBUTE_PREFIX, LAYOUTS_MAX, SYSTEM_COLUMNS, BatchLimits, Kind, Layout, layout_of
+from postroad.core.batch.schema import ATTRIBUTE_PREFIX, LAYOUTS_MAX, SYSTEM_COLUMNS, BatchLimits, Kind, Layout, layout_of
 from postroad.errors import BatchError, BatchLimitError, InvalidValueError
 from postroad.types import MESSAGE_ID_BYTES
 

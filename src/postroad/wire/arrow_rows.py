@@ -15,10 +15,10 @@ from typing import Any, Final, NamedTuple, cast
 
 import pyarrow as pa
 
-from postroad.core.batch import Batch
-from postroad.core.columns import tick_column, value_columns
-from postroad.core.layout import LAYOUTS_MAX, Kind, Layout
-from postroad.core.messages import RowColumns
+from postroad.core.batch.batch import Batch
+from postroad.core.batch.checks import tick_column, value_columns
+from postroad.core.batch.message import RowColumns
+from postroad.core.batch.schema import LAYOUTS_MAX, Kind, Layout
 from postroad.types import AttributeValue
 from postroad.wire.arrow_ipc import PREFIX, Places, locate, message_length, shape_of
 

@@ -14,8 +14,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from postroad.core.batch import Batch, check_attribute_counts, check_values
-from postroad.core.layout import DEFAULT_LIMITS, BatchLimits, Layout
+from postroad.core.batch.batch import Batch, check_attribute_counts, check_values
+from postroad.core.batch.schema import DEFAULT_LIMITS, BatchLimits, Layout
 from postroad.errors import BatchError, BatchLimitError
 from postroad.wire.arrow_ipc import message_length, read_batch_header, read_layout
 from postroad.wire.arrow_rows import encode_rows

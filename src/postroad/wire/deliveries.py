@@ -14,10 +14,10 @@ from typing import Final, TypeAlias, cast
 
 import msgspec
 
-from postroad.core.batch import Batch
-from postroad.core.layout import DEFAULT_LIMITS, BatchLimits, check_message, check_name
-from postroad.core.packet_rows import FEW_ROWS, FewRows
-from postroad.core.packets import Deliver, DeliverRows
+from postroad.core.batch.batch import Batch
+from postroad.core.batch.row_codec import FEW_ROWS, FewRows
+from postroad.core.batch.schema import DEFAULT_LIMITS, BatchLimits, check_message, check_name
+from postroad.core.protocol.packets import Deliver, DeliverRows
 from postroad.errors import BatchError, BatchLimitError, InvalidValueError
 from postroad.types import AttributeValue, Tick
 from postroad.wire.batches import BatchDecoder, encode_batch

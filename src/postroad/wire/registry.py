@@ -110,7 +110,7 @@ class PacketSpec:
         return (self.type.__doc__ or "").strip().splitlines()[0]
 
 
-# Packets of the overlay are declared in `postroad.core.packets`, below this layer, so any struct will do.
+# Packets of the overlay are declared in `postroad.core.protocol.packets`, below this layer, so any struct will do.
 PacketT = TypeVar("PacketT", bound=type[msgspec.Struct])
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from random import Random
 
-from tests.core.filters.trees import (
+from tests.core.filters.language.trees import (
     between,
     both,
     compare,
@@ -19,7 +19,7 @@ from tests.core.filters.trees import (
     present,
 )
 
-from postroad.core.filters.ast import Arithmetic, Attribute, Condition, Literal, Sign, Value
+from postroad.core.filters.language.ast import Arithmetic, Attribute, Condition, Literal, Sign, Value
 from postroad.types import AttributeValue
 
 Message = Mapping[str, AttributeValue]

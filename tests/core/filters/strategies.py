@@ -8,8 +8,9 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from postroad.core.batch import Batch
-from postroad.core.filters import ast, like
+from postroad.core.batch.batch import Batch
+from postroad.core.filters.evaluate import like
+from postroad.core.filters.language import ast
 
 COLUMN_TYPES: dict[str, pa.DataType] = {
     "i": pa.int64(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from postroad.core.batch import Ids
+from postroad.core.batch.batch import Ids
 from postroad.core.tracking.elements import ID_DTYPE
 
 WALL_MS = 1_780_000_000_000

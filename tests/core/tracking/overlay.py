@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from postroad.core.batch import Batch, Ids
-from postroad.core.broker import Broker
-from postroad.core.orders import (
+from postroad.core.batch.batch import Batch, Ids
+from postroad.core.broker.context import BrokerConfig
+from postroad.core.broker.machine import Broker
+from postroad.core.protocol.orders import (
     Append,
     Appended,
     BrokerState,
@@ -25,8 +26,16 @@ from postroad.core.orders import (
     Stored,
     Track,
 )
-from postroad.core.packets import OpenPublisher, Packet, Publish, PublisherOpened, Subscribe, Subscribed, Unsubscribe, pubend_id
-from postroad.core.parts import BrokerConfig
+from postroad.core.protocol.packets import (
+    OpenPublisher,
+    Packet,
+    Publish,
+    PublisherOpened,
+    Subscribe,
+    Subscribed,
+    Unsubscribe,
+    pubend_id,
+)
 from postroad.core.tracking.events import Delivered, Deliveries, TrackEvent, apart
 from postroad.core.tracking.settings import TrackingSettings
 from postroad.types import MessageId

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.tracking.ids import make_ids
 
-from postroad.core.packets import TracksAnswered
+from postroad.core.protocol.packets import TracksAnswered
 from postroad.core.tracking import answering
 from postroad.core.tracking.answering import coverage_answer, tracks_answer
 from postroad.core.tracking.answers import Covered, Hole, HoleKind, Searched, covered, ended

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.tracking.ids import make_ids
 
-from postroad.core.batch import Ids
+from postroad.core.batch.batch import Ids
 from postroad.core.tracking import events as events_module
 from postroad.core.tracking.elements import Horizon, Span
 from postroad.core.tracking.events import Delivered, Deliveries, Forwarded, Published, Routed, TrackEvent, apart

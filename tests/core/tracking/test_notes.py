@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from tests.core.tracking.overlay import T_P_S, TRACKING, FakeOverlay, each_of, id_list, ids_of
 
-from postroad.core import broker as broker_module
-from postroad.core.batch import Batch
-from postroad.core.broker import FAST_S, MEMBERSHIP_S, NOTES_S
-from postroad.core.orders import Append, Appended, LinkLost, SearchTracks, Send, Track, Tracked
-from postroad.core.packets import AskTracks, Deliver, Flow, Gap, Publish, pubend_id
-from postroad.core.parts import BrokerConfig
+from postroad.core.batch.batch import Batch
+from postroad.core.broker import machine as broker_module
+from postroad.core.broker.context import BrokerConfig
+from postroad.core.broker.machine import FAST_S, MEMBERSHIP_S, NOTES_S
+from postroad.core.protocol.orders import Append, Appended, LinkLost, SearchTracks, Send, Track, Tracked
+from postroad.core.protocol.packets import AskTracks, Deliver, Flow, Gap, Publish, pubend_id
 from postroad.core.tracking.elements import Horizon, Links, Lost, Span
 from postroad.core.tracking.events import Delivered, Deliveries, Forwarded, Published, Routed
 from postroad.core.tracking.notes import EVENT_BYTES, QUIET_MS, SPANS_MAX, Notes, subscriber_name

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from tests.core.tracking.ids import WALL_MS, ids_at, make_ids
 
-from postroad.core.batch import Ids
-from postroad.core.packets import pubend_id
+from postroad.core.batch.batch import Ids
+from postroad.core.protocol.packets import pubend_id
 from postroad.core.tracking import blooms
 from postroad.core.tracking import search as module
 from postroad.core.tracking.elements import Element, HistoryKey, Kind

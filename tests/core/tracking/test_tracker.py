@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.core.tracking.ids import WALL_MS, make_ids
 from tests.core.tracking.overlay import ids_of
 
-from postroad.core.packets import pubend_id
+from postroad.core.protocol.packets import pubend_id
 from postroad.core.tracking import tracker as module
 from postroad.core.tracking.elements import (
     NO_SINGLETONS,

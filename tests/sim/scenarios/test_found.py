@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import pytest
 
-from postroad.core.packets import CatchUp, PubendsQuery, TrackQuery, Unicast, pubend_id
-from postroad.core.parts import BrokerConfig, Parts
-from postroad.core.reading import OF_A_READ
+from postroad.core.broker.context import BrokerConfig, Parts
+from postroad.core.broker.subscribing.range_reads import OF_A_READ
+from postroad.core.protocol.packets import CatchUp, PubendsQuery, TrackQuery, Unicast, pubend_id
 from postroad.core.tracking.questions import TracksQuestion
 from postroad.sim.clients import Habits
 from postroad.sim.disk import DiskProfile

@@ -6,8 +6,10 @@ from functools import partial
 
 import pytest
 
-from postroad.core.broker import Broker
-from postroad.core.packets import (
+from postroad.core.broker.context import BrokerConfig
+from postroad.core.broker.machine import Broker
+from postroad.core.broker.trust import COUNT_MAX, INCARNATION_MAX
+from postroad.core.protocol.packets import (
     HOPS_MAX,
     DurableHome,
     Hold,
@@ -19,8 +21,6 @@ from postroad.core.packets import (
     Released,
     pubend_id,
 )
-from postroad.core.parts import BrokerConfig
-from postroad.core.trust import COUNT_MAX, INCARNATION_MAX
 from postroad.sim.brokers import WALL_MS_AT_START
 from postroad.sim.overlay import Overlay
 from postroad.sim.predicates import everything

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from postroad.core.parts import BrokerConfig
+from postroad.core.broker.context import BrokerConfig
 from postroad.sim.clients import ClientNode, Following, Habits
 from postroad.sim.disk import DiskProfile
 from postroad.sim.history import Discarded, Freed, Logged

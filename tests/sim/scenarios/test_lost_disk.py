@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 
-from postroad.core.packets import pubend_id
-from postroad.core.parts import BrokerConfig
+from postroad.core.broker.context import BrokerConfig
+from postroad.core.protocol.packets import pubend_id
 from postroad.sim.brokers import WALL_MS_AT_START
 from postroad.sim.clients import Habits
 from postroad.sim.history import Delivered, Gapped, Logged

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from postroad.core.batch import Batch, Ids
-from postroad.core.packets import pubend_id
+from postroad.core.batch.batch import Batch, Ids
+from postroad.core.protocol.packets import pubend_id
 from postroad.core.tracking.elements import ID_DTYPE, Horizon, Links, Span
 from postroad.core.tracking.events import Delivered, Forwarded, Published, Routed, TrackEvent
 from postroad.core.tracking.settings import TrackingSettings

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from postroad.core.batch import Batch
+from postroad.core.batch.batch import Batch
 from postroad.core.tracking.elements import ID_DTYPE
 from postroad.spark.jobs.claims import (
     STANDINGS,

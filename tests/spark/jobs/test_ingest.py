@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.spark.jobs.synthetic import EPOCH_MS, World, some_subscribers
 
-from postroad.core.batch import Batch
+from postroad.core.batch.batch import Batch
 from postroad.core.tracking.elements import ID_DTYPE
 from postroad.errors import CorruptSegmentError, LakeError
 from postroad.spark.jobs import lake as lakes

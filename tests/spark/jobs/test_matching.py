@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from postroad.core.batch import Ids
+from postroad.core.batch.batch import Ids
 from postroad.core.tracking import blooms
 from postroad.core.tracking.elements import ID_DTYPE, Element, HistoryKey, Kind
 from postroad.core.tracking.search import search

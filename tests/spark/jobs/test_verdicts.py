@@ -18,8 +18,8 @@ from tests.spark.jobs.synthetic import EPOCH_MS, Subscriber, World, some_subscri
 
 import postroad.sync
 from postroad.cli import main, pipeline_audit, pipeline_upkeep
-from postroad.core.packets import pubend_id
-from postroad.core.streams.durable import DURABLE_KEY, DurableRecord
+from postroad.core.broker.subscribing.durable import DURABLE_KEY, DurableRecord
+from postroad.core.protocol.packets import pubend_id
 from postroad.core.tracking.elements import Lost
 from postroad.core.tracking.settings import Strategy, TrackingSettings
 from postroad.runtime.config import Tracking

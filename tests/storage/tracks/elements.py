@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from postroad.core.batch import Ids
+from postroad.core.batch.batch import Ids
 from postroad.core.tracking import blooms
 from postroad.core.tracking.elements import ID_DTYPE, NO_SINGLETONS, Element, HistoryKey, Kind
 from postroad.core.tracking.settings import Strategy

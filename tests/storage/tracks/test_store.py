@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 from tests.storage.tracks.elements import BROKER, START, element, ids_at
 
-from postroad.core.batch import Ids
+from postroad.core.batch.batch import Ids
 from postroad.core.tracking.answers import STILL, HoleKind, Searched
 from postroad.core.tracking.elements import (
     Crash,

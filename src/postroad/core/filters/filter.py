@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
-from postroad.core.batch import Batch
-from postroad.core.filters.ast import (
+from postroad.core.batch.batch import Batch
+from postroad.core.filters.algebra.covering import covers, overlaps
+from postroad.core.filters.algebra.hulls import Hull, hulls_of, weight_of
+from postroad.core.filters.algebra.meaning import Key, meaning
+from postroad.core.filters.algebra.normal_form import Normal, prepare
+from postroad.core.filters.evaluate.bitmaps import Mask
+from postroad.core.filters.evaluate.one_message import Test, compile_test
+from postroad.core.filters.evaluate.whole_batch import Columns, Select, compile_select, select
+from postroad.core.filters.language.ast import (
     And,
     Arithmetic,
     Attribute,
@@ -22,16 +29,9 @@ from postroad.core.filters.ast import (
     Sign,
     Value,
 )
-from postroad.core.filters.bitmaps import Mask
-from postroad.core.filters.columns import Columns, Select, compile_select, select
-from postroad.core.filters.covering import covers, overlaps
-from postroad.core.filters.hulls import Hull, hulls_of, weight_of
-from postroad.core.filters.limits import DEFAULT_LIMITS, FilterLimits
-from postroad.core.filters.meaning import Key, meaning
-from postroad.core.filters.normal import Normal, prepare
-from postroad.core.filters.parser import parse
-from postroad.core.filters.scalar import Test, compile_test
-from postroad.core.filters.text import to_text
+from postroad.core.filters.language.limits import DEFAULT_LIMITS, FilterLimits
+from postroad.core.filters.language.parser import parse
+from postroad.core.filters.language.text import to_text
 from postroad.errors import InvalidValueError
 from postroad.types import AttributeValue
 

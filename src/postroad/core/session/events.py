@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from postroad.core.batch import Batch
-from postroad.core.packets import DurableEntry, PubendSpan, TracksAnswered
+from postroad.core.batch.batch import Batch
+from postroad.core.protocol.packets import DurableEntry, PubendSpan, TracksAnswered
 from postroad.errors import PostroadError
 
 

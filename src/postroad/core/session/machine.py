@@ -18,10 +18,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from postroad.core.batch import Batch
+from postroad.core.batch.batch import Batch
 from postroad.core.guards import ALL_ON, Guards
-from postroad.core.orders import LinkId, Send
-from postroad.core.packets import (
+from postroad.core.protocol.orders import LinkId, Send
+from postroad.core.protocol.packets import (
     Acknowledge,
     AcknowledgementStored,
     Advance,

@@ -24,12 +24,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from postroad.core.batch import Batch
-from postroad.core.layout import DEFAULT_LIMITS, INT_MAX, INT_MIN, check_message
-from postroad.core.orders import LinkId
-from postroad.core.packet_rows import Row, split_rows
-from postroad.core.packets import Packet, Publish, PublishColumns
-from postroad.core.rows import build_batches
+from postroad.core.batch.batch import Batch
+from postroad.core.batch.build import build_batches
+from postroad.core.batch.row_codec import Row, split_rows
+from postroad.core.batch.schema import DEFAULT_LIMITS, INT_MAX, INT_MIN, check_message
+from postroad.core.protocol.orders import LinkId
+from postroad.core.protocol.packets import Packet, Publish, PublishColumns
 from postroad.types import COUNTER_BITS, AttributeValue, MessageId, Tick, tick_milliseconds
 
 ROW_OVERHEAD_BYTES: Final = 48

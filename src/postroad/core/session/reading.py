@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from postroad.core.batch import Batch
-from postroad.core.packets import ListPubends, Packet, Pubends, RangeRead, ReadRange
+from postroad.core.batch.batch import Batch
+from postroad.core.protocol.packets import ListPubends, Packet, Pubends, RangeRead, ReadRange
 from postroad.core.session.events import Event, PubendsListed, RangeFailed, RangePiece
 from postroad.errors import GapError, PostroadError, ProtocolViolationError
 

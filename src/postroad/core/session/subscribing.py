@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from postroad.core.batch import Batch
-from postroad.core.packets import Subscribe
+from postroad.core.batch.batch import Batch
+from postroad.core.protocol.packets import Subscribe
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Writing a batch that may be repeated, seen from the client; `core/writing.py` tells what the broker does.
+"""Writing a batch that may be repeated, seen from the client. The broker's part: `core/broker/publishing/named_writers.py`.
 
 The ids of the rows are fixed when the batch is opened: row n has `base + n`, in this attempt and in every other. Rows leave as
 frames within the broker's window and stay until they are durable. After a lost connection the batch is opened again; the broker
@@ -18,8 +18,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from postroad.core.batch import Batch
-from postroad.core.packets import (
+from postroad.core.batch.batch import Batch
+from postroad.core.protocol.packets import (
     EpochOpened,
     EpochSealed,
     OpenEpoch,

@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 
 from postroad import compiled
-from postroad.core.batch import Ids
+from postroad.core.batch.batch import Ids
 from postroad.core.tracking.elements import Masks, RowNumbers
 
 Words: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]

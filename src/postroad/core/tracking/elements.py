@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 import numpy as np
 
-from postroad.core.batch import Ids
+from postroad.core.batch.batch import Ids
 from postroad.core.tracking.settings import Strategy
 
 Milliseconds: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]

@@ -18,7 +18,7 @@ from typing import Final, TypeAlias
 import msgspec
 import numpy as np
 
-from postroad.core.batch import Ids
+from postroad.core.batch.batch import Ids
 from postroad.core.tracking.elements import Horizon, Links, Lost, Masks, RowNumbers, Span
 
 LONG_ROWS: Final = 16  # on average: rows are copied piece by piece then, and not one by one

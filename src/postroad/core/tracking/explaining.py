@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from postroad.core.batch.row_codec import join_rows
 from postroad.core.filters.filter import Filter
-from postroad.core.packet_rows import join_rows
 from postroad.core.tracking.questions import CoverageAnswer, MapAnswer, MessageAnswer, SpanFound
 from postroad.core.tracking.reconstruction import Receipt, Trace, Unasked
 from postroad.errors import PostroadError

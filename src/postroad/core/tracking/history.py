@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from postroad.core.batch import Ids
+from postroad.core.batch.batch import Ids
 from postroad.core.tracking.blooms import Additions, ticks_of
 from postroad.core.tracking.elements import NO_SINGLETONS, Element, HistoryKey, Masks, Milliseconds, RowNumbers
 from postroad.core.tracking.settings import TrackingSettings

@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from postroad.core.batch import Ids
-from postroad.core.messages import ids_of
-from postroad.core.streams.selection import Rows
+from postroad.core.batch.batch import Ids
+from postroad.core.batch.message import ids_of
+from postroad.core.batch.selection import Rows
 from postroad.core.tracking.events import Deliveries, Forwarded, Published, Routed, TrackEvent
 
 IdPieces: TypeAlias = Sequence[bytes]  # of a batch: joined, its ids stand one after the other

@@ -18,10 +18,10 @@ from typing import Final
 
 import numpy as np
 
-from postroad.core.batch import Batch
-from postroad.core.messages import ids_of
-from postroad.core.orders import LinkId
-from postroad.core.streams.selection import Rows
+from postroad.core.batch.batch import Batch
+from postroad.core.batch.message import ids_of
+from postroad.core.batch.selection import Rows
+from postroad.core.protocol.orders import LinkId
 from postroad.core.tracking.elements import Horizon, Links, Lost, Masks, Span
 from postroad.core.tracking.events import Routed, TrackEvent
 from postroad.core.tracking.noted import IdPieces, Noted

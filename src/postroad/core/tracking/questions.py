@@ -12,7 +12,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from postroad.core.packet_rows import Binary, IdBytes, WireRow
+from postroad.core.batch.row_codec import Binary, IdBytes, WireRow
 from postroad.types import MESSAGE_ID_BYTES
 
 IDS_MAX: Final = 1024  # of one question

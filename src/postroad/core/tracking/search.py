@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from postroad.core.batch import Ids
+from postroad.core.batch.batch import Ids
 from postroad.core.tracking import blooms
 from postroad.core.tracking.elements import Element, HistoryKey
 from postroad.types import COUNTER_BITS

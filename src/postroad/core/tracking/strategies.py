@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
-from postroad.core.batch import Ids
+from postroad.core.batch.batch import Ids
 from postroad.core.tracking import blooms
 from postroad.core.tracking.elements import ID_DTYPE, Masks, RowNumbers
 from postroad.core.tracking.settings import Strategy, TrackingSettings

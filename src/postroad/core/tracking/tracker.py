@@ -24,9 +24,9 @@ from typing import Final, TypeAlias
 import numpy as np
 import xxhash
 
-from postroad.core.batch import Ids
-from postroad.core.packets import PUBEND_BITS
+from postroad.core.batch.batch import Ids
 from postroad.core.pausing import Pause, no_pause
+from postroad.core.protocol.packets import PUBEND_BITS
 from postroad.core.tracking.blooms import Words, extents
 from postroad.core.tracking.elements import (
     Crash,

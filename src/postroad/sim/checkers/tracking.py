@@ -23,9 +23,9 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from postroad.core.batch import Ids
+from postroad.core.batch.batch import Ids
 from postroad.core.filters.filter import Filter
-from postroad.core.packets import pubend_broker
+from postroad.core.protocol.packets import pubend_broker
 from postroad.core.tracking import blooms
 from postroad.core.tracking.elements import Crash, Element, HistoryKey, Kind, Lost, Span
 from postroad.core.tracking.search import Hits, search

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from postroad.core.batch import Ids
+from postroad.core.batch.batch import Ids
 from postroad.types import MESSAGE_ID_BYTES
 
 # The stubs take every array made from numpy for one of booleans, and do not know that all fields of a schema are fields.

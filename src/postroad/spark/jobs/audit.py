@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 
 from postroad.core.filters.filter import Filter
-from postroad.core.packets import pubend_broker
+from postroad.core.protocol.packets import pubend_broker
 from postroad.core.tracking.answers import HoleKind
 from postroad.core.tracking.elements import ID_DTYPE
 from postroad.errors import UnclaimedPubendError

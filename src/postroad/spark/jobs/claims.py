@@ -33,10 +33,10 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 
-from postroad.core.batch import Batch
+from postroad.core.batch.batch import Batch
 from postroad.core.filters.filter import Filter
-from postroad.core.filters.index import FilterIndex
-from postroad.core.packets import pubend_broker
+from postroad.core.filters.index.filter_index import FilterIndex
+from postroad.core.protocol.packets import pubend_broker
 from postroad.core.tracking.answers import HoleKind
 from postroad.core.tracking.elements import ID_DTYPE
 from postroad.spark.jobs.arrow import array, id_column, lists, record_batch

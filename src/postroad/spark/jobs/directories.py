@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from postroad.core.packets import pubend_broker
-from postroad.core.streams.durable import DURABLE_KEY, Durables
+from postroad.core.broker.subscribing.durable import DURABLE_KEY, Durables
+from postroad.core.protocol.packets import pubend_broker
 from postroad.core.tracking.notes import subscriber_name
 from postroad.errors import PostroadError
 from postroad.spark.jobs.places import is_uri

@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 
-from postroad.core.packets import pubend_broker
+from postroad.core.protocol.packets import pubend_broker
 from postroad.core.tracking.notes import QUIET_MS
 from postroad.core.tracking.settings import TrackingSettings
 from postroad.spark.jobs.arrow import array, integers

@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from postroad.core.layout import Kind
+from postroad.core.batch.schema import Kind
 from postroad.errors import LakeError, StorageError
 from postroad.spark.jobs import lake as lakes
 from postroad.spark.jobs.arrow import array, record_batch

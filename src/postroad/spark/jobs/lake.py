@@ -26,8 +26,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 
-from postroad.core.batch import Batch
-from postroad.core.layout import ATTRIBUTE_PREFIX, KIND_TYPES, Kind, layout_of
+from postroad.core.batch.batch import Batch
+from postroad.core.batch.schema import ATTRIBUTE_PREFIX, KIND_TYPES, Kind, layout_of
 from postroad.errors import LakeError
 from postroad.spark.jobs.arrow import array, id_column, ids_of, integers, record_batch
 from postroad.spark.jobs.directories import DataDirectory, data_directories

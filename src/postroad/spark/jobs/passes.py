@@ -24,7 +24,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 
-from postroad.core.batch import Ids
+from postroad.core.batch.batch import Ids
 from postroad.spark.jobs.arrow import array, binary_bytes, flags, flat, floats, ids_of, integers, lists, record_batch, schema_of
 from postroad.spark.jobs.matching import Elements, Matches, match
 from postroad.spark.jobs.trackfiles import BODIES

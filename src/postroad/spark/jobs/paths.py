@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from postroad.core.batch import Ids
+from postroad.core.batch.batch import Ids
 from postroad.core.tracking.answers import HoleKind
 from postroad.core.tracking.elements import ID_DTYPE, Kind
 from postroad.spark.jobs.arrow import array, flat, floats, id_column, ids_of, lists, record_batch

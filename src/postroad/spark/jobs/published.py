@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from postroad.core.batch import Batch
+from postroad.core.batch.batch import Batch
 from postroad.errors import LogsMissingError
 from postroad.spark.jobs.arrow import id_column, record_batch
 from postroad.spark.jobs.directories import DataDirectory, data_directories

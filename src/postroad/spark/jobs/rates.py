@@ -12,8 +12,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 
-from postroad.core.batch import Batch
-from postroad.core.stats import STEP_MS, RateMeter
+from postroad.core.batch.batch import Batch
+from postroad.core.broker.stats import STEP_MS, RateMeter
 from postroad.core.tracking.elements import ID_DTYPE
 from postroad.spark.jobs.arrow import Longs, array, binary_bytes, integers, record_batch, schema_of
 from postroad.spark.jobs.published import Numbered, Published

@@ -13,8 +13,8 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 
-from postroad.core.packets import pubend_broker
-from postroad.core.stats import Histogram
+from postroad.core.broker.stats import Histogram
+from postroad.core.protocol.packets import pubend_broker
 from postroad.core.tracking.elements import ID_DTYPE
 from postroad.figures import Cell, Document, Plot, Section, Table
 from postroad.spark.jobs.arrow import array, record_batch

@@ -7,8 +7,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from postroad.core.batch import Batch
-from postroad.core.layout import BatchLimits, Layout
+from postroad.core.batch.batch import Batch
+from postroad.core.batch.schema import BatchLimits, Layout
 from postroad.wire.batches import BatchDecoder, encode_batch
 
 encode = encode_batch

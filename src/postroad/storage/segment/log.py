@@ -33,8 +33,8 @@ from typing import Final, NoReturn
 
 import numpy as np
 
-from postroad.core.batch import Batch
-from postroad.core.orders import Lost, PubendState
+from postroad.core.batch.batch import Batch
+from postroad.core.protocol.orders import Lost, PubendState
 from postroad.errors import CorruptSegmentError, StorageError, StorageFailedError, StorageFullError
 from postroad.storage.base import LogSlice, SliceAround
 from postroad.storage.publishers import PUBLISHERS_MAX, LastIds

@@ -17,8 +17,8 @@ from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Final
 
-from postroad.core.batch import Batch
-from postroad.core.layout import Layout
+from postroad.core.batch.batch import Batch
+from postroad.core.batch.schema import Layout
 from postroad.errors import BatchError, CorruptSegmentError, GapError, LogMissingError, StorageError
 from postroad.storage.segment.disk import Disk
 from postroad.storage.segment.encoding import decode_layout

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from postroad.core.batch import Batch
+from postroad.core.batch.batch import Batch
 from postroad.errors import BatchError, CorruptSegmentError, StorageError
 from postroad.storage.segment.disk import Disk
 from postroad.storage.segment.encoding import decode

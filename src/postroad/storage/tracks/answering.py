@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from postroad.core.batch import Ids
+from postroad.core.batch.batch import Ids
 from postroad.core.tracking.answers import Findings
 from postroad.core.tracking.elements import Element, Record
 from postroad.core.tracking.questions import CoverageQuestion, TracksQuestion

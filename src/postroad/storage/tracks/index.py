@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from postroad.core.batch import Ids
+from postroad.core.batch.batch import Ids
 from postroad.core.tracking.elements import ID_DTYPE, Element, Lost, Milliseconds, Record, Span
 from postroad.core.tracking.settings import Strategy
 from postroad.storage.tracks.format import Head

@@ -21,7 +21,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from postroad.core.batch import Ids
+from postroad.core.batch.batch import Ids
 from postroad.core.pausing import Pause, no_pause
 from postroad.core.tracking.elements import (
     ID_DTYPE,

@@ -23,7 +23,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from postroad.core.batch import Ids
+from postroad.core.batch.batch import Ids
 from postroad.core.pausing import Pause, no_pause
 from postroad.core.tracking.answers import Covered, Hole, Searched, covered, ended
 from postroad.core.tracking.elements import Crash, Element, Farewell, Flush, Horizon, Lost, Record, Span

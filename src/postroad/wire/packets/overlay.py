@@ -1,10 +1,10 @@
-"""Publish and subscribe: the method ids of `postroad.core.packets` (clients 0x0200-0x02ff, brokers 0x0300-0x03ff)."""
+"""Publish and subscribe: the method ids of `postroad.core.protocol.packets` (clients 0x0200-0x02ff, brokers 0x0300-0x03ff)."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from postroad.core import packets
+from postroad.core.protocol import packets
 from postroad.wire.registry import Direction, one_way, request, response
 
 _UP: Final = Direction.CLIENT_TO_BROKER

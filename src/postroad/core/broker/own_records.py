@@ -1,0 +1,196 @@
+"""A broker's own records, as it reads them at its start.
+
+A record that is damaged (its checksum failed, or it cannot be decoded) is never taken for a value, and it never stops the broker.
+What it protected is kept safe without it, and the operator is told once per start what that means:
+
+- a durable subscription exists, with the filter its client brings, and goes on from the oldest position it can have;
+- a hold keeps everything until its broker tells a new one; the floor keeps everything until the clients' grace has passed;
+- a horizon makes its pubend go on above everything it can have announced (`Pubend.restart_above`);
+- publisher ids go on far above all that were seen;
+- a writer is refused, since which of its batches were taken is not known;
+- known brokers are gathered from the other records, and from link state as it comes;
+- where another broker's durable subscription is at home is asked again, as for a name that was never heard of.
+
+A record whose key is damaged may have been any of them, so all of this applies at once, but for the names, which nobody knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from postroad.core.broker.context import KNOWN_KEY
+from postroad.core.broker.former_lives import BORN_KEY, HEARD_KEY, INCARNATION_KEY, Heard, Stored
+from postroad.core.broker.holding.holds import FLOOR_KEY, HOLD_KEY, HoldTable
+from postroad.core.broker.publishing.losses import LOST_KEY, Loss, Losses
+from postroad.core.broker.publishing.named_writers import WRITER_KEY
+from postroad.core.broker.publishing.publishers import HORIZON_KEY, PUBLISHER_KEY
+from postroad.core.broker.subscribing.durable import DURABLE_KEY, HOME_KEY, Durables
+from postroad.core.broker.subscribing.naming import NAME_KEY, Reservation
+from postroad.core.guards import Guards
+from postroad.core.protocol.orders import BrokerState, Notice, PubendState
+from postroad.core.protocol.packets import Positions, pubend_broker, pubend_id
+from postroad.errors import PostroadError
+
+UNREADABLE: Final = ""  # the key of a record whose key is damaged
+PUBLISHERS_SKIPPED: Final = 1 << 24  # when it is not known how many were given out
+PUBLISHER_LIMIT: Final = 1 << 32
+_NUMBER_BYTES: Final = 8
+
+CONSEQUENCES: Final = {
+    DURABLE_KEY: "the subscription goes on from the oldest message that is held for this broker, so some may be delivered again",
+    HOME_KEY: "where this subscription is at home is asked again when its client comes",
+    NAME_KEY: "another broker may be told that this durable name is free, while the one that reserved it takes it",
+    HOLD_KEY: "nothing is released until that broker has told anew what it needs",
+    FLOOR_KEY: "nothing is released until the clients that may come back have had their time",
+    HORIZON_KEY: "the stream of this pubend goes on a little ahead of the clock",
+    PUBLISHER_KEY: "the ids of new publishers go on far above those that were seen",
+    KNOWN_KEY: "the brokers of the overlay are gathered anew from other records and from the neighbours",
+    WRITER_KEY: "batches of this writer are refused; read what is there, and write the rest under another name",
+    INCARNATION_KEY: "incarnations go on from the clock, which is above every number before",
+    LOST_KEY: "everything before the first tick of this pubend is taken for lost",
+    BORN_KEY: "when this pubend began is not known any more; its log and its horizon are as they were",
+    HEARD_KEY: "what other brokers once said is remembered only from now on",
+    "incarnation": "this start is numbered by the clock, which is above every number before",
+    "pubends": "the logs that are found in the directory are opened; one that is missing would not be noticed",
+    UNREADABLE: "it may have been any of them, so horizons, holds and publisher ids are all taken for damaged",
+}
+NAMELESS: Final = "without a readable name"
+_OTHER: Final = "it is left out"
+
+
+@dataclass(slots=True)
+class OwnRecords:
+    """What the records say, with what is assumed in place of those that are damaged."""
+
+    table: HoldTable
+    durables: Durables
+    horizons: Positions = field(default_factory=dict)
+    unknown_horizons: list[int] = field(default_factory=list)  # pubends
+    losses: Losses = field(default_factory=Losses)
+    lives: Stored = field(default_factory=Stored)
+    floor: Positions = field(default_factory=dict)
+    floor_for_grace: Positions = field(default_factory=dict)  # the floor, or what is held while it is not known
+    known: dict[int, list[int]] = field(default_factory=dict)
+    publisher_next: int = 0
+    reservations: dict[str, Reservation] = field(default_factory=dict)  # durable names
+    writers: dict[str, bytes] = field(default_factory=dict)
+    damaged: list[str] = field(default_factory=list)  # keys
+
+    def notices(self) -> list[Notice]:
+        return [
+            Notice(f"the stored record {key or NAMELESS} is damaged: {CONSEQUENCES.get(_kind(key), _OTHER)}", error=True)
+            for key in self.damaged
+        ]
+
+
+def load_records(state: BrokerState, guards: Guards) -> OwnRecords:
+    """Read what a broker stored."""
+    records = OwnRecords(HoldTable(guards), Durables(state.broker, guards))
+    damaged = list(state.damaged)
+    for key, value in state.metadata:
+        try:
+            _read(records, key, value)
+        except (msgspec.MsgspecError, PostroadError, ValueError):
+            damaged.append(key)
+    records.damaged = sorted(damaged, key=lambda key: (_kind(key) == DURABLE_KEY, key))  # those need what the others say
+    records.floor_for_grace = records.floor
+    if FLOOR_KEY in damaged or UNREADABLE in damaged:
+        _assume_known(records, state)
+        records.floor_for_grace = dict.fromkeys(_pubends(records, state.pubends), 0) | records.floor
+    for key in records.damaged:
+        _assume(records, key, state)
+    records.lives.used = records.unknown_horizons
+    return records
+
+
+def _kind(key: str) -> str:
+    """Return the kind of a record: its key up to the slash, or all of it."""
+    head, slash, _ = key.partition("/")
+    return head + slash
+
+
+def _read(records: OwnRecords, key: str, value: bytes) -> None:
+    match _kind(key):
+        case "hold/":
+            records.table.load(key, value)
+        case "durable/" | "home/":
+            records.durables.load(key, value)
+        case "horizon/":
+            records.horizons[int(key.removeprefix(HORIZON_KEY))] = _number(value)
+        case "born/":
+            records.lives.born[int(key.removeprefix(BORN_KEY))] = _number(value)
+        case "lost/":
+            records.losses.load(key, value)
+        case "heard":
+            records.lives.heard = msgspec.msgpack.decode(value, type=Heard)
+        case "incarnation-base":
+            records.lives.base = _number(value)
+        case "hold-floor":
+            records.floor = msgspec.msgpack.decode(value, type=dict[int, int])
+        case "known-brokers":
+            records.known = msgspec.msgpack.decode(value, type=dict[int, list[int]])
+        case "name/":
+            records.reservations[key.removeprefix(NAME_KEY)] = msgspec.msgpack.decode(value, type=Reservation)
+        case "publisher-next":
+            records.publisher_next = _number(value)
+        case "writer/":
+            records.writers[key] = value
+        case _:
+            pass
+
+
+def _number(value: bytes) -> int:
+    if len(value) != _NUMBER_BYTES:
+        raise ValueError(f"a stored number has {_NUMBER_BYTES} bytes, not {len(value)}")
+    return int.from_bytes(value, "big")
+
+
+def _assume(records: OwnRecords, key: str, state: BrokerState) -> None:
+    """Put something safe in the place of a record that is damaged."""
+    kind = _kind(key)
+    name = key.removeprefix(kind)
+    if kind in {HOLD_KEY, HORIZON_KEY} and not name.isdecimal():
+        kind = UNREADABLE
+    if kind == HOLD_KEY:
+        records.table.load_damaged(int(name))
+    elif kind == HORIZON_KEY:
+        records.unknown_horizons.append(int(name))
+    elif kind == LOST_KEY and name.isdecimal() and int(name) in records.lives.born:
+        records.losses.add(int(name), Loss(0, records.lives.born[int(name)], state.incarnation, 0))
+    elif kind == DURABLE_KEY:
+        records.durables.load_damaged(name, records.floor_for_grace)
+    elif kind == PUBLISHER_KEY:
+        records.publisher_next = _above_all_publishers(state.pubends)
+    elif kind == KNOWN_KEY:
+        _assume_known(records, state)
+    elif kind == UNREADABLE:
+        records.unknown_horizons = [each.pubend for each in state.pubends]
+        records.publisher_next = max(records.publisher_next, _above_all_publishers(state.pubends))
+        _assume_known(records, state)
+        for broker in {**dict.fromkeys(records.known), state.broker: None}:
+            if broker not in records.table.holders():
+                records.table.load_damaged(broker)
+
+
+def _assume_known(records: OwnRecords, state: BrokerState) -> None:
+    """Add the brokers that other records name to the known ones."""
+    brokers = [home.broker for home in records.durables.homes.values()]
+    brokers += [*records.table.holders(), *(pubend_broker(pubend) for pubend in records.floor)]
+    for broker in brokers:
+        if broker not in {0, state.broker} and broker not in records.known:
+            hosted = [pubend for pubend in records.floor if pubend_broker(pubend) == broker]
+            records.known[broker] = hosted or [pubend_id(broker)]
+
+
+def _pubends(records: OwnRecords, hosted: Sequence[PubendState]) -> list[int]:
+    return [*(each.pubend for each in hosted), *(pubend for pubends in records.known.values() for pubend in pubends)]
+
+
+def _above_all_publishers(pubends: Sequence[PubendState]) -> int:
+    """Return a publisher id that was never given out: no broker gives out so many that publish nothing."""
+    highest = max((publisher for each in pubends for publisher, _ in each.publishers), default=0)
+    return min(highest + PUBLISHERS_SKIPPED, PUBLISHER_LIMIT - 1)

@@ -1,0 +1,165 @@
+"""Named writers: batches that may be written again and are taken once.
+
+A program that repeats a whole batch after a failure, as Spark does, gives every row the same message id each time; the pubend
+recognises what it has. For that the first id of a batch must be the same in every attempt, also over a crash of the broker: so
+the broker chooses it when the batch is opened first, stores it with the writer's name and the number of the batch (its *epoch*),
+and answers only then. Row n has the id `publisher | broker | base + n`.
+
+A writer has one publisher id for ever, one of those the broker gives out to everybody, and a pubend laid down with it. Ids of a
+publisher ascend, so epochs must come in order: once a later one was opened, what was not taken of an earlier one could not be
+told from a repetition any more. It is refused, unless it was *sealed*: then all its rows are durable and nobody needs to send
+them.
+
+Only the connection that opened a writer last is listened to. Two attempts at one batch side by side send the same rows, so
+whichever is heard, nothing is doubled; and the rows of an epoch cannot mix with those of a later one.
+
+When a write to the log fails, its rows are refused, and so is everything of those writers until they are opened again: a later
+frame that was taken would make the refused ones look like repetitions.
+
+Invariants: a base is durable before anyone hears of it; it lies above every id the publisher ever had accepted; bases ascend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from postroad.core.broker.context import Parts
+from postroad.core.broker.publishing.publishers import Publishing
+from postroad.core.protocol.orders import LinkId
+from postroad.core.protocol.packets import EpochOpened, EpochSealed, OpenEpoch, SealEpoch
+from postroad.errors import PostroadError, StaleEpochError, TooManyError, UnknownHandleError
+from postroad.types import COUNTER_BITS
+
+WRITER_KEY: Final = "writer/"
+WRITERS_MAX: Final = 1 << 16
+EPOCHS_MAX: Final = 64  # remembered of one writer
+UNUSED_MS: Final = 86_400_000  # a writer that was not heard of for so long makes room for another when there are too many
+
+
+class _Epoch(msgspec.Struct, array_like=True):
+    epoch: int
+    base: int
+    rows: int | None = None  # when sealed
+
+
+class _Writer(msgspec.Struct, array_like=True):
+    publisher: int
+    pubend: int
+    used_ms: int
+    epochs: list[_Epoch]  # ascending
+
+
+class Writing:
+    """The writers of this broker."""
+
+    def __init__(self, parts: Parts, publishing: Publishing) -> None:
+        self._parts = parts
+        self._publishing = publishing
+        self._writers: dict[str, _Writer] = {}
+        self._damaged: dict[str, None] = {}  # writers whose records cannot be read
+        self._waiting: list[tuple[LinkId, OpenEpoch, int]] = []  # for a publisher id
+
+    def load(self, key: str, value: bytes) -> None:
+        self._writers[key.removeprefix(WRITER_KEY)] = msgspec.msgpack.decode(value, type=_Writer)
+
+    def load_damaged(self, name: str) -> None:
+        """Refuse a writer whose record is damaged: which batches it wrote is not known."""
+        self._damaged[name] = None
+
+    def __len__(self) -> int:
+        return len(self._writers)
+
+    def open(self, link: LinkId, packet: OpenEpoch, request: int) -> None:
+        self._check_known(packet.name)
+        writer = self._writers.get(packet.name)
+        if writer is None:
+            writer = self._new_writer(link, packet, request)
+            if writer is None:
+                return  # answered when there are publisher ids again
+        known = next((each for each in writer.epochs if each.epoch == packet.epoch), None)
+        if known is None or known.rows is None:
+            known = self._writable(packet, writer, known)
+            self._publishing.adopt(writer.publisher, link, writer.pubend)
+        writer.used_ms = self._parts.wall_ms
+        self._store(packet.name, writer, lambda: self._answer(link, request, writer, known))
+
+    def seal(self, link: LinkId, packet: SealEpoch, request: int) -> None:
+        self._check_known(packet.name)
+        writer = self._writers.get(packet.name)
+        known = None if writer is None else next((each for each in writer.epochs if each.epoch == packet.epoch), None)
+        if writer is None or known is None:
+            raise UnknownHandleError(f"batch {packet.epoch} of {packet.name!r} was never opened here")
+        if known.rows is None:
+            known.rows = packet.rows
+        rows = known.rows
+        self._store(packet.name, writer, lambda: self._parts.send(link, EpochSealed(rows), request))
+
+    def link_lost(self, link: LinkId) -> None:
+        self._waiting = [entry for entry in self._waiting if entry[0] != link]
+
+    def wake(self) -> None:
+        """Go on with those that waited for a publisher id."""
+        waiting, self._waiting = self._waiting, []
+        for link, packet, request in waiting:
+            try:
+                self.open(link, packet, request)
+            except PostroadError as error:
+                self._parts.refuse(link, request, error)
+
+    # --- inside ---
+
+    def _check_known(self, name: str) -> None:
+        if name in self._damaged:
+            text = f"how far the batches of {name!r} were written is not known any more, its record is damaged"
+            raise StaleEpochError(f"{text}; read what is there, and write the rest under another name")
+
+    def _new_writer(self, link: LinkId, packet: OpenEpoch, request: int) -> _Writer | None:
+        self._make_room()
+        publisher = self._publishing.new_publisher()
+        if publisher is None:
+            self._waiting.append((link, packet, request))
+            return None
+        pubends = sorted(self._parts.pubends)
+        writer = _Writer(publisher, pubends[publisher % len(pubends)], self._parts.wall_ms, [])
+        self._writers[packet.name] = writer
+        return writer
+
+    def _make_room(self) -> None:
+        if len(self._writers) + len(self._waiting) < WRITERS_MAX:
+            return
+        name, oldest = min(self._writers.items(), key=lambda each: each[1].used_ms)
+        if self._parts.wall_ms - oldest.used_ms < UNUSED_MS:
+            raise TooManyError(f"this broker remembers at most {WRITERS_MAX} writers")
+        del self._writers[name]
+        self._parts.store(((WRITER_KEY + name, None),))
+
+    def _writable(self, packet: OpenEpoch, writer: _Writer, known: _Epoch | None) -> _Epoch:
+        """Return the epoch with its base, new or as it was; refuse it when rows of it could be lost."""
+        latest = writer.epochs[-1] if writer.epochs else None
+        if latest is not None and packet.epoch < latest.epoch:
+            text = f"batch {packet.epoch} of {packet.name!r} comes after batch {latest.epoch} was begun"
+            raise StaleEpochError(f"{text}; batches of one name must come in order")
+        pubend = self._parts.pubends[writer.pubend]
+        accepted = pubend.remembered(writer.publisher)
+        if known is not None:
+            if accepted is None and known.base <= pubend.forgotten:
+                text = f"how far batch {packet.epoch} of {packet.name!r} was written is not known any more"
+                raise StaleEpochError(f"{text}; read what is there, and write the rest under another name")
+            return known
+        floor = max(accepted or 0, pubend.forgotten, 0 if latest is None else latest.base)
+        begun = _Epoch(packet.epoch, max(self._parts.wall_ms << COUNTER_BITS, floor + 1))
+        writer.epochs = [*writer.epochs[-EPOCHS_MAX + 1 :], begun]
+        return begun
+
+    def _answer(self, link: LinkId, request: int, writer: _Writer, known: _Epoch) -> None:
+        accepted = self._parts.pubends[writer.pubend].durable(writer.publisher)
+        window = self._parts.config.publish_window_bytes
+        me, wall_ms = self._parts.broker, self._parts.wall_ms
+        answer = EpochOpened(writer.publisher, me, writer.pubend, wall_ms, window, accepted, known.base, known.rows)
+        self._parts.send(link, answer, request)
+
+    def _store(self, name: str, writer: _Writer, then: Callable[[], None]) -> None:
+        self._parts.store(((WRITER_KEY + name, msgspec.msgpack.encode(writer)),), lambda _now: then())

@@ -1,0 +1,297 @@
+"""The pubend: one persistent ordered stream, decided once.
+
+Rows that arrive while a write is under way wait; `commit` turns all that waits into one append (group commit). When the
+append is durable its ticks are announced, and only then. Between appends, silence is announced up to the clock, but never
+above `reserved`, a horizon stored on disk beforehand: after a crash, or with a clock that went back, new ticks lie above
+everything that was ever announced.
+
+A publisher's ids ascend, so the highest accepted one is all there is to remember of it: what comes again is at or below. The
+table is bounded; a publisher that was forgotten may go on only above everything that was forgotten.
+
+Invariants: `horizon` never falls; every row at or below it is durable; ticks given out ascend strictly.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, pairwise
+from typing import Final
+
+import numpy as np
+
+from postroad.core.batch.batch import Batch, concat
+from postroad.core.batch.build import build_batches
+from postroad.core.batch.row_codec import Row
+from postroad.core.batch.schema import BatchLimits
+from postroad.core.guards import ALL_ON, Guards
+from postroad.core.protocol.orders import Append, LinkId, Order, PubendState, Send
+from postroad.core.protocol.packets import PublishAcknowledged, PublishRefused
+from postroad.errors import InvalidValueError, PostroadError
+
+PUBLISHERS_MAX: Final = 1 << 17
+COMMIT_ROWS_MAX: Final = 1 << 16
+ROW_BYTES: Final = 200  # that a waiting row takes beside its payload, about
+JOIN_LIMITS: Final = BatchLimits(rows=8192, bytes=2 << 20)  # of batches that arrived one by one and were joined
+RESERVE_MS: Final = 15_000
+RESERVE_AGAIN_MS: Final = 5_000
+
+
+@dataclass(slots=True)
+class _Publisher:
+    link: LinkId | None
+    accepted: int  # highest tick of an id taken, durable or waiting
+    durable: int
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """What one publisher sent and no append has taken yet; rows or columns."""
+
+    publisher: int
+    last: int
+    size: int  # bytes, about
+    rows: list[Row] = field(default_factory=list)
+    columns: Batch | None = None
+
+
+class Pubend:
+    """One stream. The broker feeds it and takes what became durable from `appended`."""
+
+    def __init__(self, state: PubendState, reserved: int, orders: list[Order], guards: Guards = ALL_ON) -> None:
+        self.pubend = state.pubend
+        self.released = state.released
+        self.reserved = reserved
+        floor = max(state.last_tick, state.released, reserved if guards.horizon_is_reserved else 0)
+        self.horizon = floor  # everything up to here is decided and announced
+        self.last = state.last_tick  # of the last message that was announced
+        self.backlog_rows = 0
+        self.backlog_bytes = 0
+        self.wall_ms = 0  # the broker's clock
+        self.is_open = True  # False: it has not begun, since it may have had a former life (see `recovery`)
+        self._orders = orders
+        self._guards = guards
+        self._publishers: dict[int, _Publisher] = {}
+        self._forgotten = state.forgotten
+        self._waiting: list[_Waiting] = []
+        self._in_flight: tuple[int, tuple[Batch, ...], list[_Waiting]] | None = None
+        self._token = 0
+        if guards.publishers_are_remembered:
+            for publisher, last in state.publishers:
+                self._publishers[publisher] = _Publisher(None, last, last)
+
+    def restart_above(self, tick: int) -> None:
+        """Decide nothing at or below a tick: what was announced before a crash is not known."""
+        self.horizon = max(self.horizon, tick)
+
+    # --- publishers ---
+
+    def open(self, publisher: int, link: LinkId) -> int:
+        """Attach a publisher to a link; return the tick of the last id of it that is durable."""
+        entry = self._publishers.pop(publisher, None)
+        if entry is None:
+            entry = _Publisher(link, self._forgotten, self._forgotten)
+        entry.link = link
+        self._publishers[publisher] = entry  # the most recently opened stands last
+        self._forget()
+        return entry.durable
+
+    def accepted(self, publisher: int) -> int:
+        """Return the highest tick of an id that was taken, durable or not."""
+        return self._publishers[publisher].accepted
+
+    def remembered(self, publisher: int) -> int | None:
+        """Do as `accepted`, also for a publisher that is not open; None if nothing is remembered of it."""
+        entry = self._publishers.get(publisher)
+        return None if entry is None else entry.accepted
+
+    def durable(self, publisher: int) -> int:
+        """Return the highest tick of a durable id of a publisher, as far as it is remembered."""
+        entry = self._publishers.get(publisher)
+        return self._forgotten if entry is None else entry.durable
+
+    @property
+    def forgotten(self) -> int:
+        """The highest tick of an id of a publisher that is not remembered any more."""
+        return self._forgotten
+
+    def link_lost(self, link: LinkId) -> None:
+        for entry in self._publishers.values():
+            if entry.link == link:
+                entry.link = None
+
+    def publish(self, publisher: int, rows: Sequence[Row]) -> None:
+        """Take rows, at least one, with ascending ids of an open publisher; those taken before are recognised."""
+        entry = self._publishers[publisher]
+        ticks = [int.from_bytes(row[0][8:], "big") for row in rows]
+        if len(ticks) > 1 and any(left >= right for left, right in pairwise(ticks)):
+            raise InvalidValueError("the message ids of one publisher must ascend")
+        if ticks[-1] <= entry.accepted:
+            self._acknowledge_again(publisher, entry)
+            return
+        fresh = list(rows[bisect_right(ticks, entry.accepted) :])
+        size = sum([len(row[2]) for row in fresh]) + ROW_BYTES * len(fresh)
+        self._wait(_Waiting(publisher, ticks[-1], size, rows=fresh), entry, len(fresh))
+
+    def publish_columns(self, publisher: int, batch: Batch) -> None:
+        """Take a batch with ascending ids of an open publisher."""
+        entry = self._publishers[publisher]
+        ticks = id_ticks(batch)
+        if len(ticks) > 1 and not bool(np.all(ticks[1:] > ticks[:-1])):
+            raise InvalidValueError("the message ids of one publisher must ascend")
+        first = int(np.searchsorted(ticks, np.uint64(entry.accepted), side="right"))
+        if first == len(batch):
+            self._acknowledge_again(publisher, entry)
+            return
+        fresh = batch if first == 0 else batch.slice(first, len(batch))
+        self._wait(_Waiting(publisher, int(ticks[-1]), fresh.size, columns=fresh), entry, len(fresh))
+
+    # --- the stream ---
+
+    def commit(self, wall_ms: int) -> None:
+        """Begin one append with what waits, unless one is under way."""
+        if self._in_flight is not None or not self._waiting or not self.is_open:
+            return
+        taken: list[_Waiting] = []
+        count = 0
+        while self._waiting and (not taken or count < COMMIT_ROWS_MAX):
+            entry = self._waiting.pop(0)
+            taken.append(entry)
+            count += len(entry.rows) or len(entry.columns or ())
+        batches = _build(taken, max(wall_ms << 16, self.horizon + 1))
+        self._token += 1
+        self._in_flight = (self._token, batches, taken)
+        self._orders.append(Append(self.pubend, self._token, batches))
+
+    def appended(self, token: int) -> tuple[int, int, tuple[Batch, ...]]:
+        """Announce a durable append: return (lo, hi, batches) and acknowledge its publishers."""
+        assert self._in_flight is not None
+        expected, batches, taken = self._in_flight
+        assert token == expected
+        self._in_flight = None
+        lo, self.horizon = self.horizon, int(batches[-1].ticks()[-1])
+        self.last = self.horizon
+        last: dict[int, int] = {}
+        for entry in taken:
+            last[entry.publisher] = max(entry.last, last.get(entry.publisher, 0))
+            self.backlog_rows -= len(entry.rows) or len(entry.columns or ())
+            self.backlog_bytes -= entry.size
+        for publisher, tick in last.items():
+            self._durable(publisher, tick)
+        return lo, self.horizon, batches
+
+    def append_failed(self, token: int, error: PostroadError) -> None:
+        """Refuse what could not be written and everything waiting behind it; the stream goes on."""
+        assert self._in_flight is not None
+        assert token == self._in_flight[0]
+        refused = self._in_flight[2] + self._waiting
+        self._in_flight, self._waiting, self.backlog_rows, self.backlog_bytes = None, [], 0, 0
+        for entry in refused:
+            known = self._publishers.get(entry.publisher)
+            if known is None:
+                continue
+            known.accepted = known.durable
+            if known.link is not None:
+                first, last = _first_and_last_id(entry)
+                message = PublishRefused(entry.publisher, first, last, error.code, str(error)[:4096])
+                self._orders.append(Send(known.link, message))
+
+    def silence(self, wall_ms: int) -> tuple[int, int] | None:
+        """Decide silence up to the clock, as far as reserved; return (lo, hi] to announce, or None."""
+        limit = self.reserved if self._guards.horizon_is_reserved else (wall_ms << 16)
+        hi = min(wall_ms << 16, limit)
+        if self._in_flight is not None or hi <= self.horizon or not self.is_open:
+            return None
+        lo, self.horizon = self.horizon, hi
+        return lo, hi
+
+    def reserve(self, wall_ms: int) -> int | None:
+        """Return a new horizon to store, when the one on disk is near; the caller sets `reserved` once it is stored."""
+        wanted = max(wall_ms << 16, self.horizon)
+        if wanted + (RESERVE_AGAIN_MS << 16) <= self.reserved:
+            return None
+        return wanted + (RESERVE_MS << 16)
+
+    def begin(self, tick: int) -> None:
+        """Decide from this tick on, which is on disk; everything up to it is nobody's."""
+        self.horizon = max(self.horizon, tick)
+        self.is_open = True
+
+    @property
+    def writing(self) -> bool:
+        return self._in_flight is not None
+
+    # --- inside ---
+
+    def _wait(self, waiting: _Waiting, entry: _Publisher, count: int) -> None:
+        entry.accepted = waiting.last
+        self.backlog_rows += count
+        self.backlog_bytes += waiting.size
+        self._waiting.append(waiting)
+
+    def _durable(self, publisher: int, tick: int) -> None:
+        entry = self._publishers.get(publisher)
+        if entry is None:
+            return
+        entry.durable = max(entry.durable, tick)
+        if not self._guards.publishers_are_remembered and entry.link is None:
+            del self._publishers[publisher]
+        elif entry.link is not None:
+            self._acknowledge(publisher, entry, entry.link)
+
+    def _acknowledge_again(self, publisher: int, entry: _Publisher) -> None:
+        if entry.link is not None and entry.durable:
+            self._acknowledge(publisher, entry, entry.link)
+
+    def _acknowledge(self, publisher: int, entry: _Publisher, link: LinkId) -> None:
+        self._orders.append(Send(link, PublishAcknowledged(publisher, entry.durable, self.wall_ms)))
+
+    def _forget(self) -> None:
+        while len(self._publishers) > PUBLISHERS_MAX:
+            oldest = next((p for p, e in self._publishers.items() if e.link is None and e.accepted == e.durable), None)
+            if oldest is None:
+                return
+            self._forgotten = max(self._forgotten, self._publishers.pop(oldest).durable)
+
+
+def _build(taken: list[_Waiting], first_tick: int) -> tuple[Batch, ...]:
+    """Join rows that stand next to each other into columns, and give every row its tick."""
+    if all(entry.columns is None for entry in taken):  # then the ticks are known before the columns are built
+        rows = [row for entry in taken for row in entry.rows]
+        ticks = np.arange(first_tick, first_tick + len(rows), dtype=np.uint64)
+        return tuple(build_batches(rows, ticks, remember=True))  # for the subscribers, who come next
+    pieces: list[Batch] = []
+    rows = []
+    for entry in taken:
+        if entry.columns is None:
+            rows.extend(entry.rows)
+            continue
+        pieces.extend(build_batches(rows) if rows else ())
+        rows = []
+        pieces.append(entry.columns)
+    pieces.extend(build_batches(rows) if rows else ())
+    batches = []
+    for piece in _joined(pieces):
+        ticks = np.arange(first_tick, first_tick + len(piece), dtype=np.uint64)
+        batches.append(piece.with_ticks(ticks))
+        first_tick += len(piece)
+    return tuple(batches)
+
+
+def _joined(pieces: list[Batch]) -> Iterator[Batch]:
+    """Join neighbours of one layout: every later step costs by the batch, not by the row."""
+    for _, run in groupby(pieces, key=lambda piece: piece.layout):
+        yield from concat(run, JOIN_LIMITS)
+
+
+def _first_and_last_id(entry: _Waiting) -> tuple[bytes, bytes]:
+    if entry.columns is None:
+        return entry.rows[0][0], entry.rows[-1][0]
+    ids = entry.columns.ids()
+    return bytes(ids[0]), bytes(ids[-1])
+
+
+def id_ticks(batch: Batch) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    """Return the tick part of every id of a batch."""
+    return batch.ids().view(">u8").reshape(-1, 2)[:, 1].astype(np.uint64)

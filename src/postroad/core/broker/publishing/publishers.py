@@ -1,0 +1,263 @@
+"""The broker's side of publishing: who may publish, what is taken, and when it is announced.
+
+Skew: the newest timestamp of a frame, with the age its client gives it, must be near the broker's clock. Else the frame is
+refused, and so is everything of that publisher until it is opened again, since taking a later message would make the refused
+ones look like repetitions. The refusal and the answer to the opening tell the client our clock. What it then sends again may be
+old, however long it was under way: a publisher that was behind once may be so until a frame of it is in time. What was accepted
+before is never refused when it comes again.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+from postroad.core.batch.batch import Batch
+from postroad.core.batch.row_codec import Row, join_rows
+from postroad.core.batch.schema import DEFAULT_LIMITS, check_message
+from postroad.core.broker.context import Parts
+from postroad.core.broker.publishing.pubend import Pubend
+from postroad.core.broker.relaying.cache import COMPLETE, Segment
+from postroad.core.protocol.orders import LinkId
+from postroad.core.protocol.packets import OpenPublisher, Publish, PublishColumns, PublisherOpened, PublishRefused
+from postroad.errors import InvalidValueError, PostroadError, SkewError, StaleEpochError, UnknownHandleError
+from postroad.types import MESSAGE_ID_BYTES, tick_milliseconds
+
+PUBLISHER_KEY: Final = "publisher-next"
+HORIZON_KEY: Final = "horizon/"
+PUBLISHER_BLOCK: Final = 1 << 16
+FIRST_BLOCKS: Final = 1 << 15  # the lower half: room is left above the last
+
+
+class _Skew(Enum):
+    """What a publisher's clock was found to be, until a frame of it is in time."""
+
+    REFUSED = "nothing is taken until it is opened again"
+    REFUSED_OLD = "the same, and old messages may come then"
+    OLD = "old messages may come"
+
+
+class Publishing:
+    """Publishers of this broker and its pubends."""
+
+    def __init__(self, parts: Parts, publisher_next: int) -> None:
+        self._parts = parts
+        self._shared = [parts.pubends[each] for each in sorted(parts.pubends)]  # publishers are spread over them
+        self._next = publisher_next
+        self._reserved = publisher_next  # ids below this are ours to give
+        self._reserving = False
+        self._begun = all(pubend.is_open for pubend in parts.pubends.values())
+        self._waiting: list[tuple[LinkId, int]] = []
+        self._links: dict[int, LinkId] = {}  # publisher -> link
+        self._storing_horizons = False
+        self._skews: dict[int, _Skew] = {}  # of open publishers
+        self._homes: dict[int, int] = {}  # publisher -> pubend, where that was laid down
+
+    # --- publishers ---
+
+    def open(self, link: LinkId, packet: OpenPublisher, request: int) -> None:
+        if packet.resume is not None:
+            if packet.resume >= self._reserved:
+                error = UnknownHandleError(f"publisher {packet.resume} was never given out by this broker")
+                self._parts.refuse(link, request, error)
+                return
+            self._opened(link, packet.resume, request)
+        elif self._next < self._reserved:
+            self._next += 1
+            self._opened(link, self._next - 1, request)
+        else:
+            self._waiting.append((link, request))
+            self._reserve()
+
+    def store_next(self, *changes: tuple[str, bytes | None]) -> None:
+        """Store up to where publisher ids were given out, with other changes."""
+        self._parts.store(((PUBLISHER_KEY, self._reserved.to_bytes(8, "big")), *changes))
+
+    def begin(self, *, anew_ms: int) -> None:
+        """Give out ids from now on. In place of a former life, they are others than it gave out, as far as the time tells."""
+        self._begun = True
+        if anew_ms:
+            self._next = self._reserved = (anew_ms >> 10) % FIRST_BLOCKS * PUBLISHER_BLOCK
+        if self._waiting:
+            self._reserve()
+
+    def new_publisher(self) -> int | None:
+        """Give out a publisher id; None while more of them are being reserved: ask again."""
+        if self._next >= self._reserved:
+            self._reserve()
+            return None
+        self._next += 1
+        return self._next - 1
+
+    def adopt(self, publisher: int, link: LinkId, pubend: int) -> int:
+        """Let a link publish as this publisher, in place of any other, which is told; return the tick of its last durable id."""
+        before = self._links.get(publisher)
+        if before is not None and before != link:
+            error = StaleEpochError("another attempt at this batch has taken over")
+            self._parts.send(before, PublishRefused(publisher, b"", b"", error.code, str(error)))
+        self._links[publisher] = link
+        self._homes[publisher] = pubend
+        self._skews.pop(publisher, None)
+        return self._parts.pubends[pubend].open(publisher, link)
+
+    def publish(self, link: LinkId, packet: Publish) -> None:
+        """Take rows; those that break a rule are refused one by one, the rest goes on."""
+        pubend = self._pubend_of(link, packet.publisher)
+        rows = join_rows(packet.rows, packet.binary)
+        prefix = packet.publisher.to_bytes(4, "big") + self._parts.broker.to_bytes(4, "big")
+        good = [row for row in rows if self._acceptable(link, packet.publisher, prefix, row)]
+        if good and self._is_timely(link, pubend, packet.publisher, good[0][0], good[-1][0], packet.age_ms):
+            pubend.publish(packet.publisher, good)
+
+    def publish_columns(self, link: LinkId, packet: PublishColumns, batch: Batch | None) -> None:
+        pubend = self._pubend_of(link, packet.publisher)
+        if batch is None or len(batch) == 0:
+            return
+        ids = batch.ids()
+        parts = ids.view(">u4").reshape(-1, 4)
+        if bool((parts[:, 0] != packet.publisher).any()) or bool((parts[:, 1] != self._parts.broker).any()):
+            raise InvalidValueError("a message id does not name this publisher and broker")
+        if self._is_timely(link, pubend, packet.publisher, bytes(ids[0]), bytes(ids[-1]), packet.age_ms):
+            pubend.publish_columns(packet.publisher, batch)
+
+    def link_lost(self, link: LinkId) -> None:
+        self._waiting = [entry for entry in self._waiting if entry[0] != link]
+        self._links = {publisher: held for publisher, held in self._links.items() if held != link}
+        self._skews = {publisher: skew for publisher, skew in self._skews.items() if publisher in self._links}
+        self._homes = {publisher: pubend for publisher, pubend in self._homes.items() if publisher in self._links}
+        for pubend in self._parts.pubends.values():
+            pubend.link_lost(link)
+
+    # --- the stream ---
+
+    def commit(self) -> None:
+        for pubend in self._parts.pubends.values():
+            pubend.commit(self._parts.wall_ms)
+
+    def appended(self, pubend_id: int, token: int) -> list[Segment]:
+        """Return what became durable, as knowledge that is complete for everybody."""
+        lo, hi, batches = self._parts.pubends[pubend_id].appended(token)
+        segments = []
+        for batch in batches:
+            end = int(batch.ticks()[-1])
+            segments.append(Segment(lo, end, COMPLETE, batch))
+            lo = end
+        assert lo == hi
+        return segments
+
+    def append_failed(self, pubend_id: int, token: int, error: PostroadError) -> None:
+        """Refuse what could not be written; those who will send it again must be opened first (see `writing`)."""
+        self._parts.pubends[pubend_id].append_failed(token, error)
+        for publisher, home in self._homes.items():
+            if home == pubend_id:
+                self._links.pop(publisher, None)
+
+    def silence(self) -> list[tuple[int, Segment]]:
+        """Decide silence up to the clock where nothing is being written."""
+        decided = []
+        for pubend_id, pubend in self._parts.pubends.items():
+            span = pubend.silence(self._parts.wall_ms)
+            if span is not None:
+                decided.append((pubend_id, Segment(span[0], span[1], COMPLETE, None)))
+        return decided
+
+    def reserve_horizons(self) -> None:
+        """Store horizons ahead of the clock, so that silence may be announced up to them; one write at a time."""
+        if self._storing_horizons:
+            return
+        wanted = {}
+        for pubend in self._parts.pubends.values():
+            horizon = pubend.reserve(self._parts.wall_ms) if pubend.is_open else None
+            if horizon is not None:
+                wanted[pubend.pubend] = horizon
+        if wanted:
+            self._store_horizons(wanted)
+
+    @property
+    def backlog_rows(self) -> int:
+        return sum(pubend.backlog_rows for pubend in self._parts.pubends.values())
+
+    @property
+    def backlog_bytes(self) -> int:
+        return sum(pubend.backlog_bytes for pubend in self._parts.pubends.values())
+
+    # --- inside ---
+
+    def _store_horizons(self, wanted: dict[int, int]) -> None:
+        self._storing_horizons = True
+
+        def stored(_now: float) -> None:
+            self._storing_horizons = False
+            for pubend_id, horizon in wanted.items():
+                pubend = self._parts.pubends[pubend_id]
+                pubend.reserved = max(pubend.reserved, horizon)
+
+        self._parts.store(tuple((f"{HORIZON_KEY}{each}", tick.to_bytes(8, "big")) for each, tick in wanted.items()), stored)
+
+    def _reserve(self) -> None:
+        if self._reserving or not self._begun:
+            return
+        self._reserving = True
+        bound = self._reserved + PUBLISHER_BLOCK
+
+        def stored(_now: float) -> None:
+            self._reserved, self._reserving = bound, False
+            waiting, self._waiting = self._waiting, []
+            for link, request in waiting:
+                self.open(link, OpenPublisher(), request)
+
+        self._parts.store(((PUBLISHER_KEY, bound.to_bytes(8, "big")),), stored)
+
+    def _opened(self, link: LinkId, publisher: int, request: int) -> None:
+        pubend = self._shared[publisher % len(self._shared)]
+        self._links[publisher] = link
+        if self._skews.pop(publisher, None) in {_Skew.REFUSED_OLD, _Skew.OLD}:
+            self._skews[publisher] = _Skew.OLD
+        last = pubend.open(publisher, link)
+        window, tolerance = self._parts.config.publish_window_bytes, self._parts.config.tracking.skew_tolerance_ms
+        packet = PublisherOpened(publisher, self._parts.broker, pubend.pubend, self._parts.wall_ms, window, last, tolerance)
+        self._parts.send(link, packet, request)
+
+    def _pubend_of(self, link: LinkId, publisher: int) -> Pubend:
+        if self._links.get(publisher) != link:
+            raise UnknownHandleError(f"publisher {publisher} is not open on this connection")
+        home = self._homes.get(publisher)
+        return self._shared[publisher % len(self._shared)] if home is None else self._parts.pubends[home]
+
+    def _is_timely(self, link: LinkId, pubend: Pubend, publisher: int, first: bytes, last: bytes, age_ms: int) -> bool:
+        """Tell whether a frame's timestamps agree with our clock; refuse it if they do not."""
+        newest, accepted = int.from_bytes(last[8:], "big"), pubend.accepted(publisher)
+        if newest <= accepted:
+            return True  # all of it was taken before
+        known, tolerance = self._skews.get(publisher), self._parts.config.tracking.skew_tolerance_ms
+        skew = self._parts.wall_ms - tick_milliseconds(newest) - age_ms
+        refused = known is _Skew.REFUSED or known is _Skew.REFUSED_OLD
+        if -tolerance <= skew <= tolerance and not refused:
+            self._skews.pop(publisher, None)
+            return True
+        if skew > tolerance and known is _Skew.OLD:
+            return True
+        if not refused:
+            self._skews[publisher] = _Skew.REFUSED_OLD if skew > 0 else _Skew.REFUSED
+        oldest = max(int.from_bytes(first[8:], "big"), accepted + 1)
+        error = SkewError(skew, tolerance)
+        wall_ms = self._parts.wall_ms
+        packet = PublishRefused(publisher, first[:8] + oldest.to_bytes(8, "big"), last, error.code, str(error), wall_ms)
+        self._parts.send(link, packet)
+        return False
+
+    def _acceptable(self, link: LinkId, publisher: int, prefix: bytes, row: Row) -> bool:
+        try:
+            _check_id(row[0], prefix)
+            check_message(row[1], row[2], DEFAULT_LIMITS)
+        except PostroadError as error:
+            self._parts.send(link, PublishRefused(publisher, row[0][:64], row[0][:64], error.code, str(error)[:4096]))
+            return False
+        return True
+
+
+def _check_id(message_id: bytes, prefix: bytes) -> None:
+    if len(message_id) != MESSAGE_ID_BYTES:
+        raise InvalidValueError(f"a message id has {MESSAGE_ID_BYTES} bytes, not {len(message_id)}")
+    if not message_id.startswith(prefix):
+        raise InvalidValueError("the message id does not name this publisher and broker")

@@ -1,0 +1,148 @@
+"""What a broker has learned of one pubend's stream and still holds.
+
+Segments (lo, hi] with a label and rows, sorted and disjoint. The label is the number of the interest under which every tick
+without a row is silence; a higher label is at least as good for everything asked since, so a stretch that arrives again
+replaces what was there with a lower label and never the other way round.
+
+Bounded in bytes: the oldest ticks go first. A segment without rows costs a fixed amount.
+
+Invariant: `_los` is sorted and `segments[i].hi <= segments[i + 1].lo`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from postroad.core.batch.batch import Batch
+
+SEGMENT_BYTES: Final = 256  # what a segment costs beside its rows
+ROWS_BYTES: Final = 3072  # what a batch costs beside its bytes: its columns are objects with buffers of their own
+EVICTED_AT_ONCE: Final = 32  # of so many parts of the cache one
+COMPLETE: Final = (1 << 64) - 1  # the label of the pubend's own broker: silence for everybody
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    lo: int
+    hi: int
+    label: int
+    rows: Batch | None  # None: all silence
+
+    @property
+    def size(self) -> int:
+        return SEGMENT_BYTES + (ROWS_BYTES + self.rows.size if self.rows is not None else 0)
+
+    def cut(self, lo: int, hi: int) -> Segment:
+        """Return the part within (lo, hi], which must not be empty."""
+        lo, hi = max(lo, self.lo), min(hi, self.hi)
+        if (lo, hi) == (self.lo, self.hi):
+            return self
+        return Segment(lo, hi, self.label, rows_within(self.rows, lo, hi))
+
+
+def rows_within(rows: Batch | None, lo: int, hi: int) -> Batch | None:
+    """Return the rows with lo < tick <= hi, without copying; None when there are none."""
+    if rows is None:
+        return None
+    part = rows.within(lo, hi)
+    return part if len(part) else None
+
+
+class StreamCache:
+    """Segments of one stream."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._segments: list[Segment] = []
+        self._los: list[int] = []
+        self.size = 0
+        self.frontier = 0  # the highest tick ever learned
+        self.evicted = 0  # the highest tick that had to make room
+
+    def add(self, segment: Segment) -> list[Segment]:
+        """Take a segment in; return the parts of it that were news (new ticks, or known before with a lower label)."""
+        if segment.hi <= segment.lo:
+            return []
+        if not self._segments or segment.lo >= self._segments[-1].hi:
+            news = [segment]
+            self._segments.append(segment)
+            self._los.append(segment.lo)
+            self.size += segment.size
+        else:
+            news = self._merge(segment)
+        self.frontier = max(self.frontier, segment.hi)
+        self._evict()
+        return news
+
+    def read(self, lo: int, hi: int) -> Iterator[Segment]:
+        """Yield the held parts of (lo, hi], in order."""
+        if hi <= lo:
+            return
+        index = max(bisect_right(self._los, lo) - 1, 0)
+        while index < len(self._segments) and self._segments[index].lo < hi:
+            segment = self._segments[index]
+            if segment.hi > lo:
+                yield segment.cut(lo, hi)
+            index += 1
+
+    def drop_through(self, tick: int) -> None:
+        """Forget everything up to a tick."""
+        keep = bisect_left([s.hi for s in self._segments], tick + 1)
+        self.size -= sum(s.size for s in self._segments[:keep])
+        del self._segments[:keep]
+        del self._los[:keep]
+
+    def labels(self) -> set[int]:
+        return {segment.label for segment in self._segments}
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    def _merge(self, segment: Segment) -> list[Segment]:
+        first = max(bisect_right(self._los, segment.lo) - 1, 0)
+        if self._segments[first].hi <= segment.lo:
+            first += 1
+        last = bisect_left(self._los, segment.hi)
+        old = self._segments[first:last]
+        merged: list[Segment] = []
+        news: list[Segment] = []
+        position = segment.lo
+        for held in old:
+            if held.lo < segment.lo:
+                merged.append(held.cut(held.lo, segment.lo))
+            if position < held.lo:
+                news.append(segment.cut(position, held.lo))
+                merged.append(news[-1])
+            inside = held.cut(segment.lo, segment.hi)
+            if held.label >= segment.label:
+                merged.append(inside)
+            else:
+                news.append(segment.cut(inside.lo, inside.hi))
+                merged.append(news[-1])
+            position = inside.hi
+            if held.hi > segment.hi:
+                merged.append(held.cut(segment.hi, held.hi))
+        if position < segment.hi:
+            news.append(segment.cut(position, segment.hi))
+            merged.append(news[-1])
+        self.size += sum(s.size for s in merged) - sum(s.size for s in old)
+        self._segments[first:last] = merged
+        self._los[first:last] = [s.lo for s in merged]
+        return news
+
+    def _evict(self) -> None:
+        """Make room. Taking segments from the front moves all the others, so many are taken at once."""
+        if self.size <= self._bytes_max:
+            return
+        count, size, wanted = 0, self.size, self._bytes_max - self._bytes_max // EVICTED_AT_ONCE
+        while size > wanted and count < len(self._segments) - 1:
+            size -= self._segments[count].size
+            count += 1
+        if count:
+            self.size = size
+            self.evicted = max(self.evicted, self._segments[count - 1].hi)
+            del self._segments[:count]
+            del self._los[:count]

@@ -1,0 +1,111 @@
+"""The interest of a child of a stream: what is active, and the changes that wait for our own interest to become active.
+
+A child may have many filters and change one at a time, so nothing here is kept or done per epoch for all of them: a pending
+epoch is the difference to the one before it.
+
+A filter that came counts in our own interest at once; one that went counts until the epoch without it is active, so a label never
+promises silence for a filter we no longer asked for. `counted` says which ones count, as often as they do.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from postroad.core.broker.relaying.interest import EVERYTHING
+from postroad.core.filters.filter import Filter
+from postroad.core.protocol.orders import LinkId
+from postroad.core.protocol.packets import Interest
+
+FILTERS_MAX: Final = 1 << 17
+"""Filters of one child in one stream. A child that has more gets everything, until it sends its interest in full again."""
+
+
+@dataclass(slots=True)
+class Change:
+    """An epoch that is not active yet, as the difference to the one before."""
+
+    epoch: int
+    add: dict[Filter, None]
+    remove: dict[Filter, None]
+    label: int | None = None  # of ours that is complete for it; None: not known yet
+
+
+@dataclass(slots=True)
+class Child:
+    """A neighbour that has sent us its interest in a stream."""
+
+    link: LinkId
+    active: dict[Filter, None] = field(default_factory=dict)
+    epoch: int = 0  # of `active`; 0: nothing is active yet
+    included_in: int = 0
+    latest: dict[Filter, None] = field(default_factory=dict)  # `active` with all of `pending`
+    pending: deque[Change] = field(default_factory=deque)
+    told: int = 0  # the child knows everything we do up to here
+    quiet: int = 0  # and nothing for it came up to here
+    coming: dict[Filter, None] | None = None  # a full interest of which more packets follow: the filters so far
+    change: Change | None = None  # the change of which more packets follow
+
+    def take(self, interest: Interest, filters: Callable[[str], Filter]) -> Change | None:
+        """Take a packet of an interest; return the change to `latest` when it was the last one."""
+        change = self.change if self.change is not None else Change(interest.epoch, {}, {})
+        self.change, change.epoch = change, interest.epoch
+        if interest.full:
+            self.coming = {}
+        for text in interest.remove:
+            self._remove(change, filters(text))
+        for text in interest.add:
+            if self.coming is not None:
+                self.coming[filters(text)] = None
+            else:
+                self._add(change, filters(text))
+        if self.coming is not None and len(self.coming) > FILTERS_MAX:
+            self.coming = {EVERYTHING: None}
+        if self.coming is not None and not interest.more:
+            self._become(self.coming, change)
+        if len(self.latest) > FILTERS_MAX:
+            self._add(change, EVERYTHING)
+        if interest.more:
+            return None
+        self.change = self.coming = None
+        return change
+
+    def counted(self) -> Iterator[Filter]:
+        """Yield the filters that count in our own interest, each as often as it does."""
+        yield from self.active
+        for change in self.pending:
+            yield from change.add
+
+    def suspend(self) -> None:
+        """Make nothing active: what was, is the first change that waits."""
+        if self.epoch:
+            self.pending.appendleft(Change(self.epoch, self.active, {}))
+        self.active, self.epoch, self.included_in = {}, 0, 0
+        for change in self.pending:
+            change.label = None
+
+    def _become(self, filters: dict[Filter, None], change: Change) -> None:
+        for filter_ in [each for each in self.latest if each not in filters]:
+            self._remove(change, filter_)
+        for filter_ in filters:
+            self._add(change, filter_)
+
+    def _add(self, change: Change, filter_: Filter) -> None:
+        if filter_ in self.latest or (EVERYTHING in self.latest and len(self.latest) >= FILTERS_MAX):
+            return
+        self.latest[filter_] = None
+        if filter_ in change.remove:
+            del change.remove[filter_]
+        else:
+            change.add[filter_] = None
+
+    def _remove(self, change: Change, filter_: Filter) -> None:
+        if filter_ not in self.latest:
+            return
+        del self.latest[filter_]
+        if filter_ in change.add:
+            del change.add[filter_]
+        else:
+            change.remove[filter_] = None

@@ -1,0 +1,250 @@
+"""Interest: a set of filters reduced by covering, and the packets that carry it.
+
+A `ReducedSet` counts filters and keeps those to ask for, the *maximal* ones. Every other filter hangs below one member that
+covers it. That may be a filter that hangs below another one itself, so taking a filter out concerns only what hangs directly
+below it.
+
+Cost: an index (see `covering_index`) finds the few members worth comparing, and each search is limited, so adding a filter costs
+about the same whatever the size of the set. A broad filter takes at most `DEMOTED_MAX` maximal ones below it at once, and when a
+maximal one goes, at most `SEARCHED_MAX` of those below it are searched a new place; the others become maximal. So sets are not
+always as small as they could be. That is safe: it only makes the interest larger than needed.
+
+Invariants: following `_above` from any member ends at a maximal one, and every step goes to a filter that covers the one before.
+A member without anything below it may be put below any other. One that has others below it is only put below a filter that it
+surely does not cover itself, or a circle could form; `covers` is exact for the filters this is decided for (`_is_exact`).
+
+Bounds: with more than `INTEREST_MAX` maximal filters, or more than `INTEREST_BYTES_MAX` of their texts, the set widens to the
+filter that matches everything, until there is only half as much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from postroad.core.filters.filter import Filter
+from postroad.core.filters.index.covering_index import CoveringIndex, Search
+from postroad.core.protocol.packets import Interest
+
+INTEREST_MAX: Final = 1 << 16
+INTEREST_BYTES_MAX: Final = 4 << 20
+DEMOTED_MAX: Final = 64
+SEARCHED_MAX: Final = 64
+COMPARED_MAX: Final = 12  # filters compared in vain in one search
+WEIGHT_MAX: Final = 4096  # and the parts of them
+PACKET_CHARACTERS: Final = 32 << 10  # of the filters in one packet, unless a single one is longer
+PACKET_FILTERS: Final = 1024
+EVERYTHING: Final = Filter("")
+
+
+class _Below:
+    """The filters directly below one. They move together when it goes."""
+
+    __slots__ = ("members", "owner")
+
+    def __init__(self, owner: Filter) -> None:
+        self.owner = owner
+        self.members: dict[Filter, None] = {}
+
+
+class ReducedSet:
+    """A multiset of filters and its maximal elements, both in the order they came."""
+
+    def __init__(self) -> None:
+        self._counts: dict[Filter, int] = {}
+        self._maximal: dict[Filter, None] = {}
+        self._above: dict[Filter, _Below] = {}  # hidden filter -> those below the same one
+        self._below: dict[Filter, _Below] = {}
+        self._coverers: CoveringIndex[Filter] = CoveringIndex()  # all members
+        self._tops: CoveringIndex[Filter] = CoveringIndex()  # the maximal ones, by their first box
+        self._changed: dict[Filter, bool] = {}  # maximal ones that came (True) or went since the changes were taken
+        self._bytes = 0  # of the texts of the maximal ones
+        self._wide = False
+        self._was_wide = False  # when the changes were taken
+
+    # --- members ---
+
+    def add(self, filter_: Filter) -> bool:
+        """Count a filter; tell whether it is new."""
+        count = self._counts.get(filter_, 0)
+        self._counts[filter_] = count + 1
+        if count == 0:
+            above = self._covering(filter_)
+            if above is None:
+                self._take_below(filter_)
+            self._insert(filter_, above)
+            self._coverers.add(filter_, filter_.hulls)
+        return count == 0
+
+    def remove(self, filter_: Filter) -> bool:
+        """Discount a filter; tell whether it is gone."""
+        count = self._counts[filter_]
+        if count > 1:
+            self._counts[filter_] = count - 1
+            return False
+        del self._counts[filter_]
+        self._coverers.remove(filter_)
+        place = self._above.pop(filter_, None)
+        orphans = self._below.pop(filter_, None)
+        if place is not None:
+            del place.members[filter_]
+            if orphans is not None:
+                self._hand_over(orphans, place.owner)
+            return True
+        self._end_maximal(filter_)
+        if orphans is not None:
+            self._place_again(orphans)
+        return True
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def __contains__(self, filter_: Filter) -> bool:
+        return filter_ in self._counts
+
+    def above(self, filter_: Filter) -> Filter | None:
+        """Return the member that covers a member that is not maximal."""
+        place = self._above.get(filter_)
+        return None if place is None else place.owner
+
+    def covering(self, filter_: Filter) -> Filter | None:
+        """Return a member that covers a filter, or None when none was found."""
+        return filter_ if filter_ in self._counts else self._covering(filter_)
+
+    # --- what to ask for ---
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether there are too many filters, and everything is asked for."""
+        return self._wide
+
+    def maximal(self) -> tuple[Filter, ...]:
+        """Return the filters to ask for; everything, when they are too many."""
+        return (EVERYTHING,) if self._wide else tuple(self._maximal)
+
+    def take_changes(self) -> tuple[list[Filter], list[Filter]] | None:
+        """Return what is to be asked for and no longer asked for since the last time; None when that is not told by changes."""
+        changed, self._changed = self._changed, {}
+        was_wide, self._was_wide = self._was_wide, self._wide
+        if was_wide != self._wide:
+            return None
+        if self._wide:
+            return [], []
+        return [f for f, came in changed.items() if came], [f for f, came in changed.items() if not came]
+
+    # --- inside ---
+
+    def _insert(self, filter_: Filter, above: Filter | None) -> None:
+        """Put a filter that is nowhere below another, or among the maximal ones."""
+        if above is not None:
+            self._hide(filter_, above)
+            return
+        self._maximal[filter_] = None
+        self._tops.add(filter_, filter_.hulls[:1])
+        self._bytes += len(str(filter_).encode())
+        self._note(filter_, came=True)
+
+    def _end_maximal(self, filter_: Filter) -> None:
+        del self._maximal[filter_]
+        self._tops.remove(filter_)
+        self._bytes -= len(str(filter_).encode())
+        self._note(filter_, came=False)
+
+    def _note(self, filter_: Filter, *, came: bool) -> None:
+        part = 2 if self._wide else 1
+        self._wide = len(self._maximal) > INTEREST_MAX // part or self._bytes > INTEREST_BYTES_MAX // part
+        if self._changed.get(filter_, came) is not came:
+            del self._changed[filter_]
+        else:
+            self._changed[filter_] = came
+
+    def _hide(self, filter_: Filter, above: Filter) -> None:
+        place = self._below.get(above)
+        if place is None:
+            place = self._below[above] = _Below(above)
+        place.members[filter_] = None
+        self._above[filter_] = place
+
+    def _hand_over(self, orphans: _Below, owner: Filter) -> None:
+        """Put filters below the one that covered their former owner. The fewer are moved, so that each moves rarely."""
+        place = self._below.get(owner, _Below(owner))
+        if len(place.members) < len(orphans.members):
+            place, orphans = orphans, place
+            place.owner = owner
+        self._below[owner] = place
+        for filter_ in orphans.members:
+            place.members[filter_] = None
+            self._above[filter_] = place
+
+    def _place_again(self, orphans: _Below) -> None:
+        for filter_ in orphans.members:
+            del self._above[filter_]
+        for number, filter_ in enumerate(orphans.members):
+            self._insert(filter_, self._covering(filter_) if number < SEARCHED_MAX else None)
+
+    def _take_below(self, filter_: Filter) -> None:
+        """Hide maximal filters that a new one covers."""
+        found: dict[Filter, None] = {}
+        search, weight = Search(), WEIGHT_MAX
+        for hull in filter_.hulls:
+            for top in self._tops.below(hull, search):
+                if top in found:
+                    continue
+                weight -= 1 + filter_.weight * top.weight // 64
+                if weight <= 0 or len(found) >= DEMOTED_MAX:
+                    break
+                if filter_.covers(top):
+                    found[top] = None
+                else:
+                    weight -= WEIGHT_MAX // COMPARED_MAX
+        for top in found:
+            self._end_maximal(top)
+            self._hide(top, filter_)
+
+    def _covering(self, filter_: Filter) -> Filter | None:
+        """Find a member that covers a filter and may have it below."""
+        hulls = filter_.hulls
+        if not hulls:  # it matches nothing: whatever is there covers it
+            return next((member for member in self._maximal if member is not filter_), None)
+        has_below = filter_ in self._below
+        compared, weight = 0, WEIGHT_MAX
+        for member in self._coverers.above(hulls[0], Search()):
+            if member is filter_ or member == filter_:
+                continue
+            weight -= 1 + filter_.weight * member.weight // 64
+            compared += 1
+            if weight <= 0 or compared > COMPARED_MAX:
+                return None
+            if member.covers(filter_) and not (has_below and _may_cover(filter_, member)):
+                return member
+        return None
+
+
+def _may_cover(filter_: Filter, other: Filter) -> bool:
+    return not (_is_exact(filter_) and _is_exact(other)) or filter_.covers(other)
+
+
+def _is_exact(filter_: Filter) -> bool:
+    """Tell whether `covers` never says no to what is so, between two filters of this kind."""
+    normal = filter_.normal
+    return len(normal.boxes) == 1 and normal.is_plain and normal.is_independent
+
+
+def interest_packets(
+    pubend: int, epoch: int, add: Sequence[Filter], remove: Sequence[Filter], *, full: bool
+) -> Iterator[Interest]:
+    """Cut an interest into packets that fit a frame. All but the last say that more follow; together they are one change."""
+    adding: list[str] = []
+    removing: list[str] = []
+    size = 0
+    for texts, filters in ((removing, remove), (adding, add)):
+        for filter_ in filters:
+            text = str(filter_)
+            if size and (size + len(text) > PACKET_CHARACTERS or len(adding) + len(removing) >= PACKET_FILTERS):
+                yield Interest(pubend, epoch, full, list(adding), list(removing), more=True)
+                adding.clear()
+                removing.clear()
+                full, size = False, 0
+            texts.append(text)
+            size += len(text) + 8
+    yield Interest(pubend, epoch, full, adding, removing)

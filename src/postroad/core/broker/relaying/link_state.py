@@ -1,0 +1,189 @@
+"""Link-state routing: who is there, and which way to go.
+
+Every broker floods a `LinkState` that names its neighbours with costs and the pubends it hosts. The newest (incarnation,
+sequence) of an origin counts. An origin that hears a newer record of itself, from a former life whose disk is gone or from a
+broker with a bug, outbids it, so that the others listen to it again. From the records each broker computes shortest paths from
+itself; a link counts when both its ends name it, so a broker that is gone disappears as soon as its neighbours notice.
+
+For a pubend the neighbour on a shortest path to its broker is the parent. Where several neighbours are equally near, a
+mixing function of pubend and neighbour chooses, so that the pubends of one broker spread over the paths; every choice is
+strictly nearer to the root, so brokers with the same view never form a loop.
+
+Invariants: records only grow newer; `route` and `parent` never name a link that is down.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Final, NamedTuple
+
+from postroad.core.broker.trust import COUNT_MAX, INCARNATION_MAX
+from postroad.core.protocol.orders import LinkId, Order, Send
+from postroad.core.protocol.packets import LinkState, pubend_broker
+
+BROKERS_MAX: Final = 4096
+_MIX: Final = 0x9E37_79B9_7F4A_7C15
+_MASK: Final = 0xFFFF_FFFF_FFFF_FFFF
+
+
+class Neighbour(NamedTuple):
+    """A live link and who is at its other end."""
+
+    link: LinkId
+    broker: int
+    cost: int
+
+
+def preference(pubend: int, neighbour: int) -> int:
+    """Order equally near parents differently for each pubend, the same way everywhere."""
+    mixed = (pubend * _MIX ^ (neighbour + 1) * 0xC2B2_AE3D_27D4_EB4F) & _MASK
+    return (mixed ^ mixed >> 29) * _MIX & _MASK
+
+
+class LinkStateRouter:
+    """The routing table of one broker. Appends what it sends to the broker's orders."""
+
+    def __init__(self, broker: int, incarnation: int, pubends: tuple[int, ...], orders: list[Order]) -> None:
+        self.broker = broker
+        self.started_ms = 0  # by the broker's clock, once it was told
+        self._incarnation = incarnation
+        self._sequence = 0
+        self._pubends = pubends
+        self._orders = orders
+        self._neighbours: dict[int, Neighbour] = {}  # by broker
+        self._records: dict[int, LinkState] = {}
+        self._first_hops: dict[int, tuple[int, ...]] | None = None  # computed when asked for
+        self._own_record()
+
+    # --- facts ---
+
+    def link_up(self, link: LinkId, broker: int, cost: int) -> None:
+        self._neighbours[broker] = Neighbour(link, broker, cost)
+        self._announce()
+        for record in self._records.values():
+            if record.origin != self.broker:
+                self._orders.append(Send(link, record))
+
+    def link_lost(self, link: LinkId) -> None:
+        lost = [n.broker for n in self._neighbours.values() if n.link == link]
+        for broker in lost:
+            del self._neighbours[broker]
+        if lost:
+            self._announce()
+
+    def receive(self, record: LinkState, link: LinkId) -> bool:
+        """Take a flooded record and pass it on if it is news; tell whether it was."""
+        known = self._records.get(record.origin)
+        if known is not None and (known.incarnation, known.sequence) >= (record.incarnation, record.sequence):
+            return False
+        if record.origin == self.broker or (known is None and len(self._records) >= BROKERS_MAX):
+            return False
+        self._records[record.origin] = record
+        self._first_hops = None
+        self._orders.extend(Send(n.link, record) for n in self._neighbours.values() if n.link != link)
+        return True
+
+    def outbid(self, record: LinkState) -> int | None:
+        """Take a record of ourselves that we may not have written.
+
+        Return the incarnation it takes to be newer; None where it is not newer, or where a higher sequence was enough.
+        """
+        if record.incarnation < self._incarnation:
+            return None
+        if record.incarnation == self._incarnation and record.started_ms in (0, self.started_ms):
+            if record.sequence <= self._sequence:
+                return None
+            if record.sequence + 1 < COUNT_MAX:
+                self._sequence = record.sequence
+                self._announce()
+                return None
+        if record.incarnation + 1 >= INCARNATION_MAX:
+            self._sequence = max(self._sequence, record.sequence)
+        return min(record.incarnation + 1, INCARNATION_MAX - 1)
+
+    def adopt(self, incarnation: int) -> None:
+        """Go on under a higher incarnation."""
+        self._incarnation = incarnation
+        self._announce()
+
+    def life(self, broker: int) -> tuple[int, int]:
+        """Return which life of a broker is known: its incarnation and when it started."""
+        record = self._records.get(broker)
+        return (0, 0) if record is None else (record.incarnation, record.started_ms)
+
+    # --- what it knows ---
+
+    @property
+    def neighbours(self) -> list[Neighbour]:
+        return list(self._neighbours.values())
+
+    def pubends(self) -> list[int]:
+        """Every pubend any broker has announced, own ones included."""
+        return sorted({pubend for record in self._records.values() for pubend in record.pubends})
+
+    def reachable(self, broker: int) -> bool:
+        return broker == self.broker or broker in self._hops()
+
+    def route(self, broker: int) -> LinkId | None:
+        """Return the link towards a broker, or None when there is no way."""
+        hops = self._hops().get(broker)
+        return self._neighbours[min(hops)].link if hops else None
+
+    def parent(self, pubend: int) -> LinkId | None:
+        """Return the link towards a pubend's broker, spread over equal ways; None when it is here or out of reach."""
+        hops = self._hops().get(pubend_broker(pubend))
+        if not hops:
+            return None
+        return self._neighbours[max(hops, key=lambda broker: preference(pubend, broker))].link
+
+    def records(self) -> list[LinkState]:
+        return list(self._records.values())
+
+    # --- inside ---
+
+    def _announce(self) -> None:
+        record = self._own_record()
+        self._orders.extend(Send(n.link, record) for n in self._neighbours.values())
+
+    def _own_record(self) -> LinkState:
+        self._sequence += 1
+        links = [(n.broker, n.cost) for n in self._neighbours.values()]
+        record = LinkState(self.broker, self._incarnation, self._sequence, links, list(self._pubends), self.started_ms)
+        self._records[self.broker] = record
+        self._first_hops = None
+        return record
+
+    def _hops(self) -> dict[int, tuple[int, ...]]:
+        if self._first_hops is None:
+            self._first_hops = self._shortest_paths()
+        return self._first_hops
+
+    def _links_of(self, broker: int) -> list[tuple[int, int]]:
+        record = self._records.get(broker)
+        return record.neighbours if record is not None else []
+
+    def _shortest_paths(self) -> dict[int, tuple[int, ...]]:
+        """Dijkstra from here, keeping for each broker all neighbours that begin a shortest path to it."""
+        names = {origin: {n for n, _ in record.neighbours} for origin, record in self._records.items()}
+        distance: dict[int, int] = {self.broker: 0}
+        first: dict[int, dict[int, None]] = {}
+        heap = [(0, self.broker)]
+        done: dict[int, None] = {}
+        while heap:
+            cost, broker = heapq.heappop(heap)
+            if broker in done:
+                continue
+            done[broker] = None
+            for other, step in self._links_of(broker):
+                if broker not in names.get(other, ()) or other == self.broker:
+                    continue
+                if broker == self.broker and other not in self._neighbours:
+                    continue
+                total = cost + max(step, 1)
+                begins = {other: None} if broker == self.broker else first[broker]
+                if total < distance.get(other, total + 1):
+                    distance[other], first[other] = total, dict(begins)
+                    heapq.heappush(heap, (total, other))
+                elif total == distance[other]:
+                    first[other].update(begins)
+        return {broker: tuple(hops) for broker, hops in first.items()}

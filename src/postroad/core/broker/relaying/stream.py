@@ -1,0 +1,383 @@
+"""One pubend's stream at one broker: what was asked for, what was learned, who below wants which part of it.
+
+Upstream: the interest sent to the parent under numbered epochs (`asking`). Downstream: for each child the interest it has, active
+or pending (`children`). In between: the cache of labelled segments. The pubend's own broker is the same thing without a parent:
+its knowledge has the label `COMPLETE` and every interest is active at once.
+
+A child's epoch is *included* in our epoch `included_in`: knowledge with at least that label is complete for it. While our
+epoch is pending we go on serving the child's previous one.
+
+Silence for a child is not sent row by row: it is put in front of the next data, or sent by `flush` at the latest.
+
+A neighbour may be child and parent at once while routing views differ: then its interest is not sent back to it, and it is
+served nothing until it is no longer the parent.
+
+Invariants: `included_in <= label` for everything sent to a child; labels are never above `epoch_active`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import numpy as np
+
+from postroad.core.batch.batch import Batch
+from postroad.core.batch.selection import Rows
+from postroad.core.broker.relaying.asking import Asking
+from postroad.core.broker.relaying.cache import COMPLETE, Segment, StreamCache
+from postroad.core.broker.relaying.children import Change, Child
+from postroad.core.filters.filter import Filter
+from postroad.core.filters.index.filter_index import FilterIndex
+from postroad.core.guards import ALL_ON, Guards
+from postroad.core.protocol.orders import LinkId, Order, Send
+from postroad.core.protocol.packets import Interest, InterestActive, Knowledge, Nack, Released
+from postroad.core.protocol.ranges import RangeSet
+
+NACK_RANGES_MAX: Final = 256
+REPLY_BYTES_MAX: Final = 4 << 20
+NOT_BEGUN: Final = -1  # below every label
+ASKED_FOR_S: Final = 0.3  # what was passed on this short a while ago is not passed on again
+
+
+class Stream:
+    """The stream of one pubend, relayed."""
+
+    def __init__(
+        self,
+        pubend: int,
+        *,
+        hosted_here: bool,
+        cache_bytes: int,
+        next_epoch: Callable[[], int],
+        orders: list[Order],
+        guards: Guards = ALL_ON,
+    ) -> None:
+        self.pubend = pubend
+        self.hosted_here = hosted_here
+        self.cache = StreamCache(cache_bytes)
+        self.parent: LinkId | None = None
+        self.epoch_active = COMPLETE if hosted_here else 0
+        self.active_tick = 0
+        self.last_row = 0  # the tick of the last message that was heard of
+        self._orders = orders
+        self._guards = guards
+        self._children: dict[LinkId, Child] = {}
+        self._asking = Asking(pubend, next_epoch, orders)
+        self._index: FilterIndex[tuple[LinkId, Filter]] = FilterIndex()
+        self._asked = RangeSet()
+        self._asked_until = 0.0
+
+    @property
+    def epoch_sent(self) -> int:
+        return COMPLETE if self.hosted_here else self._asking.epoch_sent
+
+    # --- a pubend that is hosted here ---
+
+    def close(self) -> None:
+        """Let every interest wait until the pubend begins."""
+        self.epoch_active = NOT_BEGUN
+
+    def begin(self, tick: int, now: float) -> None:
+        """Apply what was asked for meanwhile: the stream is complete from this tick on."""
+        self.epoch_active, self.active_tick = COMPLETE, tick
+        self._activate(now)
+
+    # --- interest ---
+
+    def want(self, came: Iterable[Filter], went: Iterable[Filter], now: float) -> None:
+        """Change what the broker's own subscribers want."""
+        if self.hosted_here:
+            return
+        self._asking.add(came)
+        self._asking.remove(went)
+        self.refresh(now)
+
+    def set_parent(self, link: LinkId | None, now: float) -> None:
+        """Ask another neighbour from now on; the former one, if it is still there, is told."""
+        if link == self.parent:
+            return
+        if self.parent is not None:
+            self._asking.end(self.parent)
+            child = self._children.get(self.parent)
+            if child is not None:
+                self._asking.add(child.counted())
+        self.parent = link
+        self._asking.forget_parent()
+        self._asked = RangeSet()
+        if link is not None:
+            child = self._children.get(link)
+            if child is not None:
+                self._asking.remove(child.counted())
+                self._suspend(child)
+        self.refresh(now, anew=True)
+        self._activate(now)
+
+    def child_interest(self, link: LinkId, interest: Interest, filters: Callable[[str], Filter], now: float) -> None:
+        """Take a neighbour's interest; an empty one ends it."""
+        child = self._children.get(link)
+        if child is None:
+            if not interest.add:
+                return
+            child = self._children[link] = Child(link)
+        change = child.take(interest, filters)
+        if change is None:
+            return
+        child.pending.append(change)
+        if self._counts(child):
+            self._asking.add(change.add)
+        if not child.latest:
+            self.link_lost(link, now)
+            return
+        self.refresh(now)
+        self._activate(now)
+
+    def link_lost(self, link: LinkId, now: float) -> None:
+        """Forget a child; a lost parent is replaced by `set_parent`."""
+        child = self._children.get(link)
+        if child is None:
+            return
+        if self._counts(child):
+            self._asking.remove(child.counted())
+        for filter_ in child.active:
+            self._index.remove((link, filter_))
+        del self._children[link]
+        self.refresh(now)
+
+    def interest_active(self, link: LinkId, epoch: int, tick: int, now: float) -> bool:
+        """The parent's answer; tell whether it was news."""
+        if link != self.parent or not self.epoch_active < epoch <= self.epoch_sent:
+            return False
+        self.epoch_active, self.active_tick = epoch, tick
+        self.cache.frontier = max(self.cache.frontier, tick)
+        self._asking.answered(epoch, now)
+        self._activate(now, tick)
+        return True
+
+    def refresh(self, now: float, *, anew: bool = False) -> None:
+        """Send the parent what changed in our interest; everything, when it is new."""
+        if not self.hosted_here and self.parent is not None:
+            self._asking.refresh(self.parent, now, anew=anew)
+
+    def included_in(self, filter_: Filter) -> int | None:
+        """Return the label that is complete for a filter: every interest we sent since then covers it.
+
+        None while what we sent last does not cover it.
+        """
+        if self.hosted_here:
+            return 0
+        if self.parent is None:
+            return None
+        return self._asking.since(filter_)
+
+    # --- knowledge ---
+
+    def learn(self, segment: Segment, note: Callable[[Batch, dict[LinkId, Rows]], None] | None = None) -> list[Segment]:
+        """Take knowledge in, pass what is new on to the children, and return it.
+
+        `note` is told of new rows and of those that each child was sent.
+        """
+        if segment.label > self.epoch_active:
+            return []  # its activation has not come: the stretch will be asked for again
+        if segment.lo == segment.hi:  # no knowledge, but word of how far there is any: what was lost last is missed now
+            self.cache.frontier = max(self.cache.frontier, segment.hi)
+            return []
+        if segment.rows is not None:
+            self.last_row = max(self.last_row, segment.rows.last_tick)
+        news = self.cache.add(segment)
+        for part in news:
+            sent = self._forward(part)
+            if note is not None and part.rows is not None:
+                note(part.rows, sent)
+        return news
+
+    def nack(self, link: LinkId, nack: Nack, now: float) -> list[tuple[int, int]]:
+        """Answer a child from the cache; pass on what is missing, or return it where the log is here."""
+        child = self._children.get(link)
+        if child is None or child.epoch == 0 or nack.epoch > child.epoch:
+            return []
+        missing: list[tuple[int, int]] = []
+        budget = REPLY_BYTES_MAX
+        for lo, hi in nack.ranges[:NACK_RANGES_MAX]:
+            position = lo
+            for segment in self.cache.read(lo, hi):
+                if not self._suffices(segment.label, child):
+                    continue
+                if position < segment.lo:
+                    missing.append((position, segment.lo))
+                position = segment.hi
+                budget -= segment.size
+                if budget > 0:
+                    self._send_part(child, segment)
+            if position < hi:
+                missing.append((position, hi))
+        if self.hosted_here:
+            return missing
+        self.ask(missing, child.included_in, now)
+        return []
+
+    def reply(self, link: LinkId, segment: Segment) -> None:
+        """Send a child a stretch that was read from the log."""
+        child = self._children.get(link)
+        if child is not None and child.epoch:
+            self._send_part(child, segment)
+
+    def ask(self, ranges: Iterable[tuple[int, int]], label: int, now: float) -> None:
+        """NACK ranges to the parent, but not what was asked a moment ago."""
+        if self.parent is None:
+            return
+        if now >= self._asked_until:
+            self._asked = RangeSet()
+            self._asked_until = now + ASKED_FOR_S
+        fresh: list[tuple[int, int]] = []
+        for lo, hi in ranges:
+            fresh.extend((part.lo, part.hi) for part in self._asked.missing(lo, hi))
+            self._asked.add(lo, hi)
+        if fresh:
+            self._orders.append(Send(self.parent, Nack(self.pubend, label, fresh[:NACK_RANGES_MAX])))
+
+    def from_cache(self, wanted: Filter, lo: int, hi: int, bytes_max: int) -> tuple[int, list[Batch]]:
+        """Return how far (lo, hi] can be told without a gap for one filter, and the rows up to there that match it."""
+        rows: list[Batch] = []
+        complete_from: int | None = None  # the label that is complete for the filter
+        position = lo
+        for segment in self.cache.read(lo, hi):
+            if segment.lo > position or bytes_max <= 0:
+                break
+            if segment.label != COMPLETE and self._guards.silence_is_labelled:
+                if complete_from is None:
+                    complete_from = self._complete_from(wanted)
+                if segment.label < complete_from:
+                    break
+            if segment.rows is not None:
+                matching = segment.rows.filter(wanted.evaluate(segment.rows))
+                if len(matching):
+                    rows.append(matching)
+                    bytes_max -= matching.size
+            position = segment.hi
+        return position, rows
+
+    def pass_on(self, released: Released) -> None:
+        """Tell the children what the parent said is gone."""
+        for link in self._children:
+            self._orders.append(Send(link, released))
+
+    def flush(self, now: float) -> None:
+        """Send the children the silence that no data carried, and the parent an interest it has not answered."""
+        for child in self._children.values():
+            if child.epoch and child.quiet == child.told:  # nothing to tell: tell how far there is anything
+                self._send(child, max(child.told, self.cache.frontier), max(child.told, self.cache.frontier), None)
+            self._flush_child(child)
+        if not self.hosted_here and self.parent is not None:
+            self._asking.send_again(self.parent, now)
+
+    def stats(self) -> dict[str, int]:
+        return {"children": len(self._children), "cache_bytes": self.cache.size, "cache_segments": len(self.cache)}
+
+    # --- inside ---
+
+    def _counts(self, child: Child) -> bool:
+        """Tell whether a child's filters count in our interest: the parent's own are not sent back to it."""
+        return not self.hosted_here and child.link != self.parent
+
+    def _activate(self, now: float, tick: int | None = None) -> None:
+        """Make the pending epochs of children active that our own active epoch includes."""
+        for child in self._children.values():
+            if child.link == self.parent:
+                continue
+            flushed = False
+            while child.pending and self._is_active(child, child.pending[0]):
+                if not flushed:
+                    flushed = True
+                    self._flush_child(child)
+                self._apply(child, child.pending.popleft())
+            if flushed:
+                start = max(self.cache.frontier, self.active_tick) if tick is None else tick
+                child.told = child.quiet = max(start, child.told)
+                self._orders.append(Send(child.link, InterestActive(self.pubend, child.epoch, start)))
+        self.refresh(now)
+
+    def _is_active(self, child: Child, change: Change) -> bool:
+        """Tell whether our active epoch includes the next epoch of a child."""
+        if change.label is None:
+            label = child.included_in
+            for filter_ in change.add:
+                since = self.included_in(filter_)
+                if since is None:
+                    return False
+                label = max(label, since)
+            change.label = label
+        return (self.hosted_here or self.parent is not None) and change.label <= self.epoch_active
+
+    def _apply(self, child: Child, change: Change) -> None:
+        for filter_ in change.remove:
+            del child.active[filter_]
+            self._index.remove((child.link, filter_))
+        if self._counts(child):
+            self._asking.remove(change.remove)
+        for filter_ in change.add:
+            child.active[filter_] = None
+            self._index.add((child.link, filter_), filter_)
+        assert change.label is not None
+        child.epoch, child.included_in = change.epoch, change.label
+
+    def _suspend(self, child: Child) -> None:
+        """A child that has become our parent: we no longer ask for its filters, so we may promise it nothing."""
+        for filter_ in child.active:
+            self._index.remove((child.link, filter_))
+        child.suspend()
+
+    def _suffices(self, label: int, child: Child) -> bool:
+        return label >= child.included_in or not self._guards.silence_is_labelled
+
+    def _complete_from(self, wanted: Filter) -> int:
+        since = self._asking.since(wanted)
+        return COMPLETE if since is None else since
+
+    def _forward(self, part: Segment) -> dict[LinkId, Rows]:
+        """Send each child what it wants of new knowledge; return the rows that each was sent."""
+        matched = self._match(part.rows)
+        sent: dict[LinkId, Rows] = {}
+        for child in self._children.values():
+            if not child.epoch or not self._suffices(part.label, child):
+                continue
+            rows = _selected(part.rows, matched.get(child.link))
+            if rows is not None:
+                sent[child.link] = matched[child.link]
+            if not child.told <= part.lo <= child.quiet:  # an old stretch, or one behind a gap
+                self._flush_child(child)
+                self._send(child, part.lo, part.hi, rows)
+                child.told = child.quiet = max(child.told, part.hi)
+                continue
+            child.quiet = max(child.quiet, part.hi)
+            if rows is not None:
+                self._send(child, child.told, child.quiet, rows)
+                child.told = child.quiet
+        return sent
+
+    def _send_part(self, child: Child, part: Segment) -> None:
+        matched = self._match(part.rows)
+        self._send(child, part.lo, part.hi, _selected(part.rows, matched.get(child.link)))
+
+    def _flush_child(self, child: Child) -> None:
+        if child.epoch and child.quiet > child.told:
+            self._send(child, child.told, child.quiet, None)
+            child.told = child.quiet
+
+    def _send(self, child: Child, lo: int, hi: int, rows: Batch | None) -> None:
+        self._orders.append(Send(child.link, Knowledge(self.pubend, lo, hi, child.epoch), rows, data=True))
+
+    def _match(self, rows: Batch | None) -> dict[LinkId, Rows]:
+        """Return for each child the rows that match any of its filters."""
+        if rows is None or not self._children:
+            return {}
+        found: dict[LinkId, list[Rows]] = {}
+        for (link, _), indices in self._index.match(rows).items():
+            found.setdefault(link, []).append(indices)
+        return {link: parts[0] if len(parts) == 1 else np.unique(np.concatenate(parts)) for link, parts in found.items()}
+
+
+def _selected(rows: Batch | None, indices: Rows | None) -> Batch | None:
+    if rows is None or indices is None or len(indices) == 0:
+        return None
+    return rows if len(indices) == len(rows) else rows.take(indices)

@@ -1,0 +1,292 @@
+"""Taking a durable name: a majority of the known brokers must have stored who takes it.
+
+A name that this broker never heard of may exist all the same, word of it being late. So its creation is a small vote. The
+creator asks every broker it knows, itself included, to *reserve* the name (`NameReserve`). Each one that knows no home of the
+name, and no other creator's reservation, stores the reservation and says so (`NameAnswer`). With a majority the name is taken.
+Any two majorities have a broker in common, so two creators always meet there and at most one of them wins:
+
+- One that is told of the name's home goes there, as any client that returns at another broker.
+- One that meets another creator's reservation asks that creator (`HomeQuery`). If the name exists there it moves here. If it is
+  being created there, the broker with the lower number goes on and the other gives up. If nothing is known of it there, the
+  reservation is a remnant of a creator that crashed or gave up, and its owner lets go of it everywhere (`NameRelease`).
+
+A reservation ends when the name's home is announced, when its creator lets go of it, or when its creator is retired. While a
+creator that may have won is down, its name cannot be taken: the name may exist there, with a client that was told so.
+
+Members are the brokers this one knows and those that the answers name, without retired ones; they are counted when an answer
+comes, so that a broker which appears meanwhile has a vote. Of two brokers both are a majority.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from postroad.core.broker.context import FULL_HOPS, Parts
+from postroad.core.protocol.orders import LinkId
+from postroad.core.protocol.packets import (
+    DurableHome,
+    HomeQuery,
+    NameAnswer,
+    NameRelease,
+    NameReserve,
+    Subscribe,
+)
+from postroad.errors import DurableBusyError, DurableElsewhereError, PostroadError
+
+NAME_KEY: Final = "name/"
+RESERVATIONS_MAX: Final = 1 << 16
+MEMBERS_MAX: Final = 4096
+ASK_AGAIN_S: Final = 0.3
+
+
+class Reservation(msgspec.Struct, frozen=True, array_like=True):
+    """Who is about to take a name; a creator's numbers ascend."""
+
+    creator: int
+    number: int
+
+
+@dataclass(slots=True)
+class Creation:
+    """A client waits here for a name to be taken."""
+
+    link: LinkId
+    request: int
+    packet: Subscribe
+    name: str
+    number: int
+    deadline: float
+    again_at: float
+    members: dict[int, None]
+    granted: dict[int, None] = field(default_factory=dict)
+    answered: dict[int, None] = field(default_factory=dict)
+
+
+class Naming:
+    """The votes on durable names: those of this broker's clients, and this broker's own."""
+
+    def __init__(
+        self, parts: Parts, won: Callable[[Creation, float], None], exists: Callable[[Creation, DurableHome, float], None]
+    ) -> None:
+        self._parts = parts
+        self._won = won
+        self._exists = exists
+        self._reservations: dict[str, Reservation] = {}
+        self._creations: dict[str, Creation] = {}
+
+    def load(self, reservations: Mapping[str, Reservation]) -> None:
+        """Take what was stored. Our own reservations are of a former life: nobody waits for them."""
+        self._reservations = {name: each for name, each in reservations.items() if each.creator != self._parts.broker}
+
+    def is_creating(self, name: str) -> bool:
+        return name in self._creations
+
+    # --- the creator ---
+
+    def begin(self, link: LinkId, request: int, packet: Subscribe, name: str, now: float) -> None:
+        """Ask all known brokers for a name."""
+        members = dict.fromkeys((self._parts.broker, *self._parts.known))
+        number = self._parts.next_epoch()  # never used before
+        deadline = now + self._parts.config.home_query_s
+        creation = Creation(link, request, packet, name, number, deadline, now + ASK_AGAIN_S, members)
+        self._creations[name] = creation
+        self._ask(creation, members, now)
+
+    def answered(self, answer: NameAnswer, now: float) -> None:
+        """Count a vote."""
+        creation = self._creations.get(answer.name)
+        if creation is None or answer.number != creation.number:
+            return
+        creation.answered[answer.source] = None
+        fresh = self._new_members(creation, answer.members)
+        if answer.home:
+            home = DurableHome(answer.name, answer.version, answer.home, settled=True, created_ms=answer.created_ms)
+            self._end(creation)
+            self._exists(creation, home, now)
+            return
+        if answer.granted:
+            self._parts.durables.outbid(answer.name, answer.version)
+            creation.granted[answer.source] = None
+        elif answer.creator:
+            self._meet(creation, answer.creator)
+        self._ask(creation, fresh, now)
+        if 2 * len(creation.granted) > len(creation.members):
+            del self._creations[creation.name]
+            self._won(creation, now)
+
+    def asked(self, query: HomeQuery) -> bool:
+        """Another broker's client wants a name that is perhaps being created here; tell whether it is, and goes on to be.
+
+        Where it is not, and no record of it is here, our reservations of it are let go.
+        """
+        creation = self._creations.get(query.name)
+        if creation is not None and query.source > self._parts.broker:
+            return True
+        if creation is not None:
+            self._refuse(creation, _busy(query.name))
+        self.let_go(query.name)
+        return False
+
+    def give_up(self, link: LinkId, handle: int | None = None) -> bool:
+        """End what the client of a link waits for, or one of its subscriptions; tell whether there was any."""
+        mine = [each for each in self._creations.values() if each.link == link and handle in (None, each.packet.handle)]
+        for creation in mine:
+            self._end(creation)
+        return bool(mine)
+
+    def busy(self, name: str, number: int) -> None:
+        """Give up a name that another client has or is about to have."""
+        creation = self._creations.get(name)
+        if creation is not None and creation.number == number:
+            self._refuse(creation, _busy(name))
+
+    def found(self, name: str, number: int) -> Creation | None:
+        """Return the creation that asked another creator under this number, and end it: the name exists there."""
+        creation = self._creations.get(name)
+        if creation is None or creation.number != number:
+            return None
+        self._end(creation)
+        return creation
+
+    def wake(self, now: float) -> None:
+        """Ask those again that have not granted, and give up after a while."""
+        for creation in list(self._creations.values()):
+            if now >= creation.deadline:
+                self._refuse(creation, self._too_few(creation))
+            elif now >= creation.again_at:
+                creation.again_at = now + ASK_AGAIN_S
+                self._new_members(creation, list(self._parts.known))
+                self._ask(creation, {each: None for each in creation.members if each not in creation.granted}, now)
+
+    # --- the voter ---
+
+    def reserve(self, packet: NameReserve, now: float) -> None:
+        """Vote on a name: store the reservation before it is granted."""
+        home = self._parts.durables.homes.get(packet.name)
+        if home is not None and home.broker not in (0, packet.source) and home.version > packet.version:
+            self._answer(packet, now, home=home)
+            return
+        known = self._reservations.get(packet.name)
+        held = known is not None and known.creator != packet.source and known.creator not in self._parts.config.retired
+        own = packet.name in self._parts.durables.here and packet.source != self._parts.broker
+        if known is not None and held:
+            self._answer(packet, now, creator=known.creator)
+        elif own:
+            self._answer(packet, now, creator=self._parts.broker)  # not settled yet, but here
+        elif known is not None and known.creator == packet.source and known.number > packet.number:
+            return  # it was overtaken
+        elif known is None and len(self._reservations) >= RESERVATIONS_MAX:
+            self._answer(packet, now)
+        else:
+            self._reserve(packet, home.version if home is not None else 0)
+
+    def released(self, packet: NameRelease) -> None:
+        known = self._reservations.get(packet.name)
+        if known is not None and known.creator == packet.source and known.number <= packet.number:
+            self._drop(packet.name)
+
+    def home_known(self, name: str) -> None:
+        """End a reservation: the name has a home that all are told of, or was forgotten."""
+        if name in self._reservations:
+            self._drop(name)
+
+    # --- inside ---
+
+    def _reserve(self, packet: NameReserve, version: int) -> None:
+        reservation = Reservation(packet.source, packet.number)
+        self._reservations[packet.name] = reservation
+
+        def stored(now: float) -> None:
+            if self._reservations.get(packet.name) == reservation:
+                self._answer(packet, now, granted=True, version=version)
+
+        self._parts.store(((NAME_KEY + packet.name, msgspec.msgpack.encode(reservation)),), stored)
+
+    def _answer(
+        self,
+        packet: NameReserve,
+        now: float,
+        *,
+        granted: bool = False,
+        version: int = 0,
+        home: DurableHome | None = None,
+        creator: int = 0,
+    ) -> None:
+        me, members = self._parts.broker, [self._parts.broker, *self._parts.known]
+        where, created_ms = (home.broker, home.created_ms) if home is not None else (0, 0)
+        answer = NameAnswer(
+            packet.source,
+            me,
+            FULL_HOPS,
+            packet.name,
+            packet.number,
+            granted,
+            where,
+            home.version if home is not None else version,
+            created_ms,
+            creator,
+            members[:MEMBERS_MAX],
+        )
+        if packet.source == me:
+            self.answered(answer, now)
+        else:
+            self._parts.unicast(answer)
+
+    def _meet(self, creation: Creation, creator: int) -> None:
+        """Another creator holds a vote that we need: ask it what became of the name."""
+        if creator != self._parts.broker:
+            self._parts.unicast(HomeQuery(creator, self._parts.broker, FULL_HOPS, creation.name, creation.number))
+
+    def _new_members(self, creation: Creation, members: list[int]) -> dict[int, None]:
+        retired = self._parts.config.retired
+        fresh = {each: None for each in members if each not in creation.members and each not in retired}
+        creation.members.update(fresh)
+        return fresh
+
+    def _ask(self, creation: Creation, members: dict[int, None], now: float) -> None:
+        known = self._parts.durables.homes.get(creation.name)
+        version = known.version if known is not None and known.broker in (0, self._parts.broker) else 0
+        for broker in members:
+            packet = NameReserve(broker, self._parts.broker, FULL_HOPS, creation.name, creation.number, version)
+            if broker == self._parts.broker:
+                self.reserve(packet, now)
+            else:
+                self._parts.unicast(packet)
+
+    def _refuse(self, creation: Creation, error: PostroadError) -> None:
+        self._end(creation)
+        self._parts.refuse(creation.link, creation.request, error)
+
+    def _end(self, creation: Creation) -> None:
+        del self._creations[creation.name]
+        self.let_go(creation.name)
+
+    def let_go(self, name: str) -> None:
+        """Release our reservations of a name wherever they are."""
+        me, number = self._parts.broker, self._parts.next_epoch()
+        for broker in self._parts.known:
+            self._parts.unicast(NameRelease(broker, me, FULL_HOPS, name, number))
+        known = self._reservations.get(name)
+        if known is not None and known.creator == me:
+            self._drop(name)
+
+    def _drop(self, name: str) -> None:
+        del self._reservations[name]
+        self._parts.store(((NAME_KEY + name, None),))
+
+    def _too_few(self, creation: Creation) -> DurableElsewhereError:
+        needed = len(creation.members) // 2 + 1
+        silent = [each for each in creation.members if each not in creation.answered]
+        return DurableElsewhereError(
+            f"cannot create the durable subscription {creation.name!r}: {needed} of the {len(creation.members)} known brokers "
+            f"must store the name, and {len(creation.granted)} did; no answer came from {silent}; start them, or list brokers "
+            "that are gone for good under `retired`"
+        )
+
+
+def _busy(name: str) -> DurableBusyError:
+    return DurableBusyError(f"another client is connected as {name!r}, or about to be, at another broker")

@@ -1,0 +1,160 @@
+"""Positions that a client or a home brings: which of them can be a pubend's.
+
+A position is where a subscription goes on, and everything up to it is never sent. So a position beyond what the pubend has
+announced would silence the subscription. Each position is compared with how far this broker knows the pubend to be. One that
+lies beyond is *unproven*: it moves no cursor and the subscription waits in that pubend, while the pubend's broker is asked how
+far it is. An honest client that comes from a broker which has heard more is proven by the answer. A position beyond the
+answer is void: the subscription goes on from the cursor of its home, or from its creation, so nothing is skipped.
+
+Only pubends that some broker has announced count. Others may be word that has not come here yet, so they are kept for the life
+of the connection, at most `UNKNOWN_MAX` per subscription and `UNKNOWN_TOTAL_MAX` in all, and never stored.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from postroad.core.broker.context import FULL_HOPS, Parts
+from postroad.core.broker.subscribing.edge import Subscription
+from postroad.core.protocol.packets import Positions, PubendsQuery, PubendsReply, Subscribe, pubend_broker
+from postroad.errors import TooManyError
+from postroad.types import COUNTER_BITS
+
+UNKNOWN_MAX: Final = 1024
+UNKNOWN_TOTAL_MAX: Final = 1 << 16
+ASK_AGAIN_S: Final = 1.0
+
+
+class PositionProofs:
+    """The positions of one broker's subscriptions that are not known to be within their pubends."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._horizons: Positions = {}  # what brokers answered
+        self._unproven: dict[int, dict[int, Subscription]] = {}  # pubend -> number of subscription
+        self._asked: dict[int, tuple[int, float]] = {}  # broker -> (the last question, when it is asked again)
+        self._fresh: dict[int, None] = {}  # brokers to be asked about something new
+        self._unknown: dict[int, int] = {}  # number of subscription -> positions kept of pubends nobody announced
+        self._unknown_total = 0
+
+    # --- bounds ---
+
+    def take(self, packet: Subscribe) -> tuple[Positions, Positions]:
+        """Return what a client brings, within bounds: its positions, and what it acknowledged of them."""
+        unknown = sum(not self._is_known(pubend) for pubend in packet.positions)
+        if unknown > UNKNOWN_MAX or self._unknown_total + unknown > UNKNOWN_TOTAL_MAX:
+            raise TooManyError(
+                f"the subscription brings positions of {unknown} pubends that no broker has announced here; "
+                f"at most {UNKNOWN_MAX} are kept for one subscription and {UNKNOWN_TOTAL_MAX} for all: bring fewer"
+            )
+        positions = dict(packet.positions)
+        done = {pubend: min(tick, positions[pubend]) for pubend, tick in packet.acknowledged.items() if pubend in positions}
+        return positions, done
+
+    def begin(self, subscription: Subscription) -> None:
+        """Note which positions of a new subscription are unproven."""
+        unknown = 0
+        for pubend, tick in subscription.positions.items():
+            if not self._is_known(pubend):
+                unknown += 1
+                subscription.unproven[pubend] = None
+            elif not self._is_plausible(pubend, tick):
+                subscription.unproven[pubend] = None
+        if unknown:
+            self._unknown[subscription.number] = unknown
+            self._unknown_total += unknown
+
+    def end(self, subscription: Subscription) -> None:
+        self._unknown_total -= self._unknown.pop(subscription.number, 0)
+        for pubend in subscription.unproven:
+            self._unproven.get(pubend, {}).pop(subscription.number, None)
+
+    # --- proof ---
+
+    def limit(self, pubend: int) -> int:
+        """Return how far a pubend has announced its stream, as far as this broker knows."""
+        hosted = self._parts.pubends.get(pubend)
+        if hosted is not None:
+            return hosted.horizon
+        stream = self._parts.streams.get(pubend)
+        known = max(stream.cache.frontier, stream.active_tick) if stream is not None else 0
+        return max(known, self._horizons.get(pubend, 0))
+
+    def likely(self, positions: Positions, done: Positions) -> Positions:
+        """Return cursors for a subscription whose home cannot be asked: where its client is, but not beyond our clock."""
+        now = self._parts.wall_ms << COUNTER_BITS
+        return {pubend: min(done.get(pubend, tick), now) for pubend, tick in positions.items() if self._is_known(pubend)}
+
+    def check(self, subscription: Subscription, pubend: int) -> int | None:
+        """Prove a position if that is possible here; return the pubend's horizon where the position lies beyond it."""
+        tick, limit = subscription.positions.get(pubend, 0), self.limit(pubend)
+        if tick <= limit:
+            self._settle(subscription, pubend)
+            return None
+        if pubend in self._parts.pubends:
+            return limit
+        subscription.unproven[pubend] = None
+        self._unproven.setdefault(pubend, {})[subscription.number] = subscription
+        subscription.progress[pubend].question = 0
+        self._fresh[pubend_broker(pubend)] = None
+        return None
+
+    def void(self, subscription: Subscription, pubend: int, tick: int) -> None:
+        """Put another position in the place of one that cannot be."""
+        subscription.positions[pubend] = subscription.done[pubend] = tick
+        self._settle(subscription, pubend)
+
+    def ask(self, now: float) -> None:
+        """Ask the brokers of unproven positions how far their pubends are."""
+        brokers = dict.fromkeys(pubend_broker(pubend) for pubend, waiting in self._unproven.items() if waiting)
+        for broker in brokers:
+            _, again_at = self._asked.get(broker, (0, 0.0))
+            if broker in self._fresh or now >= again_at:
+                request = self._parts.next_request()
+                self._parts.unicast(PubendsQuery(broker, self._parts.broker, FULL_HOPS, request))
+                self._asked[broker] = request, now + ASK_AGAIN_S
+                self._stamp(broker, request)
+        self._fresh.clear()
+        self._asked = {broker: asked for broker, asked in self._asked.items() if broker in brokers}
+
+    def told(self, reply: PubendsReply) -> list[tuple[Subscription, int, int]]:
+        """Take an answer; return each subscription that it decides on, with pubend and horizon."""
+        if reply.source not in self._asked:
+            return []
+        decided: list[tuple[Subscription, int, int]] = []
+        for span in reply.spans:
+            waiting = self._unproven.get(span.pubend)
+            if not waiting or pubend_broker(span.pubend) != reply.source:
+                continue
+            self._horizons[span.pubend] = span.horizon
+            for subscription in list(waiting.values()):
+                question = subscription.progress[span.pubend].question
+                proven = subscription.positions[span.pubend] <= span.horizon
+                if proven or 0 < question <= reply.request:
+                    decided.append((subscription, span.pubend, span.horizon))
+        return decided
+
+    # --- inside ---
+
+    def _is_known(self, pubend: int) -> bool:
+        return pubend in self._parts.streams or pubend in self._parts.known.get(pubend_broker(pubend), ())
+
+    def _is_plausible(self, pubend: int, tick: int) -> bool:
+        """Tell whether a position may move a cursor before it is proven: nobody can be asked, and it is not of the future."""
+        if tick <= self.limit(pubend):
+            return True
+        return not self._parts.router.reachable(pubend_broker(pubend)) and tick <= self._parts.wall_ms << COUNTER_BITS
+
+    def _settle(self, subscription: Subscription, pubend: int) -> None:
+        subscription.unproven.pop(pubend, None)
+        waiting = self._unproven.get(pubend, {})
+        waiting.pop(subscription.number, None)
+        if not waiting:
+            self._unproven.pop(pubend, None)
+
+    def _stamp(self, broker: int, request: int) -> None:
+        for pubend, waiting in self._unproven.items():
+            if pubend_broker(pubend) == broker:
+                for subscription in waiting.values():
+                    progress = subscription.progress[pubend]
+                    progress.question = progress.question or request

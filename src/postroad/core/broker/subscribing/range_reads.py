@@ -1,0 +1,292 @@
+"""The broker's side of reading the past without a subscription: which pubends there are, and ranges of their ticks.
+
+A range is answered piece by piece; the client asks again from where a piece ended, so nothing is remembered between pieces and a
+slow client costs nothing. A piece comes from the cache where its labels cover the filter, else from the log: read here, or by the
+pubend's broker, asked with `CatchUp` as for a subscriber that is behind. What gets lost on the way is asked for again, until
+`ANSWER_S_MAX` have passed.
+
+A read holds nothing back: what was released is reported as such, and it is for the client to call it a gap.
+
+Invariant: of one request the pieces sent to the client follow on each other, from its `lo` on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from postroad.core.batch.batch import Batch
+from postroad.core.broker.context import FULL_HOPS, Parts
+from postroad.core.broker.subscribing.durable import Durable
+from postroad.core.broker.subscribing.edge import CATCH_UP_BYTES
+from postroad.core.broker.subscribing.subscribing import pieces
+from postroad.core.filters.filter import Filter
+from postroad.core.protocol.orders import LinkId, LogRead, ReadLog, Send
+from postroad.core.protocol.packets import (
+    CatchUp,
+    CatchUpReply,
+    DurableEntry,
+    ListPubends,
+    Pubends,
+    PubendSpan,
+    PubendsQuery,
+    PubendsReply,
+    RangeRead,
+    ReadRange,
+    pubend_broker,
+)
+from postroad.errors import PubendUnreachableError, TooManyError, UnknownPubendError
+from postroad.types import COUNTER_BITS
+
+ReadLogThen: TypeAlias = Callable[[ReadLog, Callable[[LogRead, float], None]], object]
+
+OF_A_READ: Final = 1 << 62  # marks catch-up requests of reads, apart from those of subscriptions
+AT_ONCE_MAX: Final = 1024
+DURABLES_OF_A_PAGE: Final = 256
+PAGE_CHARS: Final = 1 << 18
+AT_ONCE_OF_A_CLIENT_MAX: Final = 16
+RETRY_S: Final = 0.5
+ANSWER_S_MAX: Final = 5.0
+
+
+@dataclass(slots=True)
+class _Read:
+    link: LinkId
+    packet: int
+    pubend: int
+    filter: Filter
+    position: int
+    hi: int
+    bare: bool
+    retry_at: float
+    deadline: float
+
+
+@dataclass(slots=True)
+class _Listing:
+    link: LinkId
+    packet: int
+    asked: dict[int, None]  # brokers that have not answered
+    retry_at: float
+    deadline: float
+    query: ListPubends
+    spans: list[PubendSpan] = field(default_factory=list)
+    durables: dict[str, DurableEntry] = field(default_factory=dict)
+    last: str | None = None  # the lowest name at which a broker's page ends though it has more
+
+
+class Reading:
+    """Ranges and lists that clients wait for."""
+
+    def __init__(self, parts: Parts, read_log: ReadLogThen) -> None:
+        self._parts = parts
+        self._read_log = read_log
+        self._reads: dict[int, _Read] = {}
+        self._listings: dict[int, _Listing] = {}
+
+    def __len__(self) -> int:
+        return len(self._reads) + len(self._listings)
+
+    # --- ranges ---
+
+    def read(self, link: LinkId, packet: ReadRange, request: int, now: float) -> None:
+        self._check_room(link)
+        wanted = self._parts.filter(packet.filter)
+        self._check_reachable(packet.pubend)
+        read = _Read(link, request, packet.pubend, wanted, packet.lo, packet.hi, packet.bare, 0.0, now + ANSWER_S_MAX)
+        hosted = self._parts.pubends.get(packet.pubend)
+        if packet.hi <= packet.lo or (hosted is not None and packet.lo >= hosted.horizon):
+            self._answer(read, packet.lo, [], 0)  # nothing is asked for, or nothing is decided
+            return
+        number = OF_A_READ | self._parts.next_request()
+        self._reads[number] = read
+        self._ask(number, read, now)
+
+    def caught_up(self, reply: CatchUpReply, batch: Batch | None, now: float) -> None:
+        """Take a piece of the past from another broker."""
+        read = self._reads.get(reply.request)
+        if read is None or reply.pubend != read.pubend or reply.lo > read.position:
+            return  # answered, or the piece before it was lost: then it is asked for again
+        if reply.hi > read.position:
+            rows = [batch.within(read.position, reply.hi)] if batch is not None else []
+            self._answer(read, reply.hi, rows, reply.released, more=reply.more)
+            read.retry_at, read.deadline = now + RETRY_S, now + ANSWER_S_MAX
+        elif not reply.more:
+            self._answer(read, read.position, [], reply.released)
+        if not reply.more:
+            del self._reads[reply.request]
+
+    # --- pubends ---
+
+    def list_pubends(self, link: LinkId, query: ListPubends, request: int, now: float) -> None:
+        self._check_room(link)
+        reachable = self._parts.router.reachable
+        brokers = dict.fromkeys(pubend_broker(pubend) for pubend in self._parts.router.pubends())
+        if query.durables:
+            brokers |= dict.fromkeys(self._parts.known)
+        asked = {broker: None for broker in brokers if broker != self._parts.broker and reachable(broker)}
+        listing = _Listing(link, request, asked, now + RETRY_S, now + ANSWER_S_MAX, query, self._own_spans())
+        if query.durables:
+            self._add_known_names(listing)
+            _add_page(listing, *self._own_durables(query.after))
+        if not asked:
+            self._answer_listing(listing)
+            return
+        number = self._parts.next_request()
+        self._listings[number] = listing
+        self._ask_for_spans(number, listing)
+
+    def asked(self, query: PubendsQuery) -> None:
+        spans = self._own_spans()
+        durables, more = self._own_durables(query.after) if query.durables else ([], False)
+        self._parts.unicast(PubendsReply(query.source, self._parts.broker, FULL_HOPS, query.request, spans, durables, more))
+
+    def told(self, reply: PubendsReply) -> None:
+        listing = self._listings.get(reply.request)
+        if listing is None or reply.source not in listing.asked:
+            return
+        del listing.asked[reply.source]
+        listing.spans += [span for span in reply.spans if pubend_broker(span.pubend) == reply.source]
+        if listing.query.durables:
+            _add_page(listing, [entry for entry in reply.durables if entry.home == reply.source], reply.more)
+        if not listing.asked:
+            del self._listings[reply.request]
+            self._answer_listing(listing)
+
+    # --- links and time ---
+
+    def link_lost(self, link: LinkId) -> None:
+        self._reads = {number: read for number, read in self._reads.items() if read.link != link}
+        self._listings = {number: listing for number, listing in self._listings.items() if listing.link != link}
+
+    def wake(self, now: float) -> None:
+        """Ask again for what did not come, and give up what takes too long."""
+        for number, read in list(self._reads.items()):
+            if now >= read.deadline:
+                del self._reads[number]
+                self._parts.refuse(read.link, read.packet, _unreachable(read.pubend))
+            elif now >= read.retry_at:
+                self._ask(number, read, now)
+        for number, listing in list(self._listings.items()):
+            if now >= listing.deadline:
+                del self._listings[number]
+                self._answer_listing(listing)
+            elif now >= listing.retry_at:
+                listing.retry_at = now + RETRY_S
+                self._ask_for_spans(number, listing)
+
+    # --- inside ---
+
+    def _check_room(self, link: LinkId) -> None:
+        links = [read.link for read in self._reads.values()] + [listing.link for listing in self._listings.values()]
+        ours = links.count(link)
+        if len(self) >= AT_ONCE_MAX or ours >= AT_ONCE_OF_A_CLIENT_MAX:
+            raise TooManyError(f"at most {AT_ONCE_OF_A_CLIENT_MAX} reads of one client are served at once; wait for answers")
+
+    def _check_reachable(self, pubend: int) -> None:
+        broker = pubend_broker(pubend)
+        if pubend in self._parts.pubends:
+            return
+        known = pubend in self._parts.router.pubends() or pubend in self._parts.known.get(broker, ())
+        if not known:
+            raise UnknownPubendError(f"no broker that was ever heard of here hosts pubend {pubend:x}")
+        if not self._parts.router.reachable(broker):
+            raise _unreachable(pubend)
+
+    def _ask(self, number: int, read: _Read, now: float) -> None:
+        read.retry_at = now + RETRY_S
+        stream = self._parts.ensure_stream(read.pubend)
+        reached, rows = stream.from_cache(read.filter, read.position, read.hi, CATCH_UP_BYTES)
+        if reached > read.position:
+            del self._reads[number]
+            self._answer(read, reached, rows, 0)
+        elif read.pubend in self._parts.pubends:
+            self._ask_log(number, read)
+        else:
+            broker, me, text = pubend_broker(read.pubend), self._parts.broker, str(read.filter)
+            self._parts.unicast(CatchUp(broker, me, FULL_HOPS, number, read.pubend, text, read.position, read.hi, read.bare))
+
+    def _ask_log(self, number: int, read: _Read) -> None:
+        def done(result: LogRead, now: float) -> None:
+            del now
+            if self._reads.pop(number, None) is None:
+                return
+            for _, hi, batches, released in result.stretches(read.position):
+                matching = [found for b in batches if len(found := b.filter(read.filter.evaluate(b)))]
+                self._answer(read, hi, matching, released, more=hi < result.hi)
+
+        horizon = self._parts.pubends[read.pubend].horizon
+        self._read_log(ReadLog(read.pubend, 0, read.position, min(read.hi, horizon), CATCH_UP_BYTES), done)
+
+    def _answer(self, read: _Read, reached: int, rows: list[Batch], released: int, *, more: bool = False) -> None:
+        wanted = [bare(batch) for batch in rows] if read.bare else rows
+        for batch, hi, follows in pieces(wanted, reached):
+            packet = RangeRead(read.pubend, read.position, hi, released, follows or more)
+            self._parts.orders.append(Send(read.link, packet, batch, data=True, packet=read.packet))
+            read.position = hi
+
+    def _own_spans(self) -> list[PubendSpan]:
+        return [PubendSpan(p.pubend, p.released, p.horizon, p.last) for p in self._parts.pubends.values() if p.is_open]
+
+    def _ask_for_spans(self, number: int, listing: _Listing) -> None:
+        for broker in listing.asked:
+            query = listing.query
+            self._parts.unicast(PubendsQuery(broker, self._parts.broker, FULL_HOPS, number, query.durables, query.after))
+
+    def _answer_listing(self, listing: _Listing) -> None:
+        told = {span.pubend: None for span in listing.spans}
+        known = [*self._parts.router.pubends(), *(pubend for pubends in self._parts.known.values() for pubend in pubends)]
+        missing = sorted({pubend for pubend in known if pubend not in told})
+        durables, more = _page(list(listing.durables.values()), listing.query.after, listing.last)
+        self._parts.send(listing.link, Pubends(listing.spans, missing, durables, more), listing.packet)
+
+    # --- durable subscriptions ---
+
+    def _add_known_names(self, listing: _Listing) -> None:
+        """Begin with the names that are known to be elsewhere: their homes say more, where they can be reached."""
+        for name, home in self._parts.durables.homes.items():
+            if home.broker not in (0, self._parts.broker):
+                listing.durables[name] = DurableEntry(name, home.broker)
+
+    def _own_durables(self, after: str) -> tuple[list[DurableEntry], bool]:
+        return _page([self._entry(durable) for durable in self._parts.durables.here.values() if not durable.moved], after, None)
+
+    def _entry(self, durable: Durable) -> DurableEntry:
+        subscription = None if durable.subscription is None else self._parts.edge.subscriptions.get(durable.subscription)
+        cursors = durable.cursors if subscription is None else self._parts.edge.cursors(subscription)
+        frontiers = {pubend: stream.cache.frontier for pubend, stream in self._parts.streams.items()}
+        behind = [frontiers[pubend] - tick for pubend, tick in cursors.items() if pubend in frontiers]
+        behind_ms = max(0, *behind, 0) >> COUNTER_BITS
+        return DurableEntry(durable.name, self._parts.broker, durable.filter, subscription is not None, behind_ms)
+
+
+def _add_page(listing: _Listing, entries: list[DurableEntry], more: bool) -> None:
+    listing.durables.update({entry.name: entry for entry in entries})
+    if more:
+        last = entries[-1].name
+        listing.last = last if listing.last is None else min(listing.last, last)
+
+
+def _page(entries: list[DurableEntry], after: str, last: str | None) -> tuple[list[DurableEntry], bool]:
+    """Return the entries with names in (after, last], as many as a page has, and whether there are more."""
+    chosen: list[DurableEntry] = []
+    size = 0
+    for entry in sorted(entries, key=lambda entry: entry.name):
+        if entry.name <= after:
+            continue
+        size += len(entry.name) + len(entry.filter or "")
+        full = len(chosen) == DURABLES_OF_A_PAGE or (chosen and size > PAGE_CHARS)
+        if full or (last is not None and entry.name > last):
+            return chosen, True
+        chosen.append(entry)
+    return chosen, last is not None
+
+
+def bare(batch: Batch) -> Batch:
+    """Return the rows of a batch without payloads and attributes."""
+    return Batch.from_columns(batch.ids().tobytes(), [b""] * len(batch), {}, batch.ticks())
+
+
+def _unreachable(pubend: int) -> PubendUnreachableError:
+    return PubendUnreachableError(f"the broker of pubend {pubend:x} cannot be reached now")

@@ -1,0 +1,106 @@
+"""What this broker believes of what other brokers say.
+
+Brokers of one overlay trust each other to follow the protocol, but one with a bug, a damaged disk or a wrong clock must not stop
+the rest. So numbers have bounds that leave room above them, and what is said must be the sender's to say:
+
+- An incarnation counts the starts of a broker. It stays below `INCARNATION_MAX`, so that `incarnation << 32 | n` fits 64 bits.
+- Sequences and versions stay below `COUNT_MAX`. Whoever hears a newer record of itself can always write a newer one.
+- A tick holds a time. One that lies more than `AHEAD_MS` beyond our clock is not believed, whoever names it.
+- A broker speaks of its own pubends only; rows lie inside the range they are said to be in.
+
+A breach that no clock explains is an `ImplausibleError`: it is refused, and the packet changes nothing. A tick too far ahead is
+left out without a refusal, since the wrong clock may be ours; `stats()` counts it as disbelieved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from postroad.core.batch.batch import Batch
+from postroad.core.protocol.packets import (
+    CatchUpReply,
+    DurableHome,
+    Hold,
+    HoldConfirmed,
+    Knowledge,
+    LinkState,
+    Packet,
+    Remembered,
+    pubend_broker,
+)
+from postroad.errors import ImplausibleError
+from postroad.types import COUNTER_BITS
+
+INCARNATION_MAX: Final = 1 << 31
+COUNT_MAX: Final = 1 << 48
+COST_MAX: Final = 1 << 20
+AHEAD_MS: Final = 24 * 3600 * 1000
+TICK_MS_MAX: Final = (1 << 47) - 1
+
+
+def latest_tick(wall_ms: int) -> int:
+    """Return the highest tick that is believed at this time; any, while no clock was told."""
+    return min(wall_ms + AHEAD_MS if wall_ms else TICK_MS_MAX, TICK_MS_MAX) << COUNTER_BITS
+
+
+def believable(positions: Mapping[int, int], wall_ms: int) -> dict[int, int]:
+    """Return the positions whose ticks are believed."""
+    latest = latest_tick(wall_ms)
+    return {pubend: tick for pubend, tick in positions.items() if tick <= latest}
+
+
+def check(packet: Packet, batch: Batch | None) -> None:
+    """Raise `ImplausibleError` where a packet of another broker says what cannot be."""
+    match packet:
+        case LinkState():
+            _check_link_state(packet)
+        case DurableHome():
+            _check_count("a durable subscription's version", packet.version, COUNT_MAX)
+        case Hold():
+            _check_count("the incarnation of a hold", packet.incarnation, INCARNATION_MAX)
+            _check_count("the version of a hold", packet.version, COUNT_MAX)
+        case HoldConfirmed():
+            _check_count("the incarnation of a hold", packet.incarnation, INCARNATION_MAX)
+            _check_count("the version of a hold", packet.version, COUNT_MAX)
+            _check_owner(packet.source, packet.released)
+        case Remembered():
+            _check_count("an incarnation", packet.incarnation, INCARNATION_MAX)
+            _check_owner(packet.target, packet.horizons)
+            _check_owner(packet.target, packet.rows)
+        case Knowledge() | CatchUpReply():
+            _check_rows(packet.lo, packet.hi, batch)
+        case _:
+            pass
+
+
+def _check_link_state(record: LinkState) -> None:
+    _check_count("an incarnation", record.incarnation, INCARNATION_MAX)
+    _check_count("the sequence of a link state", record.sequence, COUNT_MAX)
+    _check_owner(record.origin, record.pubends)
+    for broker, cost in record.neighbours:
+        if cost > COST_MAX:
+            raise ImplausibleError(f"broker {record.origin} names a cost of {cost} to broker {broker}, above {COST_MAX}")
+
+
+def _check_owner(broker: int, pubends: Mapping[int, int] | list[int]) -> None:
+    for pubend in pubends:
+        if pubend_broker(pubend) != broker:
+            raise ImplausibleError(
+                f"broker {broker} speaks for pubend {pubend:x}, which belongs to broker {pubend_broker(pubend)}"
+            )
+
+
+def _check_rows(lo: int, hi: int, batch: Batch | None) -> None:
+    if lo > hi:
+        raise ImplausibleError(f"a range of ticks ends at {hi}, before it begins at {lo}")
+    if batch is not None and len(batch):
+        ticks = batch.ticks()
+        first, last = int(ticks[0]), int(ticks[-1])
+        if first <= lo or last > hi:
+            raise ImplausibleError(f"rows from tick {first} to {last} lie outside of their range, ({lo}, {hi}]")
+
+
+def _check_count(what: str, value: int, bound: int) -> None:
+    if value >= bound:
+        raise ImplausibleError(f"{what} is {value}, where {bound} is never reached")

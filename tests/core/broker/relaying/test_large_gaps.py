@@ -1,0 +1,71 @@
+"""A gap that the cache cannot hold is left to catching up at once; a small one is asked for."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import numpy as np
+import pytest
+
+from postroad.core.batch.batch import Batch
+from postroad.core.batch.build import build_batches
+from postroad.core.broker.relaying.cache import Segment
+from postroad.core.broker.relaying.stream import Stream
+from postroad.core.broker.subscribing.edge import NACK_DELAY_S, Edge, EdgeStream, Phase, Subscription
+from postroad.core.filters.filter import Filter
+from postroad.core.protocol.orders import Order, Send
+from postroad.core.protocol.packets import Nack
+
+PUBEND, PARENT, CLIENT = 256, 1, 2
+FILTER = Filter("x > 0")
+CACHE_BYTES = 256 << 10
+
+
+class Subscriber:
+    """One live subscription to a pubend of another broker."""
+
+    def __init__(self) -> None:
+        self.orders: list[Order] = []
+        self.stream = Stream(PUBEND, hosted_here=False, cache_bytes=CACHE_BYTES, next_epoch=count(1).__next__, orders=self.orders)
+        self.edge = Edge(self.orders)
+        self.edge.streams[PUBEND] = EdgeStream(self.stream)
+        self.stream.set_parent(PARENT, 0.0)
+        self.subscription: Subscription = self.edge.add(CLIENT, 1, FILTER, None, {}, done={}, earliest=False)
+        self.stream.want((FILTER,), (), 0.0)
+        self.edge.wait_for(self.subscription, PUBEND)
+        self.stream.interest_active(PARENT, self.stream.epoch_sent, 100, 0.0)
+        for subscription in self.edge.waiting(PUBEND, self.stream.epoch_active):
+            self.edge.activate(subscription, PUBEND, 100)
+            self.edge.announce(subscription, PUBEND)
+        assert self.phase is Phase.LIVE
+
+    @property
+    def phase(self) -> Phase:
+        return self.subscription.progress[PUBEND].phase
+
+    def learn(self, lo: int, hi: int) -> None:
+        self.stream.learn(Segment(lo, hi, self.stream.epoch_active, rows_at(hi)))
+        self.edge.advance(PUBEND, 0.0)
+
+    def nacks(self) -> list[Nack]:
+        return [order.message for order in self.orders if isinstance(order, Send) and isinstance(order.message, Nack)]
+
+
+def rows_at(tick: int) -> Batch:
+    (batch,) = build_batches([(tick.to_bytes(16, "big"), {"x": 1}, b"y" * 8000)], np.array([tick], np.uint64))
+    return batch
+
+
+@pytest.mark.parametrize("segments", [5, 500])
+def test_a_gap_is_asked_for_unless_the_cache_has_dropped_what_follows(segments: int) -> None:
+    """No try is wasted on a gap that cannot be filled: its subscription catches up from the log instead."""
+    subscriber = Subscriber()
+    for i in range(segments):
+        subscriber.learn(1000 + i, 1001 + i)
+    subscriber.edge.curious(PUBEND, 2 * NACK_DELAY_S)
+    overflowed = subscriber.stream.cache.evicted > 0
+    assert overflowed == (segments == 500)
+    assert bool(subscriber.nacks()) is not overflowed
+    assert subscriber.phase is (Phase.CATCHING_UP if overflowed else Phase.LIVE)
+    if overflowed:
+        assert subscriber.edge.streams[PUBEND].delivered == subscriber.stream.cache.frontier

@@ -1,0 +1,80 @@
+"""Durable subscriptions: what holds the logs for them."""
+
+from __future__ import annotations
+
+import pytest
+
+from postroad.core.broker.subscribing.durable import Durables
+from postroad.core.protocol.packets import DurableHome, pubend_id
+
+PUBEND = pubend_id(2)
+
+
+def test_a_hold_rises_only_as_far_as_the_cursor_is_on_disk() -> None:
+    """After a crash the subscription goes on from the stored cursor, so the log must reach back to it."""
+    durables = Durables(1)
+    durables.take_home("orders", "x > 1", {PUBEND: 100}).subscription = 7
+    durables.mark("orders")
+    first = durables.changes()
+    durables.stored(first)
+    assert durables.holds() == {PUBEND: 100}
+    durables.moved_on("orders", {PUBEND: 250})
+    second = durables.changes()
+    assert durables.holds() == {PUBEND: 100}, "it is being written, not yet written"
+    durables.stored(second)
+    assert durables.holds() == {PUBEND: 250}
+
+
+def test_what_is_on_disk_is_found_again_after_a_restart() -> None:
+    """The stored record brings back cursor and hold."""
+    durables = Durables(1)
+    durables.take_home("orders", "x > 1", {PUBEND: 100})
+    durables.mark("orders")
+    again = Durables(1)
+    for key, value in durables.changes():
+        assert value is not None
+        again.load(key, value)
+    assert again.here["orders"].cursors == {PUBEND: 100}
+    assert again.holds() == {PUBEND: 100}
+
+
+def test_only_a_home_that_never_settled_goes_back_to_where_its_client_is() -> None:
+    """Nobody was told of it, so the client may have gone on from older cursors elsewhere; then the hold goes back as well."""
+    durables = Durables(1)
+    durable = durables.take_home("orders", "x > 1", {PUBEND: 250})
+    durables.mark("orders")
+    durables.stored(durables.changes())
+    durables.believe(durable, {PUBEND: 300}, {PUBEND: 120})
+    assert (durable.cursors, durables.holds(), durables.dirty) == ({PUBEND: 250}, {PUBEND: 250}, False)
+    durables.believe(durable, {PUBEND: 200}, {PUBEND: 120})
+    assert (durable.cursors, durables.holds(), durables.dirty) == ({PUBEND: 120}, {PUBEND: 120}, True)
+    durables.settle("orders")
+    durables.believe(durable, {PUBEND: 50}, {})
+    assert durable.cursors == {PUBEND: 120}
+
+
+def test_a_deleted_name_stays_deleted_after_a_restart() -> None:
+    """Brokers that missed the deletion still name the old home; its stored word outranks theirs."""
+    durables = Durables(1)
+    durables.take_home("orders", "x > 1", {PUBEND: 100})
+    before = durables.settle("orders")
+    stored = dict(durables.changes())
+    durables.forget("orders")
+    stored.update(dict(durables.changes()))
+    again = Durables(1)
+    for key, value in stored.items():
+        if value is not None:
+            again.load(key, value)
+    assert again.learn(before) == (False, None)
+    assert again.home_brokers() == set()
+
+
+@pytest.mark.parametrize("first", [1, 5])
+def test_of_two_creations_of_one_name_the_older_stays(first: int) -> None:
+    """A broker that knew nobody may have created it again; wherever word of both comes, the real one counts."""
+    older = DurableHome("orders", 1, 1, settled=True, created_ms=1_000)
+    newer = DurableHome("orders", 1, 5, settled=True, created_ms=7_000)
+    durables = Durables(3)
+    for home in (older, newer) if first == 1 else (newer, older):
+        durables.learn(home)
+    assert durables.elsewhere("orders") == 1
