@@ -9,7 +9,6 @@ import pytest
 
 from postroad.core.batch.batch import Batch
 from postroad.core.batch.build import build_batches
-from postroad.core.guards import Guards
 from postroad.core.protocol.orders import Send
 from postroad.core.protocol.packets import (
     Acknowledge,
@@ -288,19 +287,6 @@ def test_doubtful_messages_wait_for_their_own_broker() -> None:
     client.cut(second)
     assert bytes(client.session.publish(key, {}, b"") or b"")[4:8] == (8).to_bytes(4, "big")
     assert main in client.brokers
-
-
-def test_without_the_guard_two_brokers_hold_one_message() -> None:
-    """What trap 9 is about: the same content ends up at both brokers."""
-    home, other = Broker(7), Broker(8)
-    client, key, link = client_with_publisher(home, SessionConfig(guards=Guards(doubtful_messages_stay=False)))
-    publish(client, key)
-    (send,) = client.sent()
-    home.take(send)
-    client.cut(link)
-    client.connect(other)
-    client.settle()
-    assert len(home.accepted) == len(other.accepted) == 1
 
 
 def test_refused_messages_are_reported_and_the_stream_goes_on() -> None:

@@ -1,20 +1,16 @@
-"""Planted bugs in the client session and in the disks, and the guards of the nine traps, each switched off."""
+"""Planted bugs in the client session and in the disks."""
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
-from functools import partial
 from typing import Any
 
 from tests.mutants.planting import Planter, mutant
 
-from postroad.core.guards import ALL_ON, Guards
 from postroad.core.protocol.orders import Append, Appended, PubendState, Stored
 from postroad.core.session.machine import Session
 from postroad.core.session.publishing import Registration
 from postroad.core.session.subscribing import SubscriptionState
 from postroad.sim.disk import Disk, Log
-from postroad.sim.overlay import Overlay
 
 # --- session
 
@@ -246,36 +242,3 @@ def lose_the_last_write_at_a_stop(plant: Planter) -> None:
         return losing
 
     plant.wrap(Disk, "crash", make)
-
-
-# --- the guards
-
-
-def _without(guard: str, plant: Planter) -> None:
-    guards = replace(ALL_ON, **{guard: False})
-
-    def make(init: Any) -> Any:
-        def unguarded(self: Overlay, *arguments: Any, **how: Any) -> None:
-            init(self, *arguments, **{"guards": guards, **how})
-
-        return unguarded
-
-    plant.wrap(Overlay, "__init__", make)
-
-
-AREA_OF_GUARD = {
-    "silence_is_labelled": "relaying",
-    "subscribe_waits_for_path": "subscribing",
-    "horizon_is_reserved": "publishing",
-    "publishers_are_remembered": "publishing",
-    "holds_survive_links": "holding",
-    "position_of_client_wins": "durable names",
-    "control_is_never_dropped": "relaying",
-    "knowledge_is_idempotent": "subscribing",
-    "doubtful_messages_stay": "session",
-}
-for _field in fields(Guards):
-    _plant = partial(_without, _field.name)
-    _plant.__name__ = f"no_guard_{_field.name}"  # type: ignore[attr-defined]
-    _plant.__doc__ = f"The guard `{_field.name}` is off"
-    mutant(AREA_OF_GUARD[_field.name])(_plant)

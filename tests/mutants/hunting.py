@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.mutants import bugs_of_brokers, bugs_of_clients_and_disks
+from tests.mutants import bugs_of_brokers, bugs_of_clients_and_disks, bugs_of_traps
 from tests.mutants.planting import MUTANTS
 
 from postroad.sim.soak import run_seed
@@ -20,7 +20,7 @@ SEEDS_MAX = 200
 FINDINGS = 3
 FIRST_SEED = 500_000
 TABLE = Path("docs/internals/mutants.md")
-PLANTED_IN = (bugs_of_brokers, bugs_of_clients_and_disks)  # importing them registers their mutants
+PLANTED_IN = (bugs_of_brokers, bugs_of_clients_and_disks, bugs_of_traps)  # importing them registers their mutants
 
 
 @dataclass(slots=True)

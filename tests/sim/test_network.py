@@ -93,17 +93,6 @@ def test_overflow_drops_data_and_never_control() -> None:
     assert len(b.heard) == 3 * 50 + len(b"control")
 
 
-def test_overflow_drops_control_too_when_the_guard_is_off() -> None:
-    """Without the guard a full backlog takes nothing at all."""
-    world, cable, a, b = joined()
-    cable.control_is_never_dropped = False
-    assert a.end is not None
-    assert all(a.end.send(bytes(50), data=True) for _ in range(3))
-    assert not a.end.send(b"control")
-    world.run(1.0)
-    assert len(b.heard) == 3 * 50
-
-
 def test_a_client_cable_drops_nothing_and_tells_its_marks() -> None:
     """A cable that does not drop says when its backlog is over the high mark and when it has drained."""
     world, _, a, b = joined(replace(PROFILE, drops_data=False))

@@ -1,18 +1,19 @@
 """The nine traps: for each, a schedule in which the checkers catch what goes wrong without the guard, and which passes with it.
 
-The schedules are written by hand: what matters happens at stated times, so they stay valid when the machines change.
+The schedules are written by hand: what matters happens at stated times, so they stay valid when the machines change. The
+product has no switches for its guards: each is taken out by a mutant of `tests/mutants/bugs_of_traps.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
 from functools import partial
 from typing import Final
 
 import pytest
+from tests.mutants import bugs_of_traps
+from tests.mutants.planting import MUTANTS
 
-from postroad.core.guards import ALL_ON, Guards
 from postroad.sim.disk import DiskProfile
 from postroad.sim.network import CableProfile
 from postroad.sim.overlay import Overlay
@@ -41,9 +42,9 @@ def follow(overlay: Overlay, when: float, client: str, subscription: str, symbol
     overlay.at(when, lambda: overlay.clients[client].follow(text, subscription=subscription, name=name))
 
 
-def silence_is_relative(guards: Guards) -> Overlay:
+def silence_is_relative() -> Overlay:
     """A durable subscriber of B comes back at a broker whose cache knows B's ticks as silence, asked for with filter A."""
-    overlay = Overlay(1, guards=guards)
+    overlay = Overlay(1)
     overlay.brokers(1, 2, 3)
     overlay.link(1, 2)
     overlay.link(2, 3)
@@ -61,9 +62,9 @@ def silence_is_relative(guards: Guards) -> Overlay:
     return overlay
 
 
-def a_subscription_starts_somewhere_exact(guards: Guards) -> Overlay:
+def a_subscription_starts_somewhere_exact() -> Overlay:
     """A message is published after `subscribe` returned, while the interest would still be on its way to the far broker."""
-    overlay = Overlay(1, guards=guards)
+    overlay = Overlay(1)
     overlay.brokers(1, 2)
     overlay.link(1, 2, FAR)
     overlay.client("writer", 1)
@@ -77,9 +78,9 @@ def a_subscription_starts_somewhere_exact(guards: Guards) -> Overlay:
     return overlay
 
 
-def horizons_survive_crashes(guards: Guards) -> Overlay:
+def horizons_survive_crashes() -> Overlay:
     """A broker that has announced silence crashes and comes back with a clock that went back."""
-    overlay = Overlay(1, guards=guards)
+    overlay = Overlay(1)
     overlay.brokers(1, 2)
     overlay.link(1, 2)
     overlay.client("writer", 1)
@@ -94,9 +95,9 @@ def horizons_survive_crashes(guards: Guards) -> Overlay:
     return overlay
 
 
-def publishers_retry(guards: Guards) -> Overlay:
+def publishers_retry() -> Overlay:
     """A broker crashes after a message is durable and before its publisher has heard of it; the publisher sends it again."""
-    overlay = Overlay(1, guards=guards)
+    overlay = Overlay(1)
     overlay.brokers(1)
     overlay.client("writer", 1, profile=FAR_CLIENT)
     overlay.client("reader", 1)
@@ -108,9 +109,9 @@ def publishers_retry(guards: Guards) -> Overlay:
     return overlay
 
 
-def release_is_per_broker(guards: Guards) -> Overlay:
+def release_is_per_broker() -> Overlay:
     """A durable subscriber's broker is cut off for a while; everybody else has got everything."""
-    overlay = Overlay(1, guards=guards)
+    overlay = Overlay(1)
     overlay.broker(1, disk=SMALL_SEGMENTS)
     overlay.broker(2)
     cable = overlay.link(1, 2)
@@ -126,24 +127,24 @@ def release_is_per_broker(guards: Guards) -> Overlay:
     return overlay
 
 
-def durable_subscribers_move(guards: Guards) -> Overlay:
-    """A durable subscriber loses its connection, with acknowledgements on the way, and goes on at another broker."""
-    overlay = Overlay(1, guards=guards)
+def durable_subscribers_move(*, moves: bool = True) -> Overlay:
+    """A durable subscriber goes on at another broker while its acknowledgements are on the way to the former one."""
+    overlay = Overlay(1)
     overlay.brokers(1, 2)
     overlay.link(1, 2)
     overlay.client("writer", 1)
     overlay.client("reader", 1, profile=FAR_CLIENT)
     follow(overlay, 1.0, "reader", "all", None, durable=True)
     publish(overlay, "writer", "A", *every(0.05, 2.0, 6.0))
-    overlay.at(4.0, overlay.clients["reader"].cut_off)
-    overlay.at(4.0, lambda: overlay.clients["reader"].move([overlay.node(2)]))
+    if moves:
+        overlay.at(4.0, lambda: overlay.clients["reader"].move([overlay.node(2)]))
     overlay.run(8.0)
     return overlay
 
 
-def overflow_drops_data_only(guards: Guards) -> Overlay:
+def overflow_drops_data_only() -> Overlay:
     """A broker comes into reach while the only way to the subscriber's broker is full of data."""
-    overlay = Overlay(1, guards=guards)
+    overlay = Overlay(1)
     overlay.brokers(1, 2, 3)
     overlay.link(1, 2, CableProfile(bytes_per_s=20_000, backlog_bytes_max=1_500))
     late = overlay.link(1, 3)
@@ -159,9 +160,9 @@ def overflow_drops_data_only(guards: Guards) -> Overlay:
     return overlay
 
 
-def views_disagree_in_a_loop(guards: Guards) -> Overlay:
+def views_disagree_in_a_loop(*, loop: bool = True) -> Overlay:
     """A short way closes a loop: one broker has it for its parent while the others still send along the long way."""
-    overlay = Overlay(1, guards=guards)
+    overlay = Overlay(1)
     overlay.brokers(1, 2, 3)
     overlay.link(1, 2, FAR)
     overlay.link(2, 3, FAR)
@@ -171,14 +172,15 @@ def views_disagree_in_a_loop(guards: Guards) -> Overlay:
     overlay.at(0.5, short.cut)
     follow(overlay, 2.0, "reader", "all", None)
     publish(overlay, "writer", "A", *every(0.2, 5.0, 9.0))
-    overlay.at(7.0, short.heal)
+    if loop:
+        overlay.at(7.0, short.heal)
     overlay.run(11.0)
     return overlay
 
 
-def unacknowledged_messages_belong_to_their_broker(guards: Guards) -> Overlay:
+def unacknowledged_messages_belong_to_their_broker() -> Overlay:
     """A broker crashes after a message is durable; its publisher, which does not know that, goes on at another broker."""
-    overlay = Overlay(1, guards=guards)
+    overlay = Overlay(1)
     overlay.brokers(1, 2)
     overlay.link(1, 2)
     overlay.client("writer", 1, 2, profile=FAR_CLIENT)
@@ -191,41 +193,56 @@ def unacknowledged_messages_belong_to_their_broker(guards: Guards) -> Overlay:
     return overlay
 
 
-# guard -> (schedule, what the checkers find without it)
-TRAPS: Final[dict[str, tuple[Callable[[Guards], Overlay], str]]] = {
-    "silence_is_labelled": (silence_is_relative, "lost"),
-    "subscribe_waits_for_path": (a_subscription_starts_somewhere_exact, "lost"),
-    "horizon_is_reserved": (horizons_survive_crashes, "lost"),
-    "publishers_are_remembered": (publishers_retry, "duplicated"),
-    "holds_survive_links": (release_is_per_broker, "released"),
-    "position_of_client_wins": (durable_subscribers_move, "duplicated"),
-    "control_is_never_dropped": (overflow_drops_data_only, "stuck"),
-    "knowledge_is_idempotent": (views_disagree_in_a_loop, "duplicated"),
-    "doubtful_messages_stay": (unacknowledged_messages_belong_to_their_broker, "duplicated"),
+# mutant -> (schedule, what the checkers find with it)
+TRAPS: Final[dict[str, tuple[Callable[[], Overlay], str]]] = {
+    "take_any_silence": (silence_is_relative, "lost"),
+    "start_before_the_path_is_ready": (a_subscription_starts_somewhere_exact, "lost"),
+    "forget_the_announced_horizon": (horizons_survive_crashes, "lost"),
+    "forget_publishers_without_a_link": (publishers_retry, "duplicated"),
+    "drop_the_holds_of_the_unreachable": (release_is_per_broker, "released"),
+    "take_the_cursors_of_the_home": (durable_subscribers_move, "duplicated"),
+    "drop_control_when_full": (overflow_drops_data_only, "stuck"),
+    "trust_that_knowledge_comes_once": (views_disagree_in_a_loop, "duplicated"),
+    "publish_doubtful_messages_elsewhere": (unacknowledged_messages_belong_to_their_broker, "duplicated"),
+}
+
+# mutant -> its schedule without what the trap is about
+QUIET: Final[dict[str, Callable[[], Overlay]]] = {
+    "take_the_cursors_of_the_home": partial(durable_subscribers_move, moves=False),
+    "trust_that_knowledge_comes_once": partial(views_disagree_in_a_loop, loop=False),
 }
 
 
-def found(schedule: Callable[[Guards], Overlay], guards: Guards) -> list[str]:
-    overlay = schedule(guards)
+def found(schedule: Callable[[], Overlay]) -> list[str]:
+    overlay = schedule()
     overlay.heal()
     overlay.settle(30.0)
     assert overlay.messages > 0
     return sorted({violation.kind for violation in overlay.violations()})
 
 
-def test_every_guard_has_its_schedule() -> None:
+def test_every_trap_has_its_schedule() -> None:
     """A guard nobody can see failing is not tested."""
-    assert list(TRAPS) == [field.name for field in fields(Guards)]
+    assert len(TRAPS) == 9
+    assert set(TRAPS) == {name for name, mutant in MUTANTS.items() if mutant.plant.__module__ == bugs_of_traps.__name__}
 
 
-@pytest.mark.parametrize("guard", TRAPS)
-def test_with_the_guard_nothing_is_found(guard: str) -> None:
-    """With every guard on the schedule passes."""
-    assert found(TRAPS[guard][0], ALL_ON) == []
+@pytest.mark.parametrize("name", TRAPS)
+def test_with_the_guard_nothing_is_found(name: str) -> None:
+    """With every guard in place the schedule passes."""
+    assert found(TRAPS[name][0]) == []
 
 
-@pytest.mark.parametrize("guard", TRAPS)
-def test_without_the_guard_the_checkers_find_it(guard: str) -> None:
-    """With this one guard off the checkers catch what it prevents."""
-    schedule, kind = TRAPS[guard]
-    assert kind in found(schedule, replace(ALL_ON, **{guard: False}))
+@pytest.mark.parametrize("name", TRAPS)
+def test_without_the_guard_the_checkers_find_it(name: str) -> None:
+    """With this one guard taken out the checkers catch what it prevents."""
+    schedule, kind = TRAPS[name]
+    with MUTANTS[name].planted():
+        assert kind in found(schedule)
+
+
+@pytest.mark.parametrize("name", QUIET)
+def test_without_the_guard_nothing_is_found_where_the_trap_is_not(name: str) -> None:
+    """It is the move, and the loop, that the guard is for: the same schedule without these passes with the bug."""
+    with MUTANTS[name].planted():
+        assert found(QUIET[name]) == []

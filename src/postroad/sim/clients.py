@@ -128,7 +128,6 @@ class ClientNode:
         *,
         habits: Habits | None = None,
         profile: CableProfile | None = None,
-        config: SessionConfig | None = None,
     ) -> None:
         self.world = world
         self.network = network
@@ -138,7 +137,6 @@ class ClientNode:
         self.directory: Mapping[int, BrokerNode] = {node.broker: node for node in brokers}  # of all brokers
         self.habits: Final = habits or Habits()
         self.profile: Final = profile or CableProfile(drops_data=False)
-        self.config: Final = config or SessionConfig()
         self.following: list[Following] = []
         self.publishing: Publishing | None = None
         self.ranges: dict[int, RangeSeen] = {}  # by key of the session
@@ -167,7 +165,7 @@ class ClientNode:
         assert self.session is None
         self._life += 1
         self.world.note("client", f"{self.name} starts")
-        self.session = Session(self.config)
+        self.session = Session(SessionConfig())
         self.session.clock(self._clock_ms())
         for following in self.following:
             if not following.ended:

@@ -106,8 +106,6 @@ class End:
         profile = self.cable.profile
         if not profile.drops_data:
             return False
-        if not self.cable.control_is_never_dropped:
-            return self.queued > 0 and self.queued + size > profile.backlog_bytes_max
         return data and self.queued_data > 0 and self.queued_data + size > profile.backlog_bytes_max
 
     def pause(self, paused: bool) -> None:
@@ -227,7 +225,6 @@ class Cable:
         self.name = name
         self.chance: random.Random = network.world.chance(f"cable/{name}")
         self.bytes_per_s = profile.bytes_per_s
-        self.control_is_never_dropped = True
         self.wanted = True  # the dialling side wants a connection
         self.is_cut = False
         self.connection: Connection | None = None

@@ -20,12 +20,9 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Final
 
 from postroad.core.broker.context import BrokerConfig
-from postroad.core.guards import ALL_ON, Guards
-from postroad.core.session.machine import SessionConfig
 from postroad.sim.brokers import BrokerNode
 from postroad.sim.checkers import Violation, check
 from postroad.sim.clients import IDLE_SAVE_S, ClientNode, Habits
@@ -45,15 +42,12 @@ REST_MARGIN_S: Final = 3.0  # on top of what brokers promise to wait before they
 class Overlay:
     """All there is in one run."""
 
-    def __init__(
-        self, seed: int = 0, *, guards: Guards = ALL_ON, config: BrokerConfig | None = None, story: bool = False
-    ) -> None:
+    def __init__(self, seed: int = 0, *, config: BrokerConfig | None = None, story: bool = False) -> None:
         self.world: Final = World(seed, story=story)
         self.network: Final = Network(self.world)
         self.history: Final = History()
         self.predicates: Final = Predicates()
-        self.guards: Final = guards
-        self.config: Final = replace(config or BrokerConfig(), guards=guards)
+        self.config: Final = config or BrokerConfig()
         self.nodes: Final[dict[int, BrokerNode]] = {}
         self.links: Final[list[Cable]] = []
         self.clients: Final[dict[str, ClientNode]] = {}
@@ -66,8 +60,7 @@ class Overlay:
     def broker(
         self, number: int, *, disk: DiskProfile | None = None, config: BrokerConfig | None = None, pubends: int = 1
     ) -> BrokerNode:
-        own = self.config if config is None else replace(config, guards=self.guards)
-        node = BrokerNode(self.world, self.network, self.history, number, own, disk or DiskProfile(), pubends)
+        node = BrokerNode(self.world, self.network, self.history, number, config or self.config, disk or DiskProfile(), pubends)
         self.nodes[number] = node
         node.start()
         return node
@@ -79,7 +72,6 @@ class Overlay:
     def link(self, a: int, b: int, profile: CableProfile | None = None) -> Cable:
         """Join two brokers."""
         cable = self.network.cable(self.nodes[a], self.nodes[b], profile or CableProfile(), f"{a}-{b}")
-        cable.control_is_never_dropped = self.guards.control_is_never_dropped
         self.links.append(cable)
         cable.dial(0.0)
         return cable
@@ -88,9 +80,8 @@ class Overlay:
         self, name: str, *brokers: int, habits: Habits | None = None, profile: CableProfile | None = None, start: bool = True
     ) -> ClientNode:
         """Make a client that dials these brokers in turn."""
-        config = SessionConfig(guards=self.guards)
         nodes = [self.nodes[number] for number in brokers]
-        client = ClientNode(self.world, self.network, self.history, name, nodes, habits=habits, profile=profile, config=config)
+        client = ClientNode(self.world, self.network, self.history, name, nodes, habits=habits, profile=profile)
         client.directory = self.nodes
         self.clients[name] = client
         if start:

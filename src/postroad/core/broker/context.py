@@ -19,7 +19,6 @@ from postroad.core.broker.relaying.stream import Stream
 from postroad.core.broker.subscribing.durable import Durables
 from postroad.core.broker.subscribing.edge import Edge, EdgeStream
 from postroad.core.filters.filter import Filter
-from postroad.core.guards import ALL_ON, Guards
 from postroad.core.protocol.orders import LinkId, Order, Refuse, Send, Store
 from postroad.core.protocol.packets import HOPS_MAX, Packet, Unicast
 from postroad.core.tracking.notes import Notes
@@ -45,7 +44,6 @@ class BrokerConfig:
     home_query_s: float = 3.0  # how long to wait for the former home of a durable subscription
     retired: tuple[int, ...] = ()  # brokers that are gone for good: nobody asks them, and their holds do not count
     tracking: TrackingSettings = OFF
-    guards: Guards = ALL_ON
 
 
 @dataclass(slots=True)
@@ -146,7 +144,6 @@ class Parts:
                 cache_bytes=self.config.cache_bytes,
                 next_epoch=self.next_epoch,
                 orders=self.orders,
-                guards=self.config.guards,
             )
             self.streams[pubend] = stream
             self.edge.streams[pubend] = EdgeStream(stream)

@@ -160,7 +160,7 @@ class Recovery:
     def told(self, packet: Remembered, now: float) -> None:
         """Take what another broker remembers of our former lives."""
         knows_this_life = self._parts.router.started_ms in packet.starts  # then there is nothing to learn from it
-        if packet.incarnation and not knows_this_life and self._parts.config.guards.horizon_is_reserved:
+        if packet.incarnation and not knows_this_life:
             wall_ms = self._parts.wall_ms
             horizons, rows = believable(packet.horizons, wall_ms), believable(packet.rows, wall_ms)
             self._former_life(packet.incarnation, horizons, rows, now)

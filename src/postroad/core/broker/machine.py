@@ -52,7 +52,6 @@ from postroad.core.protocol.orders import (
     Tracked,
     TracksSearched,
 )
-from postroad.core.protocol.packets import pubend_broker
 from postroad.core.tracing import Tracing
 from postroad.core.tracking.notes import Notes, link_brokers
 from postroad.core.tracking.settings import Strategy, TrackingSettings
@@ -87,7 +86,7 @@ class Broker:
         self._notes_due = False
         self._flush_tracks = False
         self._farewell = False
-        records = load_records(state, config.guards)
+        records = load_records(state)
         self._parts = self._build_parts(state, records, now)
         self._recovery = Recovery(self._parts, records.lives, now)
         self._publishing = Publishing(self._parts, records.publisher_next)
@@ -105,7 +104,7 @@ class Broker:
         self._parked: list[tuple[LinkId, p.Subscribe, int]] = []  # while a former life may be heard of
 
     def _build_parts(self, state: BrokerState, records: OwnRecords, now: float) -> Parts:
-        guards, orders = self._config.guards, self._orders
+        orders = self._orders
         table, horizons = records.table, records.horizons
         records.durables.drop_unsettled()
         for broker in self._config.retired:
@@ -119,8 +118,8 @@ class Broker:
             config=self._config,
             orders=orders,
             router=LinkStateRouter(state.broker, state.incarnation, ids, orders),
-            pubends={s.pubend: Pubend(s, horizons.get(s.pubend, 0), orders, guards) for s in state.pubends},
-            edge=Edge(orders, guards, notes),
+            pubends={s.pubend: Pubend(s, horizons.get(s.pubend, 0), orders) for s in state.pubends},
+            edge=Edge(orders, notes),
             table=table,
             keeper=keeper,
             durables=records.durables,
@@ -419,8 +418,6 @@ class Broker:
 
     def _is_parent(self, pubend: int, link: LinkId) -> bool:
         stream = self._parts.streams.get(pubend)
-        if not self._config.guards.knowledge_is_idempotent:
-            return stream is not None
         return stream is not None and not stream.hosted_here and stream.parent == link
 
     def _child_stream(self, pubend: int) -> Stream:
@@ -500,8 +497,6 @@ class Broker:
         else:
             brokers = self._parts.brokers
             news = stream.learn(segment, lambda rows, sent: notes.routed(pubend, upstream, rows, link_brokers(sent, brokers)))
-        if not news and not self._config.guards.knowledge_is_idempotent:
-            self._parts.edge.deliver(pubend, segment)
         if news or stream.cache.frontier > frontier:
             self._parts.edge.advance(pubend, now)
 
@@ -684,8 +679,6 @@ class Broker:
             stream = self._parts.ensure_stream(pubend)
             if not stream.hosted_here:
                 stream.set_parent(router.parent(pubend), now)
-            if not router.reachable(pubend_broker(pubend)):
-                self._parts.table.unreachable(pubend_broker(pubend))
         self._subscribing.routes_changed(now)
         self._tracing.routes_changed()
         self._releasing.tell(again=True)

@@ -30,7 +30,6 @@ from postroad.core.broker.publishing.named_writers import WRITER_KEY
 from postroad.core.broker.publishing.publishers import HORIZON_KEY, PUBLISHER_KEY
 from postroad.core.broker.subscribing.durable import DURABLE_KEY, HOME_KEY, Durables
 from postroad.core.broker.subscribing.naming import NAME_KEY, Reservation
-from postroad.core.guards import Guards
 from postroad.core.protocol.orders import BrokerState, Notice, PubendState
 from postroad.core.protocol.packets import Positions, pubend_broker, pubend_id
 from postroad.errors import PostroadError
@@ -87,9 +86,9 @@ class OwnRecords:
         ]
 
 
-def load_records(state: BrokerState, guards: Guards) -> OwnRecords:
+def load_records(state: BrokerState) -> OwnRecords:
     """Read what a broker stored."""
-    records = OwnRecords(HoldTable(guards), Durables(state.broker, guards))
+    records = OwnRecords(HoldTable(), Durables(state.broker))
     damaged = list(state.damaged)
     for key, value in state.metadata:
         try:

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from postroad.core.batch.batch import Batch
-from postroad.core.guards import ALL_ON, Guards
 from postroad.core.protocol.orders import LinkId, Send
 from postroad.core.protocol.packets import (
     Acknowledge,
@@ -88,7 +87,6 @@ class SessionConfig:
     retry_s: float = 0.1  # between tries of a subscription or a publisher, doubled each time
     retry_s_max: float = 5.0
     holes_max: int = 8  # in a row; then the broker is not to be trusted
-    guards: Guards = ALL_ON  # off only to show what they guard against
 
 
 @dataclass(slots=True)
@@ -382,16 +380,7 @@ class Session:
 
     def _use(self, publisher: _Publisher, registration: Registration) -> None:
         publisher.current = registration
-        if not self.config.guards.doubtful_messages_stay:
-            self._republish(publisher, registration)
         self._events.append(Writable(publisher.key))
-
-    def _republish(self, publisher: _Publisher, registration: Registration) -> None:
-        """Give another broker's doubtful messages to this one: what the guard forbids."""
-        for other in publisher.registrations.values():
-            if other is not registration:
-                for attributes, payload in other.abandon():
-                    registration.add(attributes, payload, self._clock_ms)
 
     def _open_refused(self, opening: _Opening, error: PostroadError, now: float) -> None:
         publisher = self.publishers.get(opening.publisher)
@@ -586,8 +575,6 @@ class Session:
         subscription.active = True
         subscription.refusals = 0
         for pubend, tick in sorted(message.starts.items()):
-            if not self.config.guards.position_of_client_wins and pubend in subscription.pubends:
-                subscription.pubends[pubend].position = tick
             self._missed(subscription, pubend, subscription.join(pubend, tick))
         if not subscription.open and self.main is not None:
             self._outputs.append(Send(self.main, Flow(subscription.handle, open=False)))

@@ -295,14 +295,6 @@ class Registration:
             MessageId(self.publisher, self.broker, Tick(last)),
         )
 
-    def abandon(self) -> list[tuple[Mapping[str, AttributeValue], bytes]]:
-        """Give up every message and return what they held: to show what goes wrong when they do not stay."""
-        self._seal()
-        given_up = [content for frame in self._frames for content in _contents(frame)]
-        self._frames.clear()
-        self.messages = self.bytes = self._in_flight = 0
-        return given_up
-
 
 def quick_size(attributes: Mapping[str, AttributeValue], payload: bytes, names: set[str]) -> int:
     """Return the size of a message that is plainly within every limit, or -1 when a closer look is needed.
@@ -330,12 +322,6 @@ def quick_size(attributes: Mapping[str, AttributeValue], payload: bytes, names: 
         else:
             return -1
     return size
-
-
-def _contents(frame: Frame) -> list[tuple[Mapping[str, AttributeValue], bytes]]:
-    if frame.batch is None:
-        return [(attributes, payload) for _, attributes, payload in frame.rows]
-    return [(dict(message.attributes), message.payload) for message in frame.batch]
 
 
 def _slow_size(attributes: Mapping[str, AttributeValue], payload: bytes) -> int:

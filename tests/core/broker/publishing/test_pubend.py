@@ -8,7 +8,6 @@ from postroad.core.batch.batch import Batch
 from postroad.core.batch.build import build_batches
 from postroad.core.batch.row_codec import Row
 from postroad.core.broker.publishing.pubend import RESERVE_MS, Pubend
-from postroad.core.guards import Guards
 from postroad.core.protocol.orders import Append, Order, PubendState, Send
 from postroad.core.protocol.packets import PublishAcknowledged, PublishRefused, pubend_id
 from postroad.errors import InvalidValueError, PostroadError
@@ -20,9 +19,9 @@ PUBEND, LINK, PUBLISHER = pubend_id(1), 7, 3
 class Bench:
     """A pubend with its orders, and a log that takes appends when told to."""
 
-    def __init__(self, state: PubendState | None = None, reserved: int = 0, guards: Guards | None = None) -> None:
+    def __init__(self, state: PubendState | None = None, reserved: int = 0) -> None:
         self.orders: list[Order] = []
-        self.pubend = Pubend(state or PubendState(PUBEND), reserved, self.orders, guards or Guards())
+        self.pubend = Pubend(state or PubendState(PUBEND), reserved, self.orders)
         self.log: list[Batch] = []
 
     def appends(self) -> list[Append]:

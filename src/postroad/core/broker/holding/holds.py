@@ -22,7 +22,6 @@ from typing import Final
 import msgspec
 
 from postroad.core.broker.trust import COUNT_MAX, INCARNATION_MAX
-from postroad.core.guards import ALL_ON, Guards
 from postroad.core.protocol.packets import Hold, Positions
 
 HOLD_KEY: Final = "hold/"
@@ -51,8 +50,7 @@ class Taken:
 class HoldTable:
     """The holds on the pubends of this broker."""
 
-    def __init__(self, guards: Guards = ALL_ON) -> None:
-        self._guards = guards
+    def __init__(self) -> None:
         self._records: dict[int, HoldRecord] = {}
         self._dirty: dict[int, None] = {}
         self._unknown: dict[int, None] = {}  # brokers whose hold is damaged: nothing is released until they tell a new one
@@ -87,11 +85,6 @@ class HoldTable:
         self._dirty[hold.source] = None
         return Taken(accepted=True, store=lowered)
 
-    def unreachable(self, broker: int) -> None:
-        """Called when no way leads to a broker: its hold stays (unless the guard of trap 5 is off)."""
-        if not self._guards.holds_survive_links:
-            self._records.pop(broker, None)
-
     def changes(self) -> tuple[tuple[str, bytes | None], ...]:
         """Return what is not stored yet, and take it for stored."""
         changes: list[tuple[str, bytes | None]] = []
@@ -115,9 +108,7 @@ class HoldTable:
         return tuple(self._records)
 
     def is_held_by(self, brokers: Collection[int], pubend: int) -> bool:
-        """Tell whether each of these brokers holds a pubend; a record that was dropped (trap 5) is not missed."""
-        if not self._guards.holds_survive_links:
-            return True
+        """Tell whether each of these brokers holds a pubend."""
         return all(broker in self._records and pubend in self._records[broker].ticks for broker in brokers)
 
     def __len__(self) -> int:

@@ -25,7 +25,6 @@ from postroad.core.batch.batch import Batch, concat
 from postroad.core.batch.build import build_batches
 from postroad.core.batch.row_codec import Row
 from postroad.core.batch.schema import BatchLimits
-from postroad.core.guards import ALL_ON, Guards
 from postroad.core.protocol.orders import Append, LinkId, Order, PubendState, Send
 from postroad.core.protocol.packets import PublishAcknowledged, PublishRefused
 from postroad.errors import InvalidValueError, PostroadError
@@ -59,11 +58,11 @@ class _Waiting:
 class Pubend:
     """One stream. The broker feeds it and takes what became durable from `appended`."""
 
-    def __init__(self, state: PubendState, reserved: int, orders: list[Order], guards: Guards = ALL_ON) -> None:
+    def __init__(self, state: PubendState, reserved: int, orders: list[Order]) -> None:
         self.pubend = state.pubend
         self.released = state.released
         self.reserved = reserved
-        floor = max(state.last_tick, state.released, reserved if guards.horizon_is_reserved else 0)
+        floor = max(state.last_tick, state.released, reserved)
         self.horizon = floor  # everything up to here is decided and announced
         self.last = state.last_tick  # of the last message that was announced
         self.backlog_rows = 0
@@ -71,15 +70,13 @@ class Pubend:
         self.wall_ms = 0  # the broker's clock
         self.is_open = True  # False: it has not begun, since it may have had a former life (see `recovery`)
         self._orders = orders
-        self._guards = guards
         self._publishers: dict[int, _Publisher] = {}
         self._forgotten = state.forgotten
         self._waiting: list[_Waiting] = []
         self._in_flight: tuple[int, tuple[Batch, ...], list[_Waiting]] | None = None
         self._token = 0
-        if guards.publishers_are_remembered:
-            for publisher, last in state.publishers:
-                self._publishers[publisher] = _Publisher(None, last, last)
+        for publisher, last in state.publishers:
+            self._publishers[publisher] = _Publisher(None, last, last)
 
     def restart_above(self, tick: int) -> None:
         """Decide nothing at or below a tick: what was announced before a crash is not known."""
@@ -199,8 +196,7 @@ class Pubend:
 
     def silence(self, wall_ms: int) -> tuple[int, int] | None:
         """Decide silence up to the clock, as far as reserved; return (lo, hi] to announce, or None."""
-        limit = self.reserved if self._guards.horizon_is_reserved else (wall_ms << 16)
-        hi = min(wall_ms << 16, limit)
+        hi = min(wall_ms << 16, self.reserved)
         if self._in_flight is not None or hi <= self.horizon or not self.is_open:
             return None
         lo, self.horizon = self.horizon, hi
@@ -235,9 +231,7 @@ class Pubend:
         if entry is None:
             return
         entry.durable = max(entry.durable, tick)
-        if not self._guards.publishers_are_remembered and entry.link is None:
-            del self._publishers[publisher]
-        elif entry.link is not None:
+        if entry.link is not None:
             self._acknowledge(publisher, entry, entry.link)
 
     def _acknowledge_again(self, publisher: int, entry: _Publisher) -> None:

@@ -29,7 +29,6 @@ from postroad.core.broker.relaying.cache import COMPLETE, Segment, StreamCache
 from postroad.core.broker.relaying.children import Change, Child
 from postroad.core.filters.filter import Filter
 from postroad.core.filters.index.filter_index import FilterIndex
-from postroad.core.guards import ALL_ON, Guards
 from postroad.core.protocol.orders import LinkId, Order, Send
 from postroad.core.protocol.packets import Interest, InterestActive, Knowledge, Nack, Released
 from postroad.core.protocol.ranges import RangeSet
@@ -51,7 +50,6 @@ class Stream:
         cache_bytes: int,
         next_epoch: Callable[[], int],
         orders: list[Order],
-        guards: Guards = ALL_ON,
     ) -> None:
         self.pubend = pubend
         self.hosted_here = hosted_here
@@ -61,7 +59,6 @@ class Stream:
         self.active_tick = 0
         self.last_row = 0  # the tick of the last message that was heard of
         self._orders = orders
-        self._guards = guards
         self._children: dict[LinkId, Child] = {}
         self._asking = Asking(pubend, next_epoch, orders)
         self._index: FilterIndex[tuple[LinkId, Filter]] = FilterIndex()
@@ -244,7 +241,7 @@ class Stream:
         for segment in self.cache.read(lo, hi):
             if segment.lo > position or bytes_max <= 0:
                 break
-            if segment.label != COMPLETE and self._guards.silence_is_labelled:
+            if segment.label != COMPLETE:
                 if complete_from is None:
                     complete_from = self._complete_from(wanted)
                 if segment.label < complete_from:
@@ -328,7 +325,7 @@ class Stream:
         child.suspend()
 
     def _suffices(self, label: int, child: Child) -> bool:
-        return label >= child.included_in or not self._guards.silence_is_labelled
+        return label >= child.included_in
 
     def _complete_from(self, wanted: Filter) -> int:
         since = self._asking.since(wanted)

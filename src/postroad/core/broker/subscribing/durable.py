@@ -18,7 +18,6 @@ from typing import Final
 import msgspec
 
 from postroad.core.broker.trust import COUNT_MAX
-from postroad.core.guards import ALL_ON, Guards
 from postroad.core.protocol.orders import LinkId
 from postroad.core.protocol.packets import DurableHome, Positions
 from postroad.types import COUNTER_BITS
@@ -81,9 +80,8 @@ class Durable:
 class Durables:
     """The durable subscriptions of one broker, and where the others are."""
 
-    def __init__(self, broker: int, guards: Guards = ALL_ON) -> None:
+    def __init__(self, broker: int) -> None:
         self._broker = broker
-        self._guards = guards
         self.homes: dict[str, DurableHome] = {}
         self.here: dict[str, Durable] = {}
         self._dirty: dict[str, None] = {}
@@ -230,8 +228,6 @@ class Durables:
 
     def positions(self, cursors: Positions, brought: Positions) -> Positions:
         """Join the cursors of the home with the positions a client brought: the further one counts."""
-        if not self._guards.position_of_client_wins:
-            return dict(cursors) or dict(brought)
         return {p: max(cursors.get(p, 0), brought.get(p, 0)) for p in {**cursors, **brought}}
 
     def believe(self, durable: Durable, brought: Positions, acknowledged: Positions) -> None:

@@ -26,7 +26,6 @@ from postroad.core.broker.relaying.stream import Stream
 from postroad.core.broker.subscribing.waiting import Waiting
 from postroad.core.filters.filter import Filter
 from postroad.core.filters.index.filter_index import FilterIndex
-from postroad.core.guards import ALL_ON, Guards
 from postroad.core.protocol.orders import LinkId, Order, Send
 from postroad.core.protocol.packets import Advance, Deliver, Gap, Started, Unsubscribed
 from postroad.core.tracking.notes import Notes
@@ -163,9 +162,8 @@ def _entry_number(entry: tuple[int, int, int, Progress]) -> int:
 class Edge:
     """All subscriptions of one broker."""
 
-    def __init__(self, orders: list[Order], guards: Guards = ALL_ON, notes: Notes | None = None) -> None:
+    def __init__(self, orders: list[Order], notes: Notes | None = None) -> None:
         self._orders = orders
-        self._guards = guards
         self._notes = notes
         self.subscriptions: dict[int, Subscription] = {}
         self.streams: dict[int, EdgeStream] = {}
@@ -263,9 +261,7 @@ class Edge:
             progress.position = progress.told = progress.acknowledged = progress.start
         if pubend in subscription.lost_cursors:
             progress.start = progress.missed_from = 0
-        if not self._guards.subscribe_waits_for_path:
-            progress.live_from = 0
-        elif progress.included_in:
+        if progress.included_in:
             edge.require(progress.live_from, progress.included_in)
         if edge.engaged == 0:
             edge.delivered = max(edge.delivered, progress.live_from)
@@ -364,7 +360,7 @@ class Edge:
         if segment is None or segment.lo > edge.delivered:
             return None
         need, until = edge.need_at(edge.delivered)
-        if segment.label < need and self._guards.silence_is_labelled:
+        if segment.label < need:
             return None
         return segment.cut(segment.lo, until)
 
@@ -384,7 +380,7 @@ class Edge:
         rows_of: list[Rows] = []
         for (subscription, progress), matching, selected in zip(live, wanted, select(part.rows, wanted), strict=True):
             rows = selected
-            if progress.position > part.lo and self._guards.knowledge_is_idempotent:
+            if progress.position > part.lo:
                 within = rows_within(selected, progress.position, part.hi)
                 if within is None:
                     continue

@@ -249,10 +249,7 @@ class Subscribing:
         stream = self._parts.streams[pubend]
         if tick is None:
             tick = max(stream.cache.frontier, stream.active_tick)
-        label = stream.epoch_active
-        if not self._parts.config.guards.subscribe_waits_for_path:
-            label = stream.epoch_sent
-        for subscription in self._parts.edge.waiting(pubend, label):
+        for subscription in self._parts.edge.waiting(pubend, stream.epoch_active):
             self._parts.edge.activate(subscription, pubend, tick)
             self._unsettled[subscription.number] = self._ready[subscription.number] = subscription
 
@@ -601,8 +598,7 @@ class Subscribing:
         """Tell whether a start is active on the whole path and its broker holds the log for us."""
         if progress.phase is Phase.WAITING:
             return False
-        held = self._parts.keeper.is_confirmed(pubend_broker(pubend), progress.hold)
-        return held or not self._parts.config.guards.subscribe_waits_for_path
+        return self._parts.keeper.is_confirmed(pubend_broker(pubend), progress.hold)
 
     def _is_ready_everywhere(self, subscription: Subscription) -> bool:
         return all(
