@@ -7,11 +7,11 @@
     python -m benchmarks.overlay e --minutes 10  # memory over time
     python -m benchmarks.overlay t --rounds 32 --strategies bloom  # what tracking costs; each load takes 10 to 20 minutes
 
-Shapes, as in docs/benchmarks.md: (a) one publisher, ten subscribers that match 10% each, in columns and message by message, and
-ten that want everything; (b) 200 publishers, 500 subscribers, 500 topics, 5,000 messages per second: latency; (c) one and two
-relay hops; (d) matching cost by number of subscriptions to 500 symbols, with the rows of every match; (e) the broker's memory
-under (b); (t) the columns and messages of (a) and the latencies of (b) with each tracking strategy, in turn, as ratios to
-`null`. Each broker, the publishers and the subscribers are processes of their own. Raw results go to
+Shapes, as in benchmarks/notes/overlay.md: (a) one publisher, ten subscribers that match 10% each, in columns and message by
+message, and ten that want everything; (b) 200 publishers, 500 subscribers, 500 topics, 5,000 messages per second: latency;
+(c) one and two relay hops; (d) matching cost by number of subscriptions to 500 symbols, with the rows of every match; (e)
+the broker's memory under (b); (t) the columns and messages of (a) and the latencies of (b) with each tracking strategy, in
+turn, as ratios to `null`. Each broker, the publishers and the subscribers are processes of their own. Raw results go to
 `benchmarks/results/overlay-SHAPE.json`, one file for each shape.
 """
 

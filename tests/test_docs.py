@@ -14,7 +14,12 @@ import pytest
 from postroad.cli import COMMANDS
 from postroad.runtime import config
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [
+    *ROOT.glob("*.md"),
+    *(page for folder in ("docs", "benchmarks", "experiments", "examples") for page in (ROOT / folder).rglob("*.md")),
+]
 
 
 def kept_in(annotation: object) -> Iterator[type[msgspec.Struct]]:
@@ -70,3 +75,22 @@ def test_the_toml_of_the_docs_is_accepted() -> None:
                 assert config.parse_config(text, config.TopologyConfig, name).brokers
             else:
                 assert config.parse_config(text, config.NodeConfig, name).id
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as they are made on the web."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", title).lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_to_a_file_and_heading_that_exist(page: Path) -> None:
+    """Links within the repository: the file is there, and so is the heading after `#`."""
+    text = re.sub(r"^```.*?^```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        found = (page.parent / path).resolve() if path else page
+        assert found.exists(), f"{page}: {target}"
+        assert not anchor or anchor in anchors(found), f"{page}: {target}"
