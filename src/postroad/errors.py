@@ -419,7 +419,8 @@ class DurableBusyError(OverlayError):
 class DurableElsewhereError(OverlayError):
     """The durable subscription is at home at a broker that cannot be reached now, and the client brought no positions.
 
-    Or it is new, and the brokers that answer are not a majority of those that are known.
+    Or it is new, and the brokers that answer are not a majority of those that are known, or the broker has not reached any of
+    its neighbours since it was set up.
     """
 
     code = 502

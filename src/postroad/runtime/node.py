@@ -266,6 +266,7 @@ class Node:
             subscriptions_max=limits.subscriptions_max,
             newcomer_wait_s=self._newcomer_wait_s(),
             replaces=self._replaces,
+            has_neighbours=bool(self.config.neighbours),
             home_query_s=overlay.home_query_s,
             retired=overlay.retired,
             tracking=self.config.tracking.settings(),

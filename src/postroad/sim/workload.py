@@ -92,7 +92,10 @@ class Workload:
     def _broker(self, number: int) -> BrokerNode:
         chance, overlay = self._world, self._overlay
         pubends = chance.choice((1, 1, 1, 2, 4))
-        node = overlay.broker(number, disk=self._disk, config=replace(self._config, tracking=self._settings()), pubends=pubends)
+        config = replace(
+            self._config, tracking=self._settings(), has_neighbours=number > 1
+        )  # each is set up to link to older ones
+        node = overlay.broker(number, disk=self._disk, config=config, pubends=pubends)
         node.clock_offset_ms = chance.randint(-self._clocks_apart_ms, self._clocks_apart_ms)
         node.clock_rate = 1.0 + chance.uniform(-self._clocks_differ, self._clocks_differ)
         return node

@@ -41,6 +41,7 @@ class BrokerConfig:
     subscriptions_max: int = 200_000
     newcomer_wait_s: float = 0.0  # how long a broker with empty files waits to be told of a former life before it begins
     replaces: bool = False  # it is known that the files of a former life are lost
+    has_neighbours: bool = False  # it is to link to other brokers: it is not alone, though it may know nobody yet
     home_query_s: float = 3.0  # how long to wait for the former home of a durable subscription
     retired: tuple[int, ...] = ()  # brokers that are gone for good: nobody asks them, and their holds do not count
     tracking: TrackingSettings = OFF

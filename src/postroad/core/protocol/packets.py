@@ -342,7 +342,7 @@ class DurableHome(Packet, frozen=True, array_like=True):
     """Where a durable subscription lives, flooded; the newest version counts.
 
     `settled` tells the former home that the new one holds the logs, so that it may let go. `broker` is 0 once forgotten.
-    `created_ms` is the clock of its first home when it was created, 0 if not known.
+    `created_ms` is the clock of its first home when it was created, 0 if not known; of one forgotten, it says which creation was.
     """
 
     name: Name

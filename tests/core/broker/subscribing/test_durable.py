@@ -65,7 +65,7 @@ def test_a_deleted_name_stays_deleted_after_a_restart() -> None:
     for key, value in stored.items():
         if value is not None:
             again.load(key, value)
-    assert again.learn(before) == (False, None)
+    assert again.learn(before) == (None, None)
     assert again.home_brokers() == set()
 
 
@@ -78,3 +78,36 @@ def test_of_two_creations_of_one_name_the_older_stays(first: int) -> None:
     for home in (older, newer) if first == 1 else (newer, older):
         durables.learn(home)
     assert durables.elsewhere("orders") == 1
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_a_deletion_ends_its_creation_wherever_that_has_moved(version: int) -> None:
+    """Whichever word comes first, and whatever the version of the move that the deleting broker had not heard of."""
+    moved = DurableHome("orders", version, 5, settled=True, created_ms=7_000)
+    deleted = DurableHome("orders", 2, 0, settled=True, created_ms=7_000)
+    for one, two in ((moved, deleted), (deleted, moved)):
+        durables = Durables(3)
+        durables.learn(one)
+        news, _ = durables.learn(two)
+        assert durables.homes["orders"].broker == 0
+        assert durables.homes["orders"].version > version
+        assert news is None if (one, version) == (deleted, 1) else news == durables.homes["orders"]
+
+
+def test_a_deletion_does_not_end_a_later_creation() -> None:
+    """The name was taken again, at the same version or above."""
+    deleted = DurableHome("orders", 2, 0, settled=True, created_ms=7_000)
+    later = DurableHome("orders", 2, 5, settled=True, created_ms=9_000)
+    for one, two in ((later, deleted), (deleted, later)):
+        durables = Durables(3)
+        durables.learn(one)
+        durables.learn(two)
+        assert durables.elsewhere("orders") == 5
+
+
+def test_a_deletion_says_what_it_deletes() -> None:
+    """The time of its creation tells it from others of the same name."""
+    durables = Durables(1)
+    durables.take_home("orders", "x > 1", {}, created_ms=7_000)
+    durables.settle("orders")
+    assert durables.forget("orders") == DurableHome("orders", 2, 0, settled=True, created_ms=7_000)

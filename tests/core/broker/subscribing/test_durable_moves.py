@@ -6,7 +6,7 @@ import msgspec
 from tests.core.broker.machines import Machines
 
 from postroad.core.broker.subscribing.durable import DURABLE_KEY, DurableRecord
-from postroad.core.protocol.packets import Subscribe, Subscribed
+from postroad.core.protocol.packets import Subscribe, Subscribed, Unsubscribe, Unsubscribed
 
 LINK = 5
 
@@ -63,3 +63,60 @@ def test_a_client_that_leaves_while_its_new_home_settles_leaves_it_there() -> No
     machines.run(3.0)
     assert is_stored_as_settled(second.metadata)
     assert "orders" not in machines.nodes[1].broker._parts.durables.here
+
+
+def half_moved() -> Machines:
+    """Return three brokers, the third down; a subscription of the first is served by the second, which cannot settle so."""
+    machines = Machines()
+    for number in (1, 2, 3):
+        machines.start(number)
+        for other in range(1, number):
+            machines.link(other, number)
+    machines.run(3.0)
+    machines.client(1, LINK)
+    machines.give(1, Subscribe(1, "x > 1", "orders"), link=LINK, request=3)
+    machines.run(3.0)
+    machines.leave(1, LINK)
+    machines.stop(3)
+    machines.client(2, LINK)
+    machines.give(2, Subscribe(1, "x > 1", "orders"), link=LINK, request=3)
+    machines.run(3.0)
+    assert machines.nodes[2].told(Subscribed)
+    assert not machines.nodes[2].broker._parts.durables.here["orders"].settled
+    return machines
+
+
+def test_a_subscription_deleted_at_its_home_is_deleted_where_it_was_moving_to() -> None:
+    """The client went back, which the other broker has not noticed yet; it was told that the subscription is gone."""
+    machines = half_moved()
+    machines.client(1, LINK + 1)
+    machines.give(1, Subscribe(1, "x > 1", "orders"), link=LINK + 1, request=3)
+    machines.run(1.0)
+    machines.give(1, Unsubscribe(1, forget=True), link=LINK + 1, request=4)
+    machines.run(1.0)
+    assert machines.nodes[1].told(Unsubscribed)
+    for node in machines.nodes.values():
+        assert "orders" not in node.broker._parts.durables.here
+        assert node.broker._parts.durables.homes["orders"].broker == 0
+        assert DURABLE_KEY + "orders" not in node.metadata
+
+
+def test_a_subscription_that_was_moved_and_deleted_at_once_is_deleted() -> None:
+    """Its old home was cut off when it moved, and heard of the move only after it had confirmed the deletion."""
+    machines = half_moved()
+    machines.unlink(1, 2)
+    machines.start(3)
+    machines.link(2, 3)
+    machines.run(3.0)
+    assert machines.nodes[2].broker._parts.durables.here["orders"].settled
+    machines.client(1, LINK + 1)
+    machines.give(1, Subscribe(1, "x > 1", "orders"), link=LINK + 1, request=3)
+    machines.run(1.0)
+    machines.give(1, Unsubscribe(1, forget=True), link=LINK + 1, request=4)
+    machines.run(1.0)
+    assert machines.nodes[1].told(Unsubscribed)
+    machines.link(1, 3)
+    machines.run(1.0)
+    for node in machines.nodes.values():
+        assert "orders" not in node.broker._parts.durables.here
+        assert node.broker._parts.durables.homes["orders"].broker == 0

@@ -299,3 +299,54 @@ def test_a_name_whose_home_has_not_answered_is_not_deleted() -> None:
     assert refusals(machines.nodes[3]) == [DurableElsewhereError]
     assert not machines.nodes[3].told(Unsubscribed)
     assert homes(machines) == {1}
+
+
+def test_a_new_broker_that_knows_nobody_takes_no_name() -> None:
+    """It is set up with neighbours, and the name may exist there: alone it would be a majority of itself."""
+    machines = overlay(2, BrokerConfig(silence_s=0.2, has_neighbours=True))
+    subscribe(machines, 1)
+    machines.run(1.0)
+    machines.leave(1, LINK)
+    machines.start(3)
+    subscribe(machines, 3)
+    machines.run(6.0)
+    assert not active(machines.nodes[3])
+    assert refusals(machines.nodes[3]) == [DurableElsewhereError]
+    assert "not reached any of its neighbours" in str(machines.nodes[3].refused[0][1])
+    assert not reservations(machines)
+
+
+def test_a_new_broker_finds_a_name_as_soon_as_it_has_a_neighbour() -> None:
+    """Its client waits a moment instead of being refused, and the subscription moves here from where it was."""
+    machines = overlay(2, BrokerConfig(silence_s=0.2, has_neighbours=True))
+    subscribe(machines, 1)
+    machines.run(1.0)
+    machines.leave(1, LINK)
+    machines.start(3)
+    subscribe(machines, 3)
+    machines.run(1.0)
+    machines.link(2, 3)
+    machines.run(3.0)
+    assert active(machines.nodes[3])
+    assert homes(machines) == {3}
+    assert "orders" not in machines.nodes[1].broker._parts.durables.here
+
+
+def test_a_broker_without_neighbours_takes_names_by_itself() -> None:
+    """Nobody else is there; those who link to it later learn of its names."""
+    machines = Machines(BrokerConfig(silence_s=0.2))
+    machines.start(1)
+    machines.run(1.0)
+    subscribe(machines, 1)
+    machines.run(1.0)
+    assert active(machines.nodes[1])
+
+
+def test_a_broker_whose_neighbours_are_retired_takes_names_by_itself() -> None:
+    """It is set up with neighbours that are gone for good."""
+    machines = Machines(BrokerConfig(silence_s=0.2, has_neighbours=True, retired=(2,)))
+    machines.start(1)
+    machines.run(1.0)
+    subscribe(machines, 1)
+    machines.run(1.0)
+    assert active(machines.nodes[1])

@@ -197,20 +197,24 @@ class Durables:
 
     def forget(self, name: str) -> DurableHome:
         """Delete a durable subscription for good."""
-        version = 1 + max((known[name].version for known in (self.homes, self.here) if name in known), default=0)
+        records = [known[name] for known in (self.here, self.homes) if name in known]
+        version = 1 + max((record.version for record in records), default=0)
+        created_ms = next((record.created_ms for record in records), 0)
         self.here.pop(name, None)
         self._dirty[name] = None
         self._dirty_homes[name] = None  # after a crash others may still say that it is at home here
-        self.homes[name] = DurableHome(name, version, 0, settled=True)
+        self.homes[name] = DurableHome(name, version, 0, settled=True, created_ms=created_ms)
         return self.homes[name]
 
-    def learn(self, home: DurableHome) -> tuple[bool, Durable | None]:
-        """Take a flooded record; return whether it was news, and the durable subscription that moved away by it."""
+    def learn(self, home: DurableHome) -> tuple[DurableHome | None, Durable | None]:
+        """Take a flooded record; return what is news to others, if any, and the durable subscription that moved away by it."""
         known = self.homes.get(home.name)
+        if known is not None:
+            home = _after_deletion(known, home)
         if known is not None and _rank(known) >= _rank(home):
-            return False, None
+            return None, None
         if known is None and len(self.homes) >= DURABLES_MAX:
-            return False, None
+            return None, None
         self.homes[home.name] = home
         if home.broker != self._broker:
             self._dirty_homes[home.name] = None
@@ -219,12 +223,12 @@ class Durables:
             gone.settled = True  # said before a crash
             gone.version = max(gone.version, home.version) if gone.damaged else gone.version
         if gone is None or home.broker == self._broker:
-            return True, None
+            return home, None
         gone.moved = True
         if home.settled:
             del self.here[home.name]
             self._dirty[home.name] = None
-        return True, gone
+        return home, gone
 
     def positions(self, cursors: Positions, brought: Positions) -> Positions:
         """Join the cursors of the home with the positions a client brought: the further one counts."""
@@ -322,6 +326,20 @@ def _rank(home: DurableHome) -> tuple[int, bool, bool, int, int]:
     A broker that knew nobody yet may have created a name that exists: its record must not take the place of the real one.
     """
     return home.version, home.settled, home.broker != 0, -home.created_ms, home.broker
+
+
+def _after_deletion(known: DurableHome, home: DurableHome) -> DurableHome:
+    """Return what counts of two records: a deletion ends its creation for good, also where that has moved on meanwhile.
+
+    The home that deleted it may not have heard of a move, whose version is then as high or higher.
+    """
+    one_is_deletion = (known.broker == 0) != (home.broker == 0)
+    if not one_is_deletion or not home.created_ms or home.created_ms != known.created_ms:
+        return home
+    deletion, other = (known, home) if known.broker == 0 else (home, known)
+    if deletion.version > other.version:
+        return home
+    return DurableHome(home.name, other.version + 1, 0, settled=True, created_ms=home.created_ms)
 
 
 @dataclass(slots=True)

@@ -14,7 +14,8 @@ A reservation ends when the name's home is announced, when its creator lets go o
 creator that may have won is down, its name cannot be taken: the name may exist there, with a client that was told so.
 
 Members are the brokers this one knows and those that the answers name, without retired ones; they are counted when an answer
-comes, so that a broker which appears meanwhile has a vote. Of two brokers both are a majority.
+comes, so that a broker which appears meanwhile has a vote. Of two brokers both are a majority. A broker that is to link to others
+and has never heard of any is no majority: it takes no name before it knows one of them, who names the rest.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class Naming:
         elif answer.creator:
             self._meet(creation, answer.creator)
         self._ask(creation, fresh, now)
-        if 2 * len(creation.granted) > len(creation.members):
+        if self._is_taken(creation):
             del self._creations[creation.name]
             self._won(creation, now)
 
@@ -155,11 +156,13 @@ class Naming:
     def wake(self, now: float) -> None:
         """Ask those again that have not granted, and give up after a while."""
         for creation in list(self._creations.values()):
+            fresh = self._new_members(creation, list(self._parts.known))
             if now >= creation.deadline:
                 self._refuse(creation, self._too_few(creation))
+            elif fresh:
+                self._ask(creation, fresh, now)
             elif now >= creation.again_at:
                 creation.again_at = now + ASK_AGAIN_S
-                self._new_members(creation, list(self._parts.known))
                 self._ask(creation, {each: None for each in creation.members if each not in creation.granted}, now)
 
     # --- the voter ---
@@ -241,6 +244,14 @@ class Naming:
         if creator != self._parts.broker:
             self._parts.unicast(HomeQuery(creator, self._parts.broker, FULL_HOPS, creation.name, creation.number))
 
+    def _is_taken(self, creation: Creation) -> bool:
+        return 2 * len(creation.granted) > len(creation.members) and not self._is_stranger()
+
+    def _is_stranger(self) -> bool:
+        """Tell whether this broker is to have neighbours and has never heard of any."""
+        parts = self._parts
+        return parts.config.has_neighbours and not parts.known and not parts.config.retired
+
     def _new_members(self, creation: Creation, members: list[int]) -> dict[int, None]:
         retired = self._parts.config.retired
         fresh = {each: None for each in members if each not in creation.members and each not in retired}
@@ -279,6 +290,12 @@ class Naming:
         self._parts.store(((NAME_KEY + name, None),))
 
     def _too_few(self, creation: Creation) -> DurableElsewhereError:
+        if self._is_stranger():
+            return DurableElsewhereError(
+                f"cannot create the durable subscription {creation.name!r}: this broker has not reached any of its neighbours "
+                "since it was set up, and one of them may have it already; start one of them, or take the neighbours out of its "
+                "configuration"
+            )
         needed = len(creation.members) // 2 + 1
         silent = [each for each in creation.members if each not in creation.answered]
         return DurableElsewhereError(

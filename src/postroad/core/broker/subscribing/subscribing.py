@@ -273,10 +273,10 @@ class Subscribing:
             self._parts.store(self._parts.durables.changes(), lambda _now: self._announce_home(ours))
             return
         news, gone = self._parts.durables.learn(home)
-        if not news:
+        if news is None:
             return
         self.naming.home_known(home.name)
-        self._parts.flood(home, except_link=link)
+        self._parts.flood(news, except_link=link if news is home else None)
         if gone is None:
             return
         if gone.subscription is not None:
@@ -411,7 +411,9 @@ class Subscribing:
 
     def _name_exists(self, creation: Creation, home: DurableHome, now: float) -> None:
         """Go on at the home of a name that another broker knew of."""
-        self._parts.durables.learn(home)
+        news, _ = self._parts.durables.learn(home)
+        if news is not None and news is not home:
+            self._parts.flood(news)  # it was deleted, and the voter had not heard
         self._parts.store(self._parts.durables.changes())
         where = self._parts.durables.elsewhere(creation.name)
         if where is not None:
@@ -428,13 +430,16 @@ class Subscribing:
     def _is_rival(self, home: DurableHome) -> bool:
         """Tell whether word of a durable's home contradicts that its client is here.
 
-        Either another broker names itself with the same version as ours, or the name was forgotten in a former life.
+        Either another broker names itself with the same version as ours, or the name was forgotten in a former life. Word that
+        the creation that ours goes back to was deleted does not contradict: its client was told so.
         """
         ours = self._parts.durables.here.get(home.name)
-        if ours is None or ours.subscription is None or home.broker == self._parts.broker or home.version < ours.version:
+        if ours is None or home.broker == self._parts.broker or home.version < ours.version:
             return False
-        contradicts = home.version == ours.version or home.broker == 0
-        return contradicts and self._parts.edge.subscriptions[ours.subscription].answered
+        served = ours.subscription is not None and self._parts.edge.subscriptions[ours.subscription].answered
+        if home.broker == 0 and home.created_ms and ours.created_ms:
+            return home.created_ms != ours.created_ms and (served or ours.settled)
+        return served and (home.version == ours.version or home.broker == 0)
 
     def _move(self, link: LinkId, request: int, packet: Subscribe, name: str, home: int, now: float) -> None:
         version = self._parts.durables.homes[name].version
@@ -462,7 +467,9 @@ class Subscribing:
         durables = self._parts.durables
         cursors = dict(reply.cursors) if reply is not None else self._proofs.likely(move.positions, move.acknowledged)
         starts = dict(reply.starts) if reply is not None else {}
-        created_ms = (reply.created_ms if reply is not None else 0) or durables.homes[move.name].created_ms
+        home = durables.homes[move.name]
+        known_ms = home.created_ms if home.broker else self._parts.wall_ms  # it was deleted meanwhile: this is another one
+        created_ms = (reply.created_ms if reply is not None else 0) or known_ms
         durable = durables.take_home(move.name, move.filter, cursors, created_ms=created_ms, starts=starts)
         self._join_all(durable)
         positions = durables.positions(durable.cursors, move.positions)
