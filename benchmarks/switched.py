@@ -83,7 +83,7 @@ class Switch:
     async def start(self, host: ServiceHost) -> None:
         self._node = cast("Node", host)
         self._broker = self._node._broker  # noqa: SLF001  # what is switched here, nobody else needs to
-        self._notes = self._broker._parts.notes  # noqa: SLF001
+        self._notes = self._broker._context.notes  # noqa: SLF001
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(OFF, self.off)
         loop.add_signal_handler(ON, self.on)
@@ -106,8 +106,8 @@ class Switch:
         self._note_with(self._notes)
 
     def _note_with(self, notes: Any) -> None:
-        parts = self._broker._parts  # noqa: SLF001
-        parts.notes = parts.edge._notes = notes  # noqa: SLF001
+        broker = self._broker
+        broker._context.notes = broker._edge._notes = notes  # noqa: SLF001
 
 
 def _serve(config: NodeConfig, pipe: Connection) -> None:

@@ -7,12 +7,14 @@ from typing import Any
 from tests.mutants.planting import Planter, mutant
 
 from postroad.core.broker import machine as broker_module
-from postroad.core.broker.holding.holds import HoldKeeper, HoldTable
+from postroad.core.broker.holding.keeper import HoldKeeper
 from postroad.core.broker.holding.release import Releasing
+from postroad.core.broker.holding.table import HoldTable
+from postroad.core.broker.knowledge import COMPLETE, Segment
 from postroad.core.broker.publishing.pubend import Pubend
 from postroad.core.broker.publishing.publishers import Publishing
 from postroad.core.broker.relaying import stream as stream_module
-from postroad.core.broker.relaying.cache import COMPLETE, Segment, StreamCache
+from postroad.core.broker.relaying.cache import StreamCache
 from postroad.core.broker.relaying.link_state import LinkStateRouter
 from postroad.core.broker.relaying.stream import Stream
 from postroad.core.broker.subscribing.durable import Durables
@@ -98,9 +100,9 @@ def refuse_without_a_word(plant: Planter) -> None:
 
     def make(is_timely: Any) -> Any:
         def silent(self: Publishing, link: int, *rest: Any) -> bool:
-            before = len(self._parts.orders)
+            before = len(self._context.orders)
             timely = bool(is_timely(self, link, *rest))
-            del self._parts.orders[before:]
+            del self._context.orders[before:]
             return timely
 
         return silent
@@ -426,7 +428,7 @@ def release_more_than_is_free(plant: Planter) -> None:
     def make(release: Any) -> Any:
         def greedy(self: Releasing, now: float) -> None:
             release(self, now)
-            orders = self._parts.orders
+            orders = self._context.orders
             for index, order in enumerate(orders):
                 if isinstance(order, ReleaseLog):
                     orders[index] = ReleaseLog(order.pubend, order.tick + 2 * SECOND)
@@ -480,9 +482,9 @@ def let_go_before_the_new_home_holds(plant: Planter) -> None:
     def make(home_asked: Any) -> Any:
         def hasty(self: Subscribing, query: Any) -> None:
             home_asked(self, query)
-            durable = self._parts.durables.here.get(query.name)
+            durable = self._durables.here.get(query.name)
             if durable is not None and durable.subscription is None:
-                self._parts.durables.give_up(query.name)
+                self._durables.give_up(query.name)
 
         return hasty
 
@@ -624,7 +626,7 @@ def send_questions_into_the_void(plant: Planter) -> None:
 
     def make(unicast: Any) -> Any:
         def dropping(self: Any, message: Any, link: int, batch: Any, now: float) -> None:
-            if message.target == self._parts.broker:
+            if message.target == self._context.broker:
                 unicast(self, message, link, batch, now)
 
         return dropping

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 from tests.mutants.planting import Planter, mutant
 
-from postroad.core.broker.former_lives import Recovery
-from postroad.core.broker.holding.holds import HoldTable
+from postroad.core.broker.former_lives import FormerLives
+from postroad.core.broker.holding.table import HoldTable
 from postroad.core.broker.machine import Broker
 from postroad.core.broker.publishing.pubend import Pubend
 from postroad.core.broker.relaying.stream import Stream
@@ -39,9 +39,9 @@ def start_before_the_path_is_ready(plant: Planter) -> None:
     """Trap 2: a subscription starts when its interest was sent, not when the whole path applies it."""
 
     def activate_sent(self: Subscribing, pubend: int, tick: int | None) -> None:
-        stream = self._parts.streams[pubend]
-        for subscription in self._parts.edge.waiting(pubend, stream.epoch_sent):
-            self._parts.edge.activate(subscription, pubend, stream.cache.frontier if tick is None else tick)
+        stream = self._streams[pubend]
+        for subscription in self._edge.waiting(pubend, stream.epoch_sent):
+            self._edge.activate(subscription, pubend, stream.cache.frontier if tick is None else tick)
             self._unsettled[subscription.number] = self._ready[subscription.number] = subscription
 
     plant.set(Subscribing, "_activate_waiting", activate_sent)
@@ -70,14 +70,14 @@ def forget_the_announced_horizon(plant: Planter) -> None:
         return unreserved
 
     def make_told(told: Any) -> Any:
-        def deaf(self: Recovery, packet: Any, now: float) -> None:
-            told(self, msgspec.structs.replace(packet, incarnation=0), now)
+        def deaf(self: FormerLives, packet: Any, now: float, **how: Any) -> None:
+            told(self, msgspec.structs.replace(packet, incarnation=0), now, **how)
 
         return deaf
 
     plant.wrap(Pubend, "__init__", make)
     plant.wrap(Pubend, "silence", make_silence)
-    plant.wrap(Recovery, "told", make_told)
+    plant.wrap(FormerLives, "told", make_told)
 
 
 @mutant("publishing")
@@ -109,10 +109,10 @@ def drop_the_holds_of_the_unreachable(plant: Planter) -> None:
 
     def make(changed: Any) -> Any:
         def drop(self: Broker, now: float) -> None:
-            router = self._parts.router
+            router = self._router
             for broker in {pubend_broker(pubend): None for pubend in router.pubends()}:
                 if not router.reachable(broker):
-                    self._parts.table._records.pop(broker, None)
+                    self._table._records.pop(broker, None)
             changed(self, now)
 
         return drop
@@ -148,15 +148,15 @@ def trust_that_knowledge_comes_once(plant: Planter) -> None:
 
     def make(learned: Any) -> Any:
         def deliver_again(self: Broker, pubend: int, segment: Any, now: float, **how: Any) -> None:
-            stream = self._parts.ensure_stream(pubend)
-            edge = self._parts.edge.streams[pubend]
+            stream = self._streams.ensure(pubend)
+            edge = self._edge.streams[pubend]
             if segment.label <= stream.epoch_active and segment.hi <= edge.delivered:
-                _deliver_known(self._parts.edge, pubend, segment)
+                _deliver_known(self._edge, pubend, segment)
             learned(self, pubend, segment, now, **how)
 
         return deliver_again
 
-    plant.set(Broker, "_is_parent", lambda self, pubend, _link: pubend in self._parts.streams)
+    plant.set(Broker, "_is_parent", lambda self, pubend, _link: pubend in self._streams)
     plant.wrap(Broker, "_learned", make)
 
 

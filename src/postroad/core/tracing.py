@@ -11,15 +11,17 @@ them is answered `BUSY`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 import numpy as np
 
 from postroad.core.batch.batch import Batch
 from postroad.core.batch.row_codec import split_rows
-from postroad.core.broker.context import FULL_HOPS, Parts
+from postroad.core.broker.context import FULL_HOPS, Context
+from postroad.core.broker.log_reads import LogReads
+from postroad.core.broker.views import HostedPubends
 from postroad.core.protocol.orders import LinkId, LogRead, ReadLog, SearchTracks
 from postroad.core.protocol.packets import AskTracks, TrackQuery, TrackReply, TracksAnswered
 from postroad.core.tracking.answering import coverage_answer, tracks_answer
@@ -46,9 +48,25 @@ PATIENCE_S: Final = 5.0
 READ_BYTES: Final = 4 << 20  # of the log, at a time
 READ_BYTES_MAX: Final = 256 << 20  # of the log, for one message
 
-Done: TypeAlias = Callable[[Status, str, Answer | None], None]
-ReadDone: TypeAlias = Callable[[LogRead, float], None]
-Read: TypeAlias = Callable[[ReadLog, ReadDone], bool]
+
+@dataclass(frozen=True, slots=True)
+class _Client:
+    """A client of ours that asked this broker."""
+
+    link: LinkId
+    request: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Broker:
+    """Another broker that asked, for a client of its own."""
+
+    broker: int
+    request: int
+
+
+_Asker: TypeAlias = _Client | _Broker
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +82,39 @@ class _Asked:
 @dataclass(frozen=True, slots=True)
 class _Search:
     question: TracksQuestion | CoverageQuestion
-    done: Done
+    asker: _Asker
+
+
+@dataclass(frozen=True, slots=True)
+class MessageFromLog:
+    """A search for one message in a log of ours."""
+
+    asker: _Asker
+    id: bytes
+    pubend: int
+    lo: int
+    position: int
+    hi: int
+    released: int = 0
+    bytes_read: int = 0
 
 
 class Tracing:
     """Questions about tracks that pass through one broker."""
 
-    def __init__(self, parts: Parts, read: Read) -> None:
-        self._parts = parts
-        self._read = read
+    def __init__(
+        self,
+        context: Context,
+        pubends: HostedPubends,
+        log_reads: LogReads,
+        clients: Mapping[LinkId, str],
+        neighbours: Mapping[LinkId, int],
+    ) -> None:
+        self._context = context
+        self._pubends = pubends
+        self._log_reads = log_reads
+        self._clients = clients
+        self._neighbours = neighbours
         self._asked: dict[int, _Asked] = {}  # by request
         self._searches: dict[int, _Search] = {}  # by token
         self._wanted: list[SearchTracks] = []
@@ -83,21 +125,17 @@ class Tracing:
     def ask(self, link: LinkId, packet: AskTracks, request: int, now: float) -> None:
         """Take a question of a client for any broker."""
         target = packet.target
-
-        def done(status: Status, reason: str, answer: Answer | None) -> None:
-            if link in self._parts.clients:
-                self._parts.send(link, TracksAnswered(target, status, reason[:2000], answer), request)
-
-        if target == self._parts.broker:
-            self._answer(packet.question, done)
-        elif not self._parts.router.reachable(target):
-            done(*self._no_way(target), None)
+        asker = _Client(link, request, target)
+        if target == self._context.broker:
+            self._answer(packet.question, asker)
+        elif not self._context.routes.reachable(target):
+            self._reply(asker, *self._no_way(target), None)
         elif len(self._asked) >= ASKED_MAX or sum(each.link == link for each in self._asked.values()) >= ASKED_BY_ONE_MAX:
-            done(Status.BUSY, "the client's broker has too many questions under way", None)
+            self._reply(asker, Status.BUSY, "the client's broker has too many questions under way", None)
         else:
-            number = self._parts.next_request()
+            number = self._context.next_request()
             self._asked[number] = _Asked(link, request, target, now + PATIENCE_S)
-            self._parts.unicast(TrackQuery(target, self._parts.broker, FULL_HOPS, number, packet.question))
+            self._context.unicast(TrackQuery(target, self._context.broker, FULL_HOPS, number, packet.question))
 
     def replied(self, reply: TrackReply) -> None:
         """Give a broker's answer to the client who asked."""
@@ -112,7 +150,7 @@ class Tracing:
     def routes_changed(self) -> None:
         """Give up questions to brokers that cannot be reached any more."""
         for number, asked in list(self._asked.items()):
-            if not self._parts.router.reachable(asked.target):
+            if not self._context.routes.reachable(asked.target):
                 del self._asked[number]
                 self._tell(asked, *self._no_way(asked.target), None)
 
@@ -128,10 +166,10 @@ class Tracing:
         return len(self._asked) + len(self._searches) + self._readings
 
     def _tell(self, asked: _Asked, status: Status, reason: str, answer: Answer | None) -> None:
-        self._parts.send(asked.link, TracksAnswered(asked.target, status, reason, answer), asked.packet)
+        self._context.send(asked.link, TracksAnswered(asked.target, status, reason, answer), asked.packet)
 
     def _no_way(self, target: int) -> tuple[Status, str]:
-        if target in self._parts.known:
+        if target in self._context.known:
             return Status.UNREACHABLE, "there is no way to it now"
         return Status.UNKNOWN, "no such broker was ever heard of"
 
@@ -139,12 +177,7 @@ class Tracing:
 
     def asked(self, query: TrackQuery) -> None:
         """Take another broker's question."""
-
-        def done(status: Status, reason: str, answer: Answer | None) -> None:
-            me = self._parts.broker
-            self._parts.unicast(TrackReply(query.source, me, FULL_HOPS, query.request, status, reason[:2000], answer), data=True)
-
-        self._answer(query.question, done)
+        self._answer(query.question, _Broker(query.source, query.request))
 
     # --- answers ---
 
@@ -158,27 +191,37 @@ class Tracing:
         wanted, self._wanted = self._wanted, []
         return wanted
 
-    def _answer(self, question: Question, done: Done) -> None:
+    def _reply(self, asker: _Asker, status: Status, reason: str, answer: Answer | None) -> None:
+        """Send an answer to the one who asked."""
+        match asker:
+            case _Client(link, request, target):
+                if link in self._clients:
+                    self._context.send(link, TracksAnswered(target, status, reason[:2000], answer), request)
+            case _Broker(broker, request):
+                me = self._context.broker
+                self._context.unicast(TrackReply(broker, me, FULL_HOPS, request, status, reason[:2000], answer), data=True)
+
+    def _answer(self, question: Question, asker: _Asker) -> None:
         match question:
             case TracksQuestion() | CoverageQuestion():
-                self._search(question, done)
+                self._search(question, asker)
             case MessageQuestion():
-                _Reading(self, question, done).begin()
+                self._begin_reading(question, asker)
             case MapQuestion():
-                done(Status.ANSWERED, "", self._map())
+                self._reply(asker, Status.ANSWERED, "", self._map())
 
-    def _search(self, question: TracksQuestion | CoverageQuestion, done: Done) -> None:
-        if self._parts.notes is None:
-            done(Status.OFF, "it keeps no tracks: tracking is switched off there", None)
+    def _search(self, question: TracksQuestion | CoverageQuestion, asker: _Asker) -> None:
+        if self._context.notes is None:
+            self._reply(asker, Status.OFF, "it keeps no tracks: tracking is switched off there", None)
         elif isinstance(question, TracksQuestion) and len(question.ids) % MESSAGE_ID_BYTES:
-            done(Status.FAILED, f"ids have {MESSAGE_ID_BYTES} bytes each", None)
+            self._reply(asker, Status.FAILED, f"ids have {MESSAGE_ID_BYTES} bytes each", None)
         elif self.waiting >= SEARCHES_MAX:
-            done(Status.BUSY, "it has too many questions under way", None)
+            self._reply(asker, Status.BUSY, "it has too many questions under way", None)
         else:
             if isinstance(question, CoverageQuestion):
-                self._parts.notes.note_spans(question.subscriber)
-            token = self._parts.next_token()
-            self._searches[token] = _Search(question, done)
+                self._context.notes.note_spans(question.subscriber)
+            token = self._context.next_token()
+            self._searches[token] = _Search(question, asker)
             self._wanted.append(SearchTracks(token, question))
 
     def searched(self, token: int, found: Findings | PostroadError) -> None:
@@ -189,103 +232,74 @@ class Tracing:
         match found:
             case Searched():
                 assert isinstance(search.question, TracksQuestion)
-                search.done(Status.ANSWERED, "", self._tracks_answer(search.question, found))
+                self._reply(search.asker, Status.ANSWERED, "", self._tracks_answer(search.question, found))
             case Covered():
-                search.done(Status.ANSWERED, "", coverage_answer(found))
+                self._reply(search.asker, Status.ANSWERED, "", coverage_answer(found))
             case PostroadError():
-                search.done(Status.FAILED, str(found), None)
+                self._reply(search.asker, Status.FAILED, str(found), None)
 
     def _tracks_answer(self, question: TracksQuestion, found: Searched) -> Answer:
-        parts = self._parts
-        assert parts.notes is not None
-        present = parts.brokers.values()
-        return tracks_answer(question, found, present, wall_ms=parts.wall_ms, per_neighbour=parts.notes.per_neighbour)
+        context = self._context
+        assert context.notes is not None
+        present = self._neighbours.values()
+        return tracks_answer(question, found, present, wall_ms=context.wall_ms, per_neighbour=context.notes.per_neighbour)
 
     def _map(self) -> MapAnswer:
-        links = {record.origin: [broker for broker, _ in record.neighbours] for record in self._parts.router.records()}
-        everyone = sorted({self._parts.broker, *self._parts.known, *links})[:BROKERS_MAX]
-        return MapAnswer({broker: links.get(broker) for broker in everyone}, self._parts.wall_ms)
+        links = {record.origin: [broker for broker, _ in record.neighbours] for record in self._context.routes.records()}
+        everyone = sorted({self._context.broker, *self._context.known, *links})[:BROKERS_MAX]
+        return MapAnswer({broker: links.get(broker) for broker in everyone}, self._context.wall_ms)
 
     # --- the log ---
 
-    def begin_reading(self) -> bool:
-        if self.waiting >= SEARCHES_MAX:
-            return False
-        self._readings += 1
-        return True
-
-    def end_reading(self) -> None:
-        self._readings -= 1
-
-    def pubend_of(self, wanted: MessageId) -> int | None:
-        """Return the pubend whose log would have this message, if it is one of ours."""
-        ids = sorted(self._parts.pubends)
-        return ids[wanted.publisher % len(ids)] if wanted.broker == self._parts.broker and ids else None
-
-    def horizon(self, pubend: int) -> int:
-        return self._parts.pubends[pubend].horizon
-
-    @property
-    def late_ms(self) -> int:
-        return self._parts.config.tracking.late_ms
-
-    def read(self, order: ReadLog, done: ReadDone) -> bool:
-        return self._read(order, done)
-
-
-class _Reading:
-    """Looks for one message in a log, from a little before its timestamp on, piece by piece."""
-
-    def __init__(self, tracing: Tracing, question: MessageQuestion, done: Done) -> None:
-        self._tracing = tracing
-        self._wanted = question.id
-        self._id = MessageId.from_bytes(question.id)
-        self._done = done
-        self._pubend = 0
-        self._lo = self._position = self._hi = self._released = self._bytes = 0
-
-    def begin(self) -> None:
-        pubend = self._tracing.pubend_of(self._id)
+    def _begin_reading(self, question: MessageQuestion, asker: _Asker) -> None:
+        """Look for one message in the log, from a little before its timestamp on, piece by piece."""
+        wanted = MessageId.from_bytes(question.id)
+        pubend = self._pubend_of(wanted)
         if pubend is None:
-            self._done(Status.FAILED, "messages with this id were not published there", None)
-        elif not self._tracing.begin_reading():
-            self._done(Status.BUSY, "it has too many questions under way", None)
+            self._reply(asker, Status.FAILED, "messages with this id were not published there", None)
+        elif self.waiting >= SEARCHES_MAX:
+            self._reply(asker, Status.BUSY, "it has too many questions under way", None)
         else:
-            self._pubend = pubend
-            early_ms = max(self._id.milliseconds - self._tracing.late_ms, 0)
-            self._lo = self._position = early_ms << COUNTER_BITS
-            self._hi = max(self._tracing.horizon(pubend), self._lo)
-            self._next()
+            self._readings += 1
+            lo = max(wanted.milliseconds - self._context.config.tracking.late_ms, 0) << COUNTER_BITS
+            self._read_on(MessageFromLog(asker, question.id, pubend, lo, lo, max(self._pubends[pubend].horizon, lo)))
 
-    def _next(self) -> None:
-        if self._position >= self._hi or self._bytes >= READ_BYTES_MAX:
-            self._finish(None)
-        elif not self._tracing.read(ReadLog(self._pubend, 0, self._position, self._hi, READ_BYTES), self._take):
-            self._tracing.end_reading()
-            self._done(Status.BUSY, "its log is being read by too many", None)
+    def _pubend_of(self, wanted: MessageId) -> int | None:
+        """Return the pubend whose log would have this message, if it is one of ours."""
+        ids = sorted(self._pubends)
+        return ids[wanted.publisher % len(ids)] if wanted.broker == self._context.broker and ids else None
 
-    def _take(self, result: LogRead, now: float) -> None:
-        del now
-        self._released = max(self._released, result.released, *(lost.hi for lost in result.lost))
-        self._position = max(result.hi, self._position + 1)
+    def _read_on(self, reading: MessageFromLog) -> None:
+        if reading.position >= reading.hi or reading.bytes_read >= READ_BYTES_MAX:
+            self._end_reading(reading, None)
+        elif not self._log_reads.ask(ReadLog(reading.pubend, 0, reading.position, reading.hi, READ_BYTES), reading):
+            self._readings -= 1
+            self._reply(reading.asker, Status.BUSY, "its log is being read by too many", None)
+
+    def take_log(self, reading: MessageFromLog, result: LogRead) -> None:
+        """Look through a piece of the log that was read."""
+        wanted = MessageId.from_bytes(reading.id)
+        released = max(reading.released, result.released, *(lost.hi for lost in result.lost))
+        position, hi, size = max(result.hi, reading.position + 1), reading.hi, reading.bytes_read
         for batch in result.batches:
-            self._bytes += batch.size
-            row, passed = _find(batch, self._id)
+            size += batch.size
+            row, passed = _find(batch, wanted)
             if row is not None:
-                self._finish(batch.slice(row, row + 1))
+                read = replace(reading, position=position, released=released, bytes_read=size)
+                self._end_reading(read, batch.slice(row, row + 1))
                 return
             if passed:
-                self._hi = self._position  # a publisher's ids ascend in the log: it is not there
-        self._next()
+                hi = position  # a publisher's ids ascend in the log: it is not there
+        self._read_on(replace(reading, position=position, hi=hi, released=released, bytes_read=size))
 
-    def _finish(self, found: Batch | None) -> None:
-        self._tracing.end_reading()
-        answer = MessageAnswer(self._lo, self._position, self._released, self._pubend)
+    def _end_reading(self, reading: MessageFromLog, found: Batch | None) -> None:
+        self._readings -= 1
+        answer = MessageAnswer(reading.lo, reading.position, reading.released, reading.pubend)
         if found is not None:
             message = found.message(0)
-            rows, binary = split_rows([(self._wanted, dict(message.attributes), message.payload)])
-            answer = MessageAnswer(self._lo, self._position, self._released, self._pubend, message.tick, rows[0], binary)
-        self._done(Status.ANSWERED, "", answer)
+            rows, binary = split_rows([(reading.id, dict(message.attributes), message.payload)])
+            answer = MessageAnswer(reading.lo, reading.position, reading.released, reading.pubend, message.tick, rows[0], binary)
+        self._reply(reading.asker, Status.ANSWERED, "", answer)
 
 
 def _find(batch: Batch, wanted: MessageId) -> tuple[int | None, bool]:

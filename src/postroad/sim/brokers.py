@@ -12,7 +12,8 @@ from typing import Final, TypeAlias
 
 from postroad.core.batch.batch import Batch
 from postroad.core.broker.context import BrokerConfig
-from postroad.core.broker.machine import READS_MAX, Broker
+from postroad.core.broker.log_reads import READS_MAX
+from postroad.core.broker.machine import Broker
 from postroad.core.protocol.orders import (
     Append,
     ClientUp,

@@ -150,7 +150,7 @@ class Machines:
             case Append(pubend, token):
                 node.broker.fact(Appended(pubend, token), now=self.now)
             case ReadLog(pubend, token, _, hi):
-                released = node.broker._parts.pubends[pubend].released
+                released = node.broker._pubends[pubend].released
                 node.broker.fact(LogRead(pubend, token, hi, (), released), now=self.now)
             case _:
                 pass

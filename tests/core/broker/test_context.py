@@ -1,15 +1,15 @@
-"""What the parts of a broker share."""
+"""What every role of a broker is given."""
 
 from __future__ import annotations
 
 from typing import Any, cast
 
-from postroad.core.broker.context import Parts
+from postroad.core.broker.context import BrokerConfig, Context
 
 
 def test_questions_of_two_lives_have_different_numbers() -> None:
     """An answer to a question of a former life may come after a restart, with rows of another filter: nobody waits for it."""
-    lives = [Parts(1, incarnation, *cast("Any", [None] * 8)) for incarnation in (2, 3)]
+    lives = [Context(1, incarnation, BrokerConfig(), [], cast("Any", None)) for incarnation in (2, 3)]
     numbers = [life.next_request() for life in lives for _ in range(3)]
     lives[0].request = 0xFFFF_FFFF
     numbers += [lives[0].next_request()]

@@ -7,7 +7,8 @@ import pytest
 from tests.core.broker.test_retired_brokers import run
 
 from postroad.core.broker.context import KNOWN_KEY, BrokerConfig
-from postroad.core.broker.holding.holds import FLOOR_KEY, HOLD_KEY, HoldRecord
+from postroad.core.broker.holding.release import FLOOR_KEY
+from postroad.core.broker.holding.table import HOLD_KEY, HoldRecord
 from postroad.core.broker.machine import Broker
 from postroad.core.broker.publishing.named_writers import WRITER_KEY
 from postroad.core.broker.publishing.pubend import RESERVE_MS
@@ -163,7 +164,7 @@ def test_a_damaged_horizon_lets_the_stream_go_on_above_everything_announced() ->
     """Silence was announced up to the clock at most, so a little ahead of the clock nothing was."""
     broker, _ = start(f"{HORIZON_KEY}{PUBEND}")
     assert broker.streams()[PUBEND]
-    pubend = broker._parts.pubends[PUBEND]
+    pubend = broker._pubends[PUBEND]
     assert pubend.horizon >= WALL_MS + RESERVE_MS << 16
     assert pubend.reserved > pubend.horizon
 
@@ -189,14 +190,14 @@ def test_a_damaged_writer_is_refused() -> None:
 def test_brokers_are_known_from_other_records_when_their_list_is_damaged() -> None:
     """So a durable name is not taken for new without asking them."""
     broker, _ = start(KNOWN_KEY)
-    assert list(broker._parts.known) == [OTHER]
+    assert list(broker._context.known) == [OTHER]
 
 
 def test_a_record_without_a_name_makes_everything_cautious_and_is_dropped_afterwards() -> None:
     """It may have been a horizon, a hold or the count of publishers."""
     broker, orders = start("")
     assert len(alerts(orders)) == 1
-    assert broker._parts.pubends[PUBEND].horizon >= WALL_MS + RESERVE_MS << 16
+    assert broker._pubends[PUBEND].horizon >= WALL_MS + RESERVE_MS << 16
     orders += run(broker, until=3.0)
     changes = [change for order in orders if isinstance(order, Store) for change in order.changes]
     assert ("", None) in changes

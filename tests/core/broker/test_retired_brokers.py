@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from postroad.core.broker.context import KNOWN_KEY, BrokerConfig
-from postroad.core.broker.holding.holds import HOLD_KEY, HoldRecord
+from postroad.core.broker.holding.table import HOLD_KEY, HoldRecord
 from postroad.core.broker.machine import Broker
 from postroad.core.protocol.orders import (
     Append,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.core.broker.machines import Machine, Machines
 
-from postroad.core.broker.holding.holds import HOLD_KEY
+from postroad.core.broker.holding.table import HOLD_KEY
 from postroad.core.broker.publishing.publishers import HORIZON_KEY
 from postroad.core.protocol.orders import Order, Send, Store
 from postroad.core.protocol.packets import Hold, HoldConfirmed, pubend_id
@@ -27,8 +27,8 @@ def test_one_horizon_is_being_stored_however_long_it_takes() -> None:
     machines.writes_finish = True
     machines.finish_writes()
     machines.run(3.0)
-    pubend = node.broker._parts.pubends[PUBEND]
-    assert pubend.horizon >= (node.broker._parts.wall_ms - 2000) << 16
+    pubend = node.broker._pubends[PUBEND]
+    assert pubend.horizon >= (node.broker._context.wall_ms - 2000) << 16
 
 
 class Confirmations(Machines):

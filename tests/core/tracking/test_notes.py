@@ -90,7 +90,7 @@ def test_notes_are_ordered_in_a_turn_of_their_own(monkeypatch: pytest.MonkeyPatc
     overlay.run(1.0)
     overlay.tracks(1)
     fast: list[float] = []
-    monkeypatch.setattr(overlay.machines[1]._parts.edge, "tell_positions", lambda: fast.append(overlay.now))
+    monkeypatch.setattr(overlay.machines[1]._edge, "tell_positions", lambda: fast.append(overlay.now))
     ordered = order_times(overlay, 400, lambda _: overlay.publish(1, 5))
     assert len(fast) >= 7
     assert 3 <= len(ordered) <= 5

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from postroad.core.broker.context import BrokerConfig, Parts
+from postroad.core.broker.context import BrokerConfig, Context
 from postroad.core.broker.subscribing.range_reads import OF_A_READ
 from postroad.core.protocol.packets import CatchUp, PubendsQuery, TrackQuery, Unicast, pubend_id
 from postroad.core.tracking.questions import TracksQuestion
@@ -168,15 +168,15 @@ def test_no_question_has_the_number_of_one_of_a_former_life(monkeypatch: pytest.
     """Its answer may be on its way still, and would be taken for the answer to the new one."""
     asked: dict[type, dict[int, set[int]]] = {CatchUp: {}, PubendsQuery: {}, TrackQuery: {}}
     reads: dict[int, set[int]] = {}
-    unicast = Parts.unicast
+    unicast = Context.unicast
 
-    def watched(parts: Parts, packet: Unicast, **how: Any) -> bool:
-        if isinstance(packet, CatchUp | PubendsQuery | TrackQuery) and parts.broker == packet.source == 1:
+    def watched(context: Context, packet: Unicast, **how: Any) -> bool:
+        if isinstance(packet, CatchUp | PubendsQuery | TrackQuery) and context.broker == packet.source == 1:
             kinds = reads if packet.request >= OF_A_READ else asked[type(packet)]
-            kinds.setdefault(parts.incarnation, set()).add(packet.request)
-        return unicast(parts, packet, **how)
+            kinds.setdefault(context.incarnation, set()).add(packet.request)
+        return unicast(context, packet, **how)
 
-    monkeypatch.setattr(Parts, "unicast", watched)
+    monkeypatch.setattr(Context, "unicast", watched)
     overlay = line_of(1, 2, config=BrokerConfig(cache_bytes=1))
     overlay.client("writer", 2)
     reader, other = overlay.client("reader", 1), overlay.client("other", 1)

@@ -86,4 +86,4 @@ def test_a_deletion_that_was_not_confirmed_is_asked_for_again(
     finish(overlay)
     assert [event.subscription for event in overlay.history if isinstance(event, Discarded)] == ["orders"]
     machines = [node.machine for node in overlay.nodes.values() if node.machine is not None]
-    assert not any(machine._parts.durables.here for machine in machines)
+    assert not any(machine._durables.here for machine in machines)

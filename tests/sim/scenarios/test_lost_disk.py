@@ -132,7 +132,7 @@ def test_subscriptions_at_the_returned_broker_become_active(restarts: int) -> No
     assert len(received(overlay, "reader")) == 20
     machine = overlay.node(1).machine
     assert machine is not None
-    assert machine._parts.incarnation > restarts + 1
+    assert machine._context.incarnation > restarts + 1
     assert_nothing_is_silent(overlay)
 
 

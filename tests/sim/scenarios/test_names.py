@@ -33,7 +33,7 @@ def test_two_creators_during_a_partition_share_no_name() -> None:
     overlay.run(20.0)
     assert began(overlay) == {"s-right"}
     machines = [node.machine for node in overlay.nodes.values() if node.machine is not None]
-    assert [machine._parts.durables.homes["orders"].broker for machine in machines] == [3, 3, 3]
+    assert [machine._durables.homes["orders"].broker for machine in machines] == [3, 3, 3]
 
 
 def test_two_creators_at_one_moment_share_no_name() -> None:

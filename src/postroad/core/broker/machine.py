@@ -1,12 +1,25 @@
-"""One broker as a pure machine: where the mechanisms meet.
+"""One broker as a pure machine: dispatch, and the contract with its driver.
 
-Facts and packets come in, orders go out; see `orders.py` for both. Nothing is decided here: each input goes to the part it
-concerns, and what one part learned is carried to the others. `docs/internals/overlay.md` tells how the parts make one system.
+A driver (`runtime` with real sockets and disks, `sim` with virtual ones) owns one `Broker` and calls it from one thread:
+
+- `clock(wall_ms)` sets the wall clock, and `now` is an argument of every call: seconds on a clock that never steps back.
+- `receive(packet, link=...)` hands in a packet of a client or a neighbour. Bytes are decoded before; a packet that breaks a rule
+  becomes a `Refuse` order, never an exception.
+- `fact(...)` hands in what happened: a link came up or was lost, an order was carried out.
+- `wake(now=...)` must be called at the time that `deadline()` returns, at the latest.
+- `outputs()` returns the orders of this turn. The driver carries them out in this order. `Append`, `Store` and `ReadLog` may run
+  in the background; each is answered once by the fact that names its token, and what it wrote is durable by then. A `Send` that
+  follows them may leave before; what must not be said before it is durable is ordered after that fact.
+- The same inputs give the same orders, byte for byte: no clock, no random numbers, no `hash()`, no iteration over a set.
+
+The machine has one object per role: `publishing` (pubends, publishers, named writers), `relaying` (streams, interest, routes,
+the past for other brokers), `subscribing` (subscriptions, durable names, range reads) and `holding` (who needs which log from
+where on). Each owns its state and does not import the others. This module builds them, gives each input to its role,
+and carries over what one role learned and another must know. `docs/internals/overlay.md` explains how they make one system.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
@@ -14,20 +27,31 @@ import msgspec
 import numpy as np
 
 from postroad.core.batch.batch import Batch
-from postroad.core.broker.context import FULL_HOPS, BrokerConfig, Parts
-from postroad.core.broker.former_lives import Recovery
-from postroad.core.broker.holding.holds import HoldKeeper
-from postroad.core.broker.holding.release import Releasing
+from postroad.core.broker.context import BrokerConfig, Context, SendWhenStored
+from postroad.core.broker.former_lives import FirstTicksStored, FormerLives, IncarnationStored
+from postroad.core.broker.holding.keeper import HoldKeeper
+from postroad.core.broker.holding.release import HoldStored, Releasing
+from postroad.core.broker.knowledge import Segment
+from postroad.core.broker.log_reads import LogReads
 from postroad.core.broker.own_records import UNREADABLE, OwnRecords, load_records
-from postroad.core.broker.publishing.named_writers import WRITER_KEY, Writing
+from postroad.core.broker.publishing.named_writers import WRITER_KEY, EpochStored, Writing
 from postroad.core.broker.publishing.pubend import RESERVE_MS, Pubend
-from postroad.core.broker.publishing.publishers import Publishing
-from postroad.core.broker.relaying.cache import COMPLETE, Segment
+from postroad.core.broker.publishing.publishers import HorizonsStored, PublisherIdsStored, Publishing
 from postroad.core.broker.relaying.link_state import LinkStateRouter
+from postroad.core.broker.relaying.past import CatchUpFromLog, GapFromLog, Past
 from postroad.core.broker.relaying.stream import Stream
-from postroad.core.broker.subscribing.edge import CATCH_UP_BYTES, Edge
-from postroad.core.broker.subscribing.range_reads import OF_A_READ, Reading, bare
-from postroad.core.broker.subscribing.subscribing import Subscribing, pieces
+from postroad.core.broker.relaying.streams import Streams
+from postroad.core.broker.subscribing.durable import Durables
+from postroad.core.broker.subscribing.edge import Edge
+from postroad.core.broker.subscribing.naming import ReservationStored
+from postroad.core.broker.subscribing.range_reads import OF_A_READ, RangeFromLog, RangeReads
+from postroad.core.broker.subscribing.subscribing import (
+    AcknowledgementsStored,
+    HomeStored,
+    PastFromLog,
+    StartsStored,
+    Subscribing,
+)
 from postroad.core.broker.trust import believable, check, latest_tick
 from postroad.core.protocol import packets as p
 from postroad.core.protocol.orders import (
@@ -45,14 +69,13 @@ from postroad.core.protocol.orders import (
     LogReadFailed,
     LogReleased,
     Order,
-    ReadLog,
     Send,
     Stored,
     Track,
     Tracked,
     TracksSearched,
 )
-from postroad.core.tracing import Tracing
+from postroad.core.tracing import MessageFromLog, Tracing
 from postroad.core.tracking.notes import Notes, link_brokers
 from postroad.core.tracking.settings import Strategy, TrackingSettings
 from postroad.errors import ImplausibleError, PostroadError, TooManyError, WrongRoleError
@@ -64,19 +87,21 @@ NOTES_S: Final = 0.5  # after which notes are ordered to be tracked,
 NOTES_BYTES: Final = 16 << 10  # or when they are so many, at the next look: some hundred messages, a fraction of a millisecond;
 NOTES_BYTES_MAX: Final = 1 << 20  # or so many, at once
 MEMBERSHIP_S: Final = 1.0  # after which a new attachment is on disk
-READS_MAX: Final = 1024
 STREAMS_MAX: Final = 1 << 16
 PARKED_MAX: Final = 4096
-ReadDone = Callable[[LogRead, float], None]
 
 
 class Broker:
     """The machine of one broker. `clock` before events, `outputs` after them."""
 
     def __init__(self, state: BrokerState, config: BrokerConfig, *, now: float = 0.0) -> None:
-        self._orders: list[Order] = []
+        records = load_records(state)
         self._config = config
-        self._reads: dict[int, ReadDone] = {}
+        self._orders: list[Order] = []
+        self._neighbours: dict[LinkId, int] = {}  # links to brokers
+        self._clients: dict[LinkId, str] = {}  # links to clients, with their names
+        self._disbelieved = 0  # packets of other brokers that were left out; see `trust`
+        self._parked: list[tuple[LinkId, p.Subscribe, int]] = []  # subscriptions that wait for word of a former life
         self._slow_at = now
         self._fast_at = now
         self._track_at = now + config.tracking.persistence_ms / 1000
@@ -86,47 +111,50 @@ class Broker:
         self._notes_due = False
         self._flush_tracks = False
         self._farewell = False
-        records = load_records(state)
-        self._parts = self._build_parts(state, records, now)
-        self._recovery = Recovery(self._parts, records.lives, now)
-        self._publishing = Publishing(self._parts, records.publisher_next)
-        self._releasing = Releasing(self._parts, records.floor)
-        self._subscribing = Subscribing(self._parts, self._releasing, self._read_past)
-        self._subscribing.naming.load(records.reservations)
-        self._reading = Reading(self._parts, self._read)
-        self._writing = Writing(self._parts, self._publishing)
-        self._load_writers(records)
-        self._unknown_horizons = [pubend for pubend in records.unknown_horizons if pubend in self._parts.pubends]
         self._forget_unreadable = UNREADABLE in state.damaged
+        ids = tuple(sorted(s.pubend for s in state.pubends))
+        self._router = LinkStateRouter(state.broker, state.incarnation, ids, self._orders)
+        known = {broker: pubends for broker, pubends in records.known.items() if broker not in config.retired}
+        notes = _notes(config.tracking)
+        self._context = Context(state.broker, state.incarnation, config, self._orders, self._router, known, notes=notes)
+        self._log_reads = LogReads(self._context, records.losses)
+        self._pubends = {s.pubend: Pubend(s, records.horizons.get(s.pubend, 0), self._orders) for s in state.pubends}
+        self._streams = Streams(self._context, tuple(self._pubends))
+        self._table = records.table
+        for broker in config.retired:
+            self._table.retire(broker)
+        self._keeper = HoldKeeper(state.incarnation, records.floor_for_grace, now + config.subscriber_grace_s)
+        self._durables: Durables = records.durables
+        self._durables.drop_unsettled()
+        # Before everything that publishes: it closes the pubends that must not begin yet.
+        self._lives = FormerLives(self._context, self._pubends, self._streams, records.losses, self._keeper, records.lives, now)
+        self._publishing = Publishing(self._context, self._pubends, records.publisher_next)
+        self._writing = Writing(self._context, self._publishing)
+        self._load_writers(records)
+        self._past = Past(self._context, self._pubends, self._streams, self._log_reads)
+        self._edge = Edge(self._streams, self._orders, notes)
+        self._releasing = Releasing(
+            self._context, self._table, self._keeper, self._pubends, self._streams, self._edge, self._durables, records.floor
+        )
+        if notes is not None:
+            self._releasing.tracked = {}
+        self._subscribing = Subscribing(
+            self._context,
+            self._pubends,
+            self._streams,
+            self._edge,
+            self._durables,
+            self._keeper,
+            self._releasing,
+            self._log_reads,
+            self._clients,
+        )
+        self._subscribing.naming.load(records.reservations)
+        self._range_reads = RangeReads(self._context, self._pubends, self._streams, self._edge, self._durables, self._log_reads)
+        self._tracing = Tracing(self._context, self._pubends, self._log_reads, self._clients, self._neighbours)
+        self._unknown_horizons = [pubend for pubend in records.unknown_horizons if pubend in self._pubends]
         self._orders.extend(records.notices())
         self._damaged = len(records.damaged)
-        self._tracing = Tracing(self._parts, self._read)
-        self._parked: list[tuple[LinkId, p.Subscribe, int]] = []  # while a former life may be heard of
-
-    def _build_parts(self, state: BrokerState, records: OwnRecords, now: float) -> Parts:
-        orders = self._orders
-        table, horizons = records.table, records.horizons
-        records.durables.drop_unsettled()
-        for broker in self._config.retired:
-            table.retire(broker)
-        ids = tuple(sorted(s.pubend for s in state.pubends))
-        notes = _notes(self._config.tracking)
-        keeper = HoldKeeper(state.incarnation, records.floor_for_grace, now + self._config.subscriber_grace_s)
-        return Parts(
-            broker=state.broker,
-            incarnation=state.incarnation,
-            config=self._config,
-            orders=orders,
-            router=LinkStateRouter(state.broker, state.incarnation, ids, orders),
-            pubends={s.pubend: Pubend(s, horizons.get(s.pubend, 0), orders) for s in state.pubends},
-            edge=Edge(orders, notes),
-            table=table,
-            keeper=keeper,
-            durables=records.durables,
-            notes=notes,
-            losses=records.losses,
-            known={broker: pubends for broker, pubends in records.known.items() if broker not in self._config.retired},
-        )
 
     def _load_writers(self, records: OwnRecords) -> None:
         for key, value in records.writers.items():
@@ -142,95 +170,160 @@ class Broker:
 
     def clock(self, wall_ms: int) -> None:
         """Set the wall clock; it may step back."""
-        self._parts.wall_ms = wall_ms
-        if not self._parts.router.started_ms:
-            self._parts.router.started_ms = wall_ms
+        self._context.wall_ms = wall_ms
+        if not self._router.started_ms:
+            self._router.started_ms = wall_ms
             if not self._config.newcomer_wait_s:
-                self._recovery.wake(self._slow_at)
-        for pubend in self._parts.pubends.values():
+                self._lives.wake(self._slow_at)
+        for pubend in self._pubends.values():
             pubend.wall_ms = wall_ms
         if self._unknown_horizons:
             self._restart_above(wall_ms)
-        if self._parts.notes is not None:
-            self._parts.notes.wall_ms = wall_ms
+        if self._context.notes is not None:
+            self._context.notes.wall_ms = wall_ms
 
     def _restart_above(self, wall_ms: int) -> None:
         """Go on above everything a pubend whose horizon is damaged can have announced."""
         for pubend_id in self._unknown_horizons:
-            pubend = self._parts.pubends[pubend_id]
+            pubend = self._pubends[pubend_id]
             pubend.restart_above(wall_ms + RESERVE_MS << COUNTER_BITS)
-            self._parts.ensure_stream(pubend_id).active_tick = pubend.horizon
+            self._streams.ensure(pubend_id).active_tick = pubend.horizon
         self._unknown_horizons = []
 
     def fact(self, fact: Fact, *, now: float) -> None:
         match fact:
             case Appended(pubend, token):
                 for segment in self._publishing.appended(pubend, token):
-                    if self._parts.notes is not None and segment.rows is not None:
-                        self._parts.notes.published(pubend, segment.rows)
+                    if self._context.notes is not None and segment.rows is not None:
+                        self._context.notes.published(pubend, segment.rows)
                     self._learned(pubend, segment, now)
                     if segment.rows is not None:
                         segment.rows.forget()
             case AppendFailed(pubend, token, error):
                 self._publishing.append_failed(pubend, token, error)
             case Stored(token):
-                for then in self._parts.on_stored.pop(token, ()):
-                    then(now)
-                self._subscribing.answer_ready(now)
-                self._take_begun(now)
+                self._stored(token, now)
             case LogRead():
-                done = self._reads.pop(fact.token, None)
-                if done is not None:
-                    done(fact, now)
+                self._log_read(fact, now)
             case LogReadFailed(token=token):
-                self._reads.pop(token, None)  # whoever wants it asks again
+                self._log_reads.failed(token)
             case LogReleased(pubend, tick):
                 self._log_released(pubend, tick)
             case LinkUp(link, broker, _, cost):
                 self._link_up(link, broker, cost, now)
             case ClientUp(link, name):
-                self._parts.clients[link] = name
+                self._clients[link] = name
             case LinkLost(link):
                 self._link_lost(link, now)
             case Congested(link):
-                self._parts.edge.congested(link)
+                self._edge.congested(link)
             case Drained(link):
-                self._parts.edge.drained(link)
-                for pubend in self._parts.streams:
+                self._edge.drained(link)
+                for pubend in self._streams:
                     self._subscribing.catch_up(pubend, now)
             case Tracked():
                 self._tracked(fact)
             case TracksSearched(token, found):
                 self._tracing.searched(token, found)
 
+    def _stored(self, token: int, now: float) -> None:
+        """Go on with the work that waited for a write."""
+        write = self._context.writes.pop(token, None)
+        if write is None:
+            return
+        self._durables.stored(write.changes)
+        match write.then:
+            case SendWhenStored(link, packet, request):
+                self._context.send(link, packet, request)
+            case StartsStored():
+                self._subscribing.starts_stored(write.then, now)
+            case HoldStored(hold):
+                self._releasing.hold_stored(hold)
+            case AcknowledgementsStored(positions):
+                self._subscribing.acknowledgements_stored(positions)
+            case HomeStored():
+                self._subscribing.home_stored(write.then)
+            case ReservationStored():
+                self._subscribing.reservation_stored(write.then, now)
+            case HorizonsStored(horizons):
+                self._publishing.horizons_stored(horizons)
+            case PublisherIdsStored(bound):
+                self._publishing.publisher_ids_stored(bound)
+            case EpochStored():
+                self._writing.epoch_stored(write.then)
+            case FirstTicksStored(ticks):
+                self._lives.first_ticks_stored(ticks, now)
+                self._tell_lost()
+            case IncarnationStored(incarnation):
+                self._lives.incarnation_stored(incarnation)
+            case _:
+                assert write.then is None, write.then
+        self._subscribing.answer_ready(now)
+        self._take_begun(now)
+
+    def _log_read(self, fact: LogRead, now: float) -> None:
+        """Give a stretch of a log to the role that asked for it."""
+        answered = self._log_reads.answered(fact)
+        if answered is None:
+            return
+        purpose, result = answered
+        match purpose:
+            case GapFromLog():
+                self._past.take_gap(purpose, result)
+            case CatchUpFromLog():
+                self._past.take_catch_up(purpose, result)
+            case PastFromLog():
+                self._subscribing.take_log(purpose, self._without_former_life(purpose, result), now)
+            case RangeFromLog():
+                self._range_reads.take_log(purpose, result)
+            case MessageFromLog():
+                self._tracing.take_log(purpose, result)
+            case _:
+                raise AssertionError(purpose)
+
+    def _without_former_life(self, purpose: PastFromLog, result: LogRead) -> LogRead:
+        """Report as gone what lies before our first tick, where no other broker was ever heard of.
+
+        A position before it that a client brings can only come from a former life then.
+        """
+        first = self._lives.first_tick(purpose.pubend) if not self._context.known else 0
+        if not 0 < purpose.lo < first:
+            return result
+        return replace(result, hi=max(result.hi, first), released=max(result.released, first))
+
+    def _tell_lost(self) -> None:
+        """Give subscribers a gap for what a former life of this broker lost."""
+        for pubend, tick in self._lives.take_lost():
+            self._edge.released(pubend, tick)
+
     def receive(self, message: p.Packet, *, link: LinkId, now: float, batch: Batch | None = None, packet: int = 0) -> None:
         """Take a packet; a fault of the peer becomes an error packet, never an exception."""
         try:
-            if link in self._parts.clients:
+            if link in self._clients:
                 self._from_client(message, link, batch, packet, now)
-            elif link in self._parts.brokers:
+            elif link in self._neighbours:
                 self._from_broker(message, link, batch, now)
         except PostroadError as error:
-            self._parts.refuse(link, packet, error)
+            self._context.refuse(link, packet, error)
 
     def wake(self, *, now: float) -> None:
         fast = now >= self._fast_at
         if fast:
             self._fast_at = now + FAST_S
-            for pubend in self._parts.streams:
-                self._parts.edge.curious(pubend, now)
+            for pubend in self._streams:
+                self._edge.curious(pubend, now)
                 self._subscribing.catch_up(pubend, now)
             self._subscribing.wake(now)
-            self._reading.wake(now)
+            self._range_reads.wake(now)
             self._writing.wake()
             self._tracing.expire(now)
-            self._parts.edge.tell_positions()
-        self._recovery.wake(now)
+            self._edge.tell_positions()
+        self._lives.wake(now)
         if now >= self._slow_at:
             self._slow_at = now + self._config.silence_s
             self._housekeeping(now)
-        if self._parts.notes is not None:
-            self._look_at_notes(self._parts.notes, now, fast=fast)
+        if self._context.notes is not None:
+            self._look_at_notes(self._context.notes, now, fast=fast)
         if now >= self._track_at:
             self._track_at = now + self._config.tracking.persistence_ms / 1000
             self._flush_tracks = True
@@ -261,7 +354,7 @@ class Broker:
     def outputs(self) -> list[Order]:
         """Take the orders; what was published since the last time goes into one append."""
         self._publishing.commit()
-        notes = self._parts.notes
+        notes = self._context.notes
         if notes is not None:
             if notes.per_neighbour:
                 self._note_forwarded(notes)
@@ -278,21 +371,20 @@ class Broker:
         return len(self._orders)
 
     def stats(self) -> dict[str, int]:
-        parts = self._parts
         return {
-            "subscriptions": len(parts.edge.subscriptions),
-            "links": len(parts.brokers),
-            "clients": len(parts.clients),
-            "holders": len(parts.table),
+            "subscriptions": len(self._edge.subscriptions),
+            "links": len(self._neighbours),
+            "clients": len(self._clients),
+            "holders": len(self._table),
             "damaged_records": self._damaged,
             "backlog_rows": self._publishing.backlog_rows,
             "publish_backlog_bytes": self._publishing.backlog_bytes,
-            "cache_bytes": sum(stream.cache.size for stream in parts.streams.values()),
-            "reads": len(self._reads),
-            "clients_reads": len(self._reading),
+            "cache_bytes": sum(stream.cache.size for stream in self._streams.values()),
+            "reads": len(self._log_reads),
+            "clients_reads": len(self._range_reads),
             "writers": len(self._writing),
             "traces": self._tracing.waiting,
-            "disbelieved": parts.disbelieved,
+            "disbelieved": self._disbelieved,
         }
 
     @property
@@ -306,8 +398,8 @@ class Broker:
     def streams(self) -> dict[int, dict[str, int]]:
         """Return for each pubend how far its stream is known and delivered here."""
         return {
-            pubend: {**stream.stats(), "frontier": stream.cache.frontier, "delivered": self._parts.edge_stream(pubend).delivered}
-            for pubend, stream in self._parts.streams.items()
+            pubend: {**stream.stats(), "frontier": stream.cache.frontier, "delivered": self._edge.streams[pubend].delivered}
+            for pubend, stream in self._streams.items()
         }
 
     # --- packets ---
@@ -329,9 +421,9 @@ class Broker:
             case p.Unsubscribe():
                 self._subscribing.unsubscribe(link, message, packet, now)
             case p.ReadRange():
-                self._reading.read(link, message, packet, now)
+                self._range_reads.read(link, message, packet, now)
             case p.ListPubends():
-                self._reading.list_pubends(link, message, packet, now)
+                self._range_reads.list_pubends(link, message, packet, now)
             case p.OpenEpoch():
                 self._writing.open(link, message, packet)
             case p.SealEpoch():
@@ -343,7 +435,7 @@ class Broker:
 
     def _subscribe(self, link: LinkId, message: p.Subscribe, packet: int, now: float) -> None:
         """Take a subscription; it waits while nobody has told us yet what we once were, and what it had from us then."""
-        if not self._recovery.waits:
+        if not self._lives.waits:
             self._subscribing.subscribe(link, message, packet, now)
         elif len(self._parked) < PARKED_MAX:
             self._parked.append((link, message, packet))
@@ -352,14 +444,14 @@ class Broker:
 
     def _take_begun(self, now: float) -> None:
         """Go on with what waited for the first ticks of our pubends."""
-        begun = self._recovery.take_begun()
+        begun = self._lives.take_begun()
         if not begun:
             return
         for pubend in begun:
             self._subscribing.check_waiting(pubend, now)
-        if self._recovery.waits:
+        if self._lives.waits:
             return
-        self._publishing.begin(anew_ms=self._recovery.anew_ms)
+        self._publishing.begin(anew_ms=self._lives.anew_ms)
         if self._parked:
             parked, self._parked = self._parked, []
             for link, message, packet in parked:
@@ -367,22 +459,22 @@ class Broker:
 
     def _from_broker(self, message: p.Packet, link: LinkId, batch: Batch | None, now: float) -> None:
         if not self._believe(message, link, batch):
-            self._parts.disbelieved += 1
+            self._disbelieved += 1
             return
         match message:
             case p.Knowledge():
                 segment = Segment(message.lo, message.hi, message.epoch, batch)
-                self._learned(message.pubend, segment, now, upstream=self._parts.brokers[link])
+                self._learned(message.pubend, segment, now, upstream=self._neighbours[link])
             case p.Nack():
-                self._nacked(link, message, now)
+                self._past.answer_nack(link, message, now)
             case p.Interest():
-                self._child_stream(message.pubend).child_interest(link, message, self._parts.filter, now)
+                self._child_stream(message.pubend).child_interest(link, message, self._context.filter, now)
                 self._subscribing.check_waiting(message.pubend, now)
             case p.InterestActive():
-                stream = self._parts.streams[message.pubend]
+                stream = self._streams[message.pubend]
                 if stream.interest_active(link, message.epoch, message.tick, now):
                     self._subscribing.check_waiting(message.pubend, now, message.tick)
-                    self._parts.edge.advance(message.pubend, now)
+                    self._edge.advance(message.pubend, now)
             case p.Released():
                 self._released(message, link)
             case p.LinkState():
@@ -402,10 +494,10 @@ class Broker:
         try:
             check(message, batch)
         except ImplausibleError:
-            if isinstance(message, p.Unicast) and message.source != self._parts.brokers[link]:
+            if isinstance(message, p.Unicast) and message.source != self._neighbours[link]:
                 return False  # it is not the neighbour's fault, who passed it on
             raise
-        latest = latest_tick(self._parts.wall_ms)
+        latest = latest_tick(self._context.wall_ms)
         match message:
             case p.Knowledge():
                 return self._is_parent(message.pubend, link) and message.hi <= latest
@@ -417,32 +509,32 @@ class Broker:
                 return True
 
     def _is_parent(self, pubend: int, link: LinkId) -> bool:
-        stream = self._parts.streams.get(pubend)
+        stream = self._streams.get(pubend)
         return stream is not None and not stream.hosted_here and stream.parent == link
 
     def _child_stream(self, pubend: int) -> Stream:
         """Return the stream a neighbour asks for. Word of its broker may still be on its way to us."""
-        if pubend not in self._parts.streams and len(self._parts.streams) >= STREAMS_MAX:
+        if pubend not in self._streams and len(self._streams) >= STREAMS_MAX:
             raise TooManyError(f"this broker follows at most {STREAMS_MAX} pubends")
-        return self._parts.ensure_stream(pubend)
+        return self._streams.ensure(pubend)
 
     def _link_state(self, record: p.LinkState, link: LinkId, now: float) -> None:
-        if record.origin == self._parts.broker:
-            self._recovery.heard_of_self(record)
+        if record.origin == self._context.broker:
+            self._lives.heard_of_self(record)
             return
-        life = self._parts.router.life(record.origin)
-        if self._parts.router.receive(record, link):
-            self._parts.get_to_know(record.origin, record.pubends)
-            if self._parts.router.life(record.origin) != life:
-                self._recovery.remember_life(record.origin, self._parts.router.life(record.origin))
-                self._parts.keeper.tell_again(record.origin)
+        life = self._router.life(record.origin)
+        if self._router.receive(record, link):
+            self._context.remember_broker(record.origin, record.pubends)
+            if self._router.life(record.origin) != life:
+                self._lives.remember_life(record.origin, self._router.life(record.origin))
+                self._keeper.tell_again(record.origin)
             self._routes_changed(now)
 
     def _unicast(self, message: p.Unicast, link: LinkId, batch: Batch | None, now: float) -> None:
-        if isinstance(message, p.CatchUp) and self._answer_catch_up(message, link):
+        if isinstance(message, p.CatchUp) and self._past.answer_catch_up(message):
             return
-        if message.target != self._parts.broker:
-            onward = self._parts.router.route(message.target)
+        if message.target != self._context.broker:
+            onward = self._router.route(message.target)
             if onward is not None and onward != link and message.hops > 0:
                 passed = msgspec.structs.replace(message, hops=message.hops - 1)
                 self._orders.append(Send(onward, passed, batch, data=batch is not None or isinstance(message, p.TrackReply)))
@@ -453,31 +545,32 @@ class Broker:
             case p.Hold():
                 self._releasing.take(message)
             case p.Remembered():
-                self._recovery.told(message, now)
+                self._lives.told(message, now, is_neighbour=message.source in self._neighbours.values())
+                self._tell_lost()
             case p.HoldConfirmed() if message.refused:
-                self._recovery.hold_refused(message)
+                self._lives.hold_refused(message)
             case p.HoldConfirmed():
                 self._releasing.confirmed(message)
                 self._subscribing.answer_ready(now)
             case p.CatchUpReply() if message.request >= OF_A_READ:
-                self._reading.caught_up(message, batch, now)
+                self._range_reads.caught_up(message, batch, now)
             case p.CatchUpReply():
                 self._subscribing.caught_up(message, batch, now)
             case p.PubendsQuery():
-                self._reading.asked(message)
+                self._range_reads.asked(message)
             case p.PubendsReply():
-                self._reading.told(message)
+                self._range_reads.told(message)
                 self._subscribing.horizons_told(message, now)
             case p.HomeQuery():
                 self._subscribing.home_asked(message)
             case p.NameReserve():
-                self._subscribing.naming.reserve(message, now)
+                self._subscribing.name_reserve(message, now)
             case p.NameAnswer():
-                self._subscribing.naming.answered(message, now)
+                self._subscribing.name_answered(message, now)
             case p.NameRelease():
                 self._subscribing.naming.released(message)
             case p.HomeReply():
-                cursors = believable(message.cursors, self._parts.wall_ms)
+                cursors = believable(message.cursors, self._context.wall_ms)
                 self._subscribing.home_answered(msgspec.structs.replace(message, cursors=cursors), now)
             case p.TrackQuery():
                 self._tracing.asked(message)
@@ -489,97 +582,29 @@ class Broker:
     # --- streams ---
 
     def _learned(self, pubend: int, segment: Segment, now: float, *, upstream: int = 0) -> None:
-        stream = self._parts.ensure_stream(pubend)
+        stream = self._streams.ensure(pubend)
         frontier = stream.cache.frontier
-        notes = self._parts.notes
+        notes = self._context.notes
         if notes is None or segment.rows is None or stream.hosted_here:
             news = stream.learn(segment)
         else:
-            brokers = self._parts.brokers
+            brokers = self._neighbours
             news = stream.learn(segment, lambda rows, sent: notes.routed(pubend, upstream, rows, link_brokers(sent, brokers)))
         if news or stream.cache.frontier > frontier:
-            self._parts.edge.advance(pubend, now)
-
-    def _nacked(self, link: LinkId, nack: p.Nack, now: float) -> None:
-        stream = self._parts.streams.get(nack.pubend)
-        if stream is None:
-            return
-        for lo, hi in stream.nack(link, nack, now):
-            self._nack_from_log(link, nack.pubend, lo, hi)
-
-    def _nack_from_log(self, link: LinkId, pubend: int, lo: int, hi: int) -> None:
-        hi = min(hi, self._parts.pubends[pubend].horizon)
-        if lo >= hi:
-            return
-
-        def read(result: LogRead, now: float) -> None:
-            del now
-            position = lo
-            if result.released > lo:
-                self._parts.send(link, p.Released(pubend, result.released))
-                position = result.released
-            stream = self._parts.streams[pubend]
-            for begin, hi, batches, gone in result.stretches(position):
-                if gone > begin:
-                    continue  # lost: a subscriber that keeps missing it asks for its own past, and is told of the gap there
-                position = begin
-                for batch in batches:
-                    end = int(batch.ticks()[-1])
-                    stream.reply(link, Segment(position, end, COMPLETE, batch))
-                    position = end
-                if position < hi:
-                    stream.reply(link, Segment(position, hi, COMPLETE, None))
-
-        self._read(ReadLog(pubend, 0, lo, hi, CATCH_UP_BYTES), read)
-
-    def _answer_catch_up(self, ask: p.CatchUp, link: LinkId) -> bool:
-        """Answer from the cache or the log; False to pass it on."""
-        stream = self._parts.streams.get(ask.pubend)
-        if stream is None:
-            return False
-        wanted = self._parts.filter(ask.filter)
-        reached, rows = stream.from_cache(wanted, ask.lo, ask.hi, CATCH_UP_BYTES)
-        if reached > ask.lo:
-            self._reply_catch_up(ask, ask.lo, reached, rows, 0)
-            return True
-        if not stream.hosted_here:
-            return False
-        del link
-        horizon = self._parts.pubends[ask.pubend].horizon
-        if ask.lo >= horizon:
-            return True  # nothing is decided there; it asks again
-
-        def read(result: LogRead, now: float) -> None:
-            del now
-            for position, hi, batches, released in result.stretches(ask.lo):
-                matching = [found for b in batches if len(found := b.filter(wanted.evaluate(b)))]
-                self._reply_catch_up(ask, position, hi, matching, released, more=hi < result.hi)
-
-        self._read(ReadLog(ask.pubend, 0, ask.lo, min(ask.hi, horizon), CATCH_UP_BYTES), read)
-        return True
-
-    def _reply_catch_up(
-        self, ask: p.CatchUp, position: int, reached: int, rows: list[Batch], released: int, *, more: bool = False
-    ) -> None:
-        link = self._parts.router.route(ask.source)
-        if link is None:
-            return
-        me = self._parts.broker
-        for batch, hi, follows in pieces([bare(each) for each in rows] if ask.bare else rows, reached):
-            reply = p.CatchUpReply(ask.source, me, FULL_HOPS, ask.request, ask.pubend, position, hi, released, follows or more)
-            self._orders.append(Send(link, reply, batch, data=True))
-            position = hi
+            self._edge.advance(pubend, now)
 
     def _released(self, message: p.Released, link: LinkId) -> None:
-        stream = self._parts.streams.get(message.pubend)
+        stream = self._streams.get(message.pubend)
         if stream is None or stream.parent != link:
             return
-        self._parts.edge.released(message.pubend, message.tick)
+        self._edge.released(message.pubend, message.tick)
         stream.pass_on(message)
 
     def _log_released(self, pubend: int, tick: int) -> None:
-        self._parts.pubends[pubend].released = max(self._parts.pubends[pubend].released, tick)
-        if tick > self._parts.tracked.get(pubend, 0):  # retention was over its bound: what is gone cannot be read after a crash
+        self._pubends[pubend].released = max(self._pubends[pubend].released, tick)
+        if tick > (self._releasing.tracked or {}).get(
+            pubend, 0
+        ):  # retention was over its bound: what is gone cannot be read after a crash
             self._flush_tracks = True
 
     # --- tracking ---
@@ -588,95 +613,71 @@ class Broker:
         """Order what was noted to be tracked, now and then and before a search; at a flush, after it, how far everything is."""
         if self._links_changed:
             self._links_changed = False
-            notes.links(self._parts.brokers.values())
+            notes.links(self._neighbours.values())
         flush, farewell = self._flush_tracks, self._farewell
         self._flush_tracks = self._farewell = False
         if flush:
-            horizons = {pubend_id: pubend.horizon for pubend_id, pubend in self._parts.pubends.items()}
+            horizons = {pubend_id: pubend.horizon for pubend_id, pubend in self._pubends.items()}
             notes.farewell(horizons) if farewell else notes.flush(horizons)
         self._notes_due, self._notes_at = False, float("inf")
         events, entries, size = notes.take()
         if events or flush:
-            self._orders.append(Track(self._parts.wall_ms, events, entries, size, flush, farewell))
+            self._orders.append(Track(self._context.wall_ms, events, entries, size, flush, farewell))
 
     def _tracked(self, fact: Tracked) -> None:
-        self._parts.tracked.update({each.pubend: each.tick for each in fact.horizons})
-        if fact.forgotten and self._parts.notes is not None:
+        if self._releasing.tracked is not None:
+            self._releasing.tracked.update({each.pubend: each.tick for each in fact.horizons})
+        if fact.forgotten and self._context.notes is not None:
             self._links_changed = True
-            self._parts.notes.forgotten = True
+            self._context.notes.forgotten = True
 
     def _note_forwarded(self, notes: Notes) -> None:
         for order in self._orders:
-            if isinstance(order, Send) and order.batch is not None and order.link in self._parts.brokers:
+            if isinstance(order, Send) and order.batch is not None and order.link in self._neighbours:
                 assert isinstance(order.message, p.Knowledge | p.CatchUpReply)
-                notes.forwarded(order.message.pubend, self._parts.brokers[order.link], order.batch)
+                notes.forwarded(order.message.pubend, self._neighbours[order.link], order.batch)
 
     def _note_past(self, message: p.Unicast, link: LinkId, batch: Batch | None, onward: LinkId | None) -> None:
         """Note the rows of a catch-up that is for us or on its way."""
-        notes = self._parts.notes
+        notes = self._context.notes
         if notes is None or batch is None or not isinstance(message, p.CatchUpReply):
             return
-        sent = {} if onward is None else {self._parts.brokers[onward]: np.arange(len(batch))}
-        notes.routed(message.pubend, self._parts.brokers[link], batch, sent)
-
-    def _read(self, order: ReadLog, done: ReadDone) -> bool:
-        """Read a log; False when too much is read already, and whoever wants it may ask again."""
-        if len(self._reads) >= READS_MAX:
-            return False
-        token = self._parts.next_token()
-        losses, wanted = self._parts.losses, order
-        self._reads[token] = lambda result, now: done(losses.told(wanted, result), now)
-        part = losses.limit(order)
-        self._orders.append(ReadLog(order.pubend, token, part.lo, part.hi, order.bytes_max))
-        return True
-
-    def _read_past(self, order: ReadLog, done: ReadDone) -> bool:
-        """Read a log for a subscription of ours, from a position that a client brought.
-
-        Where no other broker was ever heard of, one before our first tick can only come from a former life.
-        """
-        first = self._recovery.first_tick(order.pubend) if not self._parts.known else 0
-        if not 0 < order.lo < first:
-            return self._read(order, done)
-
-        def read(result: LogRead, now: float) -> None:
-            done(replace(result, hi=max(result.hi, first), released=max(result.released, first)), now)
-
-        return self._read(order, read)
+        sent = {} if onward is None else {self._neighbours[onward]: np.arange(len(batch))}
+        notes.routed(message.pubend, self._neighbours[link], batch, sent)
 
     # --- links and time ---
 
     def _link_up(self, link: LinkId, broker: int, cost: int, now: float) -> None:
-        self._parts.brokers[link] = broker
+        self._neighbours[link] = broker
         self._links_changed = True
-        self._parts.router.link_up(link, broker, cost)
-        for home in self._parts.durables.homes.values():
-            self._parts.send(link, home)
-        self._recovery.tell_neighbour(link, broker)
+        self._router.link_up(link, broker, cost)
+        for home in self._durables.homes.values():
+            self._context.send(link, home)
+        self._lives.tell_neighbour(link, broker)
         self._routes_changed(now)
 
     def _link_lost(self, link: LinkId, now: float) -> None:
-        if link in self._parts.clients:
-            del self._parts.clients[link]
+        if link in self._clients:
+            del self._clients[link]
             self._publishing.link_lost(link)
             self._parked = [entry for entry in self._parked if entry[0] != link]
             self._subscribing.link_lost(link, now)
-            self._reading.link_lost(link)
+            self._range_reads.link_lost(link)
             self._writing.link_lost(link)
             self._tracing.link_lost(link)
-        elif link in self._parts.brokers:
-            del self._parts.brokers[link]
+        elif link in self._neighbours:
+            del self._neighbours[link]
             self._links_changed = True
-            for stream in self._parts.streams.values():
+            for stream in self._streams.values():
                 stream.link_lost(link, now)
-            self._parts.router.link_lost(link)
+            self._router.link_lost(link)
             self._routes_changed(now)
 
     def _routes_changed(self, now: float) -> None:
-        router = self._parts.router
-        self._recovery.tell_others()
+        router = self._router
+        self._lives.tell_others()
         for pubend in router.pubends():
-            stream = self._parts.ensure_stream(pubend)
+            stream = self._streams.ensure(pubend)
             if not stream.hosted_here:
                 stream.set_parent(router.parent(pubend), now)
         self._subscribing.routes_changed(now)
@@ -684,21 +685,21 @@ class Broker:
         self._releasing.tell(again=True)
 
     def _housekeeping(self, now: float) -> None:
-        self._recovery.store_heard(now)
+        self._lives.store_heard(now)
         self._publishing.reserve_horizons()
         if self._forget_unreadable:  # what stands in its place is stored now, and a writer's block of ids with it
             self._forget_unreadable = False
             self._publishing.store_next((UNREADABLE, None))
         for pubend, segment in self._publishing.silence():
             self._learned(pubend, segment, now)
-        for stream in self._parts.streams.values():
+        for stream in self._streams.values():
             stream.flush(now)
-        self._parts.edge.begin_telling(max(1, round(TELLING_PERIODS * self._config.silence_s / FAST_S)))
-        self._parts.keeper.expire(now)
+        self._edge.begin_telling(max(1, round(TELLING_PERIODS * self._config.silence_s / FAST_S)))
+        self._keeper.expire(now)
         self._releasing.tell(again=True)
         self._releasing.release(now)
-        if self._parts.durables.dirty:
-            self._parts.store(self._parts.durables.changes())
+        if self._durables.dirty:
+            self._context.store(self._durables.changes())
 
 
 def _notes(settings: TrackingSettings) -> Notes | None:

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from postroad.core.batch.batch import Batch
 from postroad.core.batch.build import build_batches
-from postroad.core.broker.relaying.cache import EVICTED_AT_ONCE, SEGMENT_BYTES, Segment, StreamCache
+from postroad.core.broker.knowledge import SEGMENT_BYTES, Segment
+from postroad.core.broker.relaying.cache import EVICTED_AT_ONCE, StreamCache
 from postroad.types import MessageId
 
 SPAN = 20

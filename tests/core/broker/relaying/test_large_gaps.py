@@ -9,9 +9,9 @@ import pytest
 
 from postroad.core.batch.batch import Batch
 from postroad.core.batch.build import build_batches
-from postroad.core.broker.relaying.cache import Segment
+from postroad.core.broker.knowledge import Segment
 from postroad.core.broker.relaying.stream import Stream
-from postroad.core.broker.subscribing.edge import NACK_DELAY_S, Edge, EdgeStream, Phase, Subscription
+from postroad.core.broker.subscribing.edge import NACK_DELAY_S, Edge, Phase, Subscription
 from postroad.core.filters.filter import Filter
 from postroad.core.protocol.orders import Order, Send
 from postroad.core.protocol.packets import Nack
@@ -27,8 +27,7 @@ class Subscriber:
     def __init__(self) -> None:
         self.orders: list[Order] = []
         self.stream = Stream(PUBEND, hosted_here=False, cache_bytes=CACHE_BYTES, next_epoch=count(1).__next__, orders=self.orders)
-        self.edge = Edge(self.orders)
-        self.edge.streams[PUBEND] = EdgeStream(self.stream)
+        self.edge = Edge({PUBEND: self.stream}, self.orders)
         self.stream.set_parent(PARENT, 0.0)
         self.subscription: Subscription = self.edge.add(CLIENT, 1, FILTER, None, {}, done={}, earliest=False)
         self.stream.want((FILTER,), (), 0.0)

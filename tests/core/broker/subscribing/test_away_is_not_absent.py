@@ -120,7 +120,7 @@ def test_a_pubend_that_goes_out_of_reach_during_the_creation_is_not_held_for_eve
     machines.run(2.0)
     machines.link(1, 2)
     machines.run(8.0)
-    progress = next(s for s in machines.nodes[1].broker._parts.edge.subscriptions.values() if s.name == "later").progress
+    progress = next(s for s in machines.nodes[1].broker._edge.subscriptions.values() if s.name == "later").progress
     ahead = progress[pubend_id(2)].told
     machines.give(1, Acknowledge(1, {pubend_id(2): ahead}), link=LINK + 1)
-    assert machines.nodes[1].broker._parts.edge.holds()[pubend_id(2)] == ahead
+    assert machines.nodes[1].broker._edge.holds()[pubend_id(2)] == ahead

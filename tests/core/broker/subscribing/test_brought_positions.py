@@ -88,7 +88,7 @@ def test_a_position_the_broker_has_not_heard_of_yet_is_believed_when_the_pubend_
     machines.run(2.0)
     machines.loses = (Knowledge,)
     machines.run(2.0)
-    ahead = machines.nodes[2].broker._parts.pubends[OTHER].horizon
+    ahead = machines.nodes[2].broker._pubends[OTHER].horizon
     assert ahead > machines.nodes[1].broker.streams()[OTHER]["frontier"]
     node = subscribe(machines, positions={OTHER: ahead}, acknowledged={OTHER: ahead})
     assert starts(node)[OTHER] == ahead
@@ -154,7 +154,7 @@ def test_a_record_with_very_many_cursors_can_be_read_again() -> None:
     machines = Machines()
     node = machines.start(1, {DURABLE_KEY + "orders": stored})
     machines.run(2.0)
-    assert node.broker._parts.durables.here["orders"].cursors[pubend_id(1000)] == 0
+    assert node.broker._durables.here["orders"].cursors[pubend_id(1000)] == 0
 
 
 def test_an_acknowledgement_is_stored_while_the_pubends_broker_is_away() -> None:

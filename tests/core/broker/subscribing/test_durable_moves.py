@@ -40,11 +40,11 @@ def test_the_former_home_lets_go_only_of_what_is_stored_as_settled() -> None:
     machines = moved_away()
     for _ in range(40):
         machines.finish_writes()
-        former = "orders" in machines.nodes[1].broker._parts.durables.here
+        former = "orders" in machines.nodes[1].broker._durables.here
         assert former or is_stored_as_settled(machines.nodes[2].metadata)
         machines.run(0.05)
     assert is_stored_as_settled(machines.nodes[2].metadata)
-    assert "orders" not in machines.nodes[1].broker._parts.durables.here
+    assert "orders" not in machines.nodes[1].broker._durables.here
 
 
 def test_a_client_that_leaves_while_its_new_home_settles_leaves_it_there() -> None:
@@ -52,17 +52,17 @@ def test_a_client_that_leaves_while_its_new_home_settles_leaves_it_there() -> No
     machines = moved_away()
     second = machines.nodes[2]
     for _ in range(40):
-        if second.broker._parts.durables.here["orders"].settling:
+        if second.broker._durables.here["orders"].settling:
             break
         machines.finish_writes()
         machines.run(0.05)
-    assert not second.broker._parts.durables.here["orders"].settled
+    assert not second.broker._durables.here["orders"].settled
     machines.leave(2, LINK)
     machines.writes_finish = True
     machines.finish_writes()
     machines.run(3.0)
     assert is_stored_as_settled(second.metadata)
-    assert "orders" not in machines.nodes[1].broker._parts.durables.here
+    assert "orders" not in machines.nodes[1].broker._durables.here
 
 
 def half_moved() -> Machines:
@@ -82,7 +82,7 @@ def half_moved() -> Machines:
     machines.give(2, Subscribe(1, "x > 1", "orders"), link=LINK, request=3)
     machines.run(3.0)
     assert machines.nodes[2].told(Subscribed)
-    assert not machines.nodes[2].broker._parts.durables.here["orders"].settled
+    assert not machines.nodes[2].broker._durables.here["orders"].settled
     return machines
 
 
@@ -96,8 +96,8 @@ def test_a_subscription_deleted_at_its_home_is_deleted_where_it_was_moving_to() 
     machines.run(1.0)
     assert machines.nodes[1].told(Unsubscribed)
     for node in machines.nodes.values():
-        assert "orders" not in node.broker._parts.durables.here
-        assert node.broker._parts.durables.homes["orders"].broker == 0
+        assert "orders" not in node.broker._durables.here
+        assert node.broker._durables.homes["orders"].broker == 0
         assert DURABLE_KEY + "orders" not in node.metadata
 
 
@@ -108,7 +108,7 @@ def test_a_subscription_that_was_moved_and_deleted_at_once_is_deleted() -> None:
     machines.start(3)
     machines.link(2, 3)
     machines.run(3.0)
-    assert machines.nodes[2].broker._parts.durables.here["orders"].settled
+    assert machines.nodes[2].broker._durables.here["orders"].settled
     machines.client(1, LINK + 1)
     machines.give(1, Subscribe(1, "x > 1", "orders"), link=LINK + 1, request=3)
     machines.run(1.0)
@@ -118,5 +118,5 @@ def test_a_subscription_that_was_moved_and_deleted_at_once_is_deleted() -> None:
     machines.link(1, 3)
     machines.run(1.0)
     for node in machines.nodes.values():
-        assert "orders" not in node.broker._parts.durables.here
-        assert node.broker._parts.durables.homes["orders"].broker == 0
+        assert "orders" not in node.broker._durables.here
+        assert node.broker._durables.homes["orders"].broker == 0

@@ -56,7 +56,7 @@ def cut_off(machines: Machines, numbers: set[int]) -> None:
 
 
 def homes(machines: Machines, name: str = "orders") -> set[int]:
-    return {node.broker._parts.durables.homes[name].broker for node in machines.nodes.values()}
+    return {node.broker._durables.homes[name].broker for node in machines.nodes.values()}
 
 
 def reservations(machines: Machines) -> list[str]:
@@ -97,7 +97,7 @@ def test_a_vote_is_stored_before_it_counts() -> None:
     machines = overlay(3)
     machines.writes_finish = False
     subscribe(machines, 1)
-    assert not machines.nodes[1].broker._parts.durables.here
+    assert not machines.nodes[1].broker._durables.here
     assert (
         sum(any(key == NAME_KEY + "orders" for key, _ in o.changes) for n in machines.nodes.values() for o in n.unfinished) == 3
     )
@@ -188,12 +188,12 @@ def test_a_name_that_exists_and_was_not_heard_of_is_found() -> None:
     machines.leave(1, LINK)
     machines.run(0.5)
     machines.loses = ()
-    assert "orders" not in machines.nodes[3].broker._parts.durables.homes
+    assert "orders" not in machines.nodes[3].broker._durables.homes
     subscribe(machines, 3)
     machines.run(3.0)
     assert active(machines.nodes[3])
     assert homes(machines) == {3}
-    assert "orders" not in machines.nodes[1].broker._parts.durables.here
+    assert "orders" not in machines.nodes[1].broker._durables.here
 
 
 def test_a_forgotten_name_can_be_used_again() -> None:
@@ -222,7 +222,7 @@ def test_a_name_whose_home_is_not_known_here_is_not_deleted() -> None:
     machines.give(3, Unsubscribe(1, forget=True), link=LINK, request=4)
     assert refusals(machines.nodes[3]) == [DurableElsewhereError]
     assert not machines.nodes[3].told(Unsubscribed)
-    assert "orders" in machines.nodes[1].broker._parts.durables.here
+    assert "orders" in machines.nodes[1].broker._durables.here
 
 
 def test_a_deletion_is_confirmed_when_it_is_on_disk() -> None:
@@ -284,7 +284,7 @@ def test_a_reservation_outlives_a_restart_and_an_old_release() -> None:
     subscribe(machines, 1)
     machines.run(6.0)
     assert refusals(machines.nodes[1]) == [DurableElsewhereError]
-    assert pubend_id(1) in machines.nodes[1].broker._parts.pubends
+    assert pubend_id(1) in machines.nodes[1].broker._pubends
 
 
 def test_a_name_whose_home_has_not_answered_is_not_deleted() -> None:
@@ -329,7 +329,7 @@ def test_a_new_broker_finds_a_name_as_soon_as_it_has_a_neighbour() -> None:
     machines.run(3.0)
     assert active(machines.nodes[3])
     assert homes(machines) == {3}
-    assert "orders" not in machines.nodes[1].broker._parts.durables.here
+    assert "orders" not in machines.nodes[1].broker._durables.here
 
 
 def test_a_broker_without_neighbours_takes_names_by_itself() -> None:

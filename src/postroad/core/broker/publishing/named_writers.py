@@ -21,12 +21,12 @@ Invariants: a base is durable before anyone hears of it; it lies above every id 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
-from postroad.core.broker.context import Parts
+from postroad.core.broker.context import Context, SendWhenStored
 from postroad.core.broker.publishing.publishers import Publishing
 from postroad.core.protocol.orders import LinkId
 from postroad.core.protocol.packets import EpochOpened, EpochSealed, OpenEpoch, SealEpoch
@@ -52,11 +52,21 @@ class _Writer(msgspec.Struct, array_like=True):
     epochs: list[_Epoch]  # ascending
 
 
+@dataclass(frozen=True, slots=True)
+class EpochStored:
+    """Work after a write: answer the client that opened a batch."""
+
+    link: LinkId
+    request: int
+    name: str
+    epoch: int
+
+
 class Writing:
     """The writers of this broker."""
 
-    def __init__(self, parts: Parts, publishing: Publishing) -> None:
-        self._parts = parts
+    def __init__(self, context: Context, publishing: Publishing) -> None:
+        self._context = context
         self._publishing = publishing
         self._writers: dict[str, _Writer] = {}
         self._damaged: dict[str, None] = {}  # writers whose records cannot be read
@@ -83,8 +93,8 @@ class Writing:
         if known is None or known.rows is None:
             known = self._writable(packet, writer, known)
             self._publishing.adopt(writer.publisher, link, writer.pubend)
-        writer.used_ms = self._parts.wall_ms
-        self._store(packet.name, writer, lambda: self._answer(link, request, writer, known))
+        writer.used_ms = self._context.wall_ms
+        self._store(packet.name, writer, EpochStored(link, request, packet.name, known.epoch))
 
     def seal(self, link: LinkId, packet: SealEpoch, request: int) -> None:
         self._check_known(packet.name)
@@ -94,8 +104,7 @@ class Writing:
             raise UnknownHandleError(f"batch {packet.epoch} of {packet.name!r} was never opened here")
         if known.rows is None:
             known.rows = packet.rows
-        rows = known.rows
-        self._store(packet.name, writer, lambda: self._parts.send(link, EpochSealed(rows), request))
+        self._store(packet.name, writer, SendWhenStored(link, EpochSealed(known.rows), request))
 
     def link_lost(self, link: LinkId) -> None:
         self._waiting = [entry for entry in self._waiting if entry[0] != link]
@@ -107,7 +116,7 @@ class Writing:
             try:
                 self.open(link, packet, request)
             except PostroadError as error:
-                self._parts.refuse(link, request, error)
+                self._context.refuse(link, request, error)
 
     # --- inside ---
 
@@ -122,8 +131,8 @@ class Writing:
         if publisher is None:
             self._waiting.append((link, packet, request))
             return None
-        pubends = sorted(self._parts.pubends)
-        writer = _Writer(publisher, pubends[publisher % len(pubends)], self._parts.wall_ms, [])
+        pubends = sorted(self._publishing.pubends)
+        writer = _Writer(publisher, pubends[publisher % len(pubends)], self._context.wall_ms, [])
         self._writers[packet.name] = writer
         return writer
 
@@ -131,10 +140,10 @@ class Writing:
         if len(self._writers) + len(self._waiting) < WRITERS_MAX:
             return
         name, oldest = min(self._writers.items(), key=lambda each: each[1].used_ms)
-        if self._parts.wall_ms - oldest.used_ms < UNUSED_MS:
+        if self._context.wall_ms - oldest.used_ms < UNUSED_MS:
             raise TooManyError(f"this broker remembers at most {WRITERS_MAX} writers")
         del self._writers[name]
-        self._parts.store(((WRITER_KEY + name, None),))
+        self._context.store(((WRITER_KEY + name, None),))
 
     def _writable(self, packet: OpenEpoch, writer: _Writer, known: _Epoch | None) -> _Epoch:
         """Return the epoch with its base, new or as it was; refuse it when rows of it could be lost."""
@@ -142,7 +151,7 @@ class Writing:
         if latest is not None and packet.epoch < latest.epoch:
             text = f"batch {packet.epoch} of {packet.name!r} comes after batch {latest.epoch} was begun"
             raise StaleEpochError(f"{text}; batches of one name must come in order")
-        pubend = self._parts.pubends[writer.pubend]
+        pubend = self._publishing.pubends[writer.pubend]
         accepted = pubend.remembered(writer.publisher)
         if known is not None:
             if accepted is None and known.base <= pubend.forgotten:
@@ -150,16 +159,21 @@ class Writing:
                 raise StaleEpochError(f"{text}; read what is there, and write the rest under another name")
             return known
         floor = max(accepted or 0, pubend.forgotten, 0 if latest is None else latest.base)
-        begun = _Epoch(packet.epoch, max(self._parts.wall_ms << COUNTER_BITS, floor + 1))
+        begun = _Epoch(packet.epoch, max(self._context.wall_ms << COUNTER_BITS, floor + 1))
         writer.epochs = [*writer.epochs[-EPOCHS_MAX + 1 :], begun]
         return begun
 
-    def _answer(self, link: LinkId, request: int, writer: _Writer, known: _Epoch) -> None:
-        accepted = self._parts.pubends[writer.pubend].durable(writer.publisher)
-        window = self._parts.config.publish_window_bytes
-        me, wall_ms = self._parts.broker, self._parts.wall_ms
+    def epoch_stored(self, stored: EpochStored) -> None:
+        """Tell a client that its batch is open."""
+        writer = self._writers.get(stored.name)
+        known = None if writer is None else next((each for each in writer.epochs if each.epoch == stored.epoch), None)
+        if writer is None or known is None:
+            return  # forgotten to make room: its client opens it again
+        accepted = self._publishing.pubends[writer.pubend].durable(writer.publisher)
+        window = self._context.config.publish_window_bytes
+        me, wall_ms = self._context.broker, self._context.wall_ms
         answer = EpochOpened(writer.publisher, me, writer.pubend, wall_ms, window, accepted, known.base, known.rows)
-        self._parts.send(link, answer, request)
+        self._context.send(stored.link, answer, stored.request)
 
-    def _store(self, name: str, writer: _Writer, then: Callable[[], None]) -> None:
-        self._parts.store(((WRITER_KEY + name, msgspec.msgpack.encode(writer)),), lambda _now: then())
+    def _store(self, name: str, writer: _Writer, then: object) -> None:
+        self._context.store(((WRITER_KEY + name, msgspec.msgpack.encode(writer)),), then)

@@ -9,15 +9,17 @@ before is never refused when it comes again.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
 from postroad.core.batch.batch import Batch
 from postroad.core.batch.row_codec import Row, join_rows
 from postroad.core.batch.schema import DEFAULT_LIMITS, check_message
-from postroad.core.broker.context import Parts
+from postroad.core.broker.context import Context
+from postroad.core.broker.knowledge import COMPLETE, Segment
 from postroad.core.broker.publishing.pubend import Pubend
-from postroad.core.broker.relaying.cache import COMPLETE, Segment
 from postroad.core.protocol.orders import LinkId
 from postroad.core.protocol.packets import OpenPublisher, Publish, PublishColumns, PublisherOpened, PublishRefused
 from postroad.errors import InvalidValueError, PostroadError, SkewError, StaleEpochError, UnknownHandleError
@@ -37,16 +39,31 @@ class _Skew(Enum):
     OLD = "old messages may come"
 
 
+@dataclass(frozen=True, slots=True)
+class HorizonsStored:
+    """Work after a write: silence may be announced up to these ticks."""
+
+    horizons: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherIdsStored:
+    """Work after a write: publisher ids below this may be given out."""
+
+    bound: int
+
+
 class Publishing:
     """Publishers of this broker and its pubends."""
 
-    def __init__(self, parts: Parts, publisher_next: int) -> None:
-        self._parts = parts
-        self._shared = [parts.pubends[each] for each in sorted(parts.pubends)]  # publishers are spread over them
+    def __init__(self, context: Context, pubends: Mapping[int, Pubend], publisher_next: int) -> None:
+        self._context = context
+        self.pubends = pubends
+        self._shared = [pubends[each] for each in sorted(pubends)]  # publishers are spread over them
         self._next = publisher_next
         self._reserved = publisher_next  # ids below this are ours to give
         self._reserving = False
-        self._begun = all(pubend.is_open for pubend in parts.pubends.values())
+        self._begun = all(pubend.is_open for pubend in pubends.values())
         self._waiting: list[tuple[LinkId, int]] = []
         self._links: dict[int, LinkId] = {}  # publisher -> link
         self._storing_horizons = False
@@ -59,7 +76,7 @@ class Publishing:
         if packet.resume is not None:
             if packet.resume >= self._reserved:
                 error = UnknownHandleError(f"publisher {packet.resume} was never given out by this broker")
-                self._parts.refuse(link, request, error)
+                self._context.refuse(link, request, error)
                 return
             self._opened(link, packet.resume, request)
         elif self._next < self._reserved:
@@ -71,7 +88,7 @@ class Publishing:
 
     def store_next(self, *changes: tuple[str, bytes | None]) -> None:
         """Store up to where publisher ids were given out, with other changes."""
-        self._parts.store(((PUBLISHER_KEY, self._reserved.to_bytes(8, "big")), *changes))
+        self._context.store(((PUBLISHER_KEY, self._reserved.to_bytes(8, "big")), *changes))
 
     def begin(self, *, anew_ms: int) -> None:
         """Give out ids from now on. In place of a former life, they are others than it gave out, as far as the time tells."""
@@ -94,17 +111,17 @@ class Publishing:
         before = self._links.get(publisher)
         if before is not None and before != link:
             error = StaleEpochError("another attempt at this batch has taken over")
-            self._parts.send(before, PublishRefused(publisher, b"", b"", error.code, str(error)))
+            self._context.send(before, PublishRefused(publisher, b"", b"", error.code, str(error)))
         self._links[publisher] = link
         self._homes[publisher] = pubend
         self._skews.pop(publisher, None)
-        return self._parts.pubends[pubend].open(publisher, link)
+        return self.pubends[pubend].open(publisher, link)
 
     def publish(self, link: LinkId, packet: Publish) -> None:
         """Take rows; those that break a rule are refused one by one, the rest goes on."""
         pubend = self._pubend_of(link, packet.publisher)
         rows = join_rows(packet.rows, packet.binary)
-        prefix = packet.publisher.to_bytes(4, "big") + self._parts.broker.to_bytes(4, "big")
+        prefix = packet.publisher.to_bytes(4, "big") + self._context.broker.to_bytes(4, "big")
         good = [row for row in rows if self._acceptable(link, packet.publisher, prefix, row)]
         if good and self._is_timely(link, pubend, packet.publisher, good[0][0], good[-1][0], packet.age_ms):
             pubend.publish(packet.publisher, good)
@@ -115,7 +132,7 @@ class Publishing:
             return
         ids = batch.ids()
         parts = ids.view(">u4").reshape(-1, 4)
-        if bool((parts[:, 0] != packet.publisher).any()) or bool((parts[:, 1] != self._parts.broker).any()):
+        if bool((parts[:, 0] != packet.publisher).any()) or bool((parts[:, 1] != self._context.broker).any()):
             raise InvalidValueError("a message id does not name this publisher and broker")
         if self._is_timely(link, pubend, packet.publisher, bytes(ids[0]), bytes(ids[-1]), packet.age_ms):
             pubend.publish_columns(packet.publisher, batch)
@@ -125,18 +142,18 @@ class Publishing:
         self._links = {publisher: held for publisher, held in self._links.items() if held != link}
         self._skews = {publisher: skew for publisher, skew in self._skews.items() if publisher in self._links}
         self._homes = {publisher: pubend for publisher, pubend in self._homes.items() if publisher in self._links}
-        for pubend in self._parts.pubends.values():
+        for pubend in self.pubends.values():
             pubend.link_lost(link)
 
     # --- the stream ---
 
     def commit(self) -> None:
-        for pubend in self._parts.pubends.values():
-            pubend.commit(self._parts.wall_ms)
+        for pubend in self.pubends.values():
+            pubend.commit(self._context.wall_ms)
 
     def appended(self, pubend_id: int, token: int) -> list[Segment]:
         """Return what became durable, as knowledge that is complete for everybody."""
-        lo, hi, batches = self._parts.pubends[pubend_id].appended(token)
+        lo, hi, batches = self.pubends[pubend_id].appended(token)
         segments = []
         for batch in batches:
             end = int(batch.ticks()[-1])
@@ -147,7 +164,7 @@ class Publishing:
 
     def append_failed(self, pubend_id: int, token: int, error: PostroadError) -> None:
         """Refuse what could not be written; those who will send it again must be opened first (see `writing`)."""
-        self._parts.pubends[pubend_id].append_failed(token, error)
+        self.pubends[pubend_id].append_failed(token, error)
         for publisher, home in self._homes.items():
             if home == pubend_id:
                 self._links.pop(publisher, None)
@@ -155,8 +172,8 @@ class Publishing:
     def silence(self) -> list[tuple[int, Segment]]:
         """Decide silence up to the clock where nothing is being written."""
         decided = []
-        for pubend_id, pubend in self._parts.pubends.items():
-            span = pubend.silence(self._parts.wall_ms)
+        for pubend_id, pubend in self.pubends.items():
+            span = pubend.silence(self._context.wall_ms)
             if span is not None:
                 decided.append((pubend_id, Segment(span[0], span[1], COMPLETE, None)))
         return decided
@@ -166,8 +183,8 @@ class Publishing:
         if self._storing_horizons:
             return
         wanted = {}
-        for pubend in self._parts.pubends.values():
-            horizon = pubend.reserve(self._parts.wall_ms) if pubend.is_open else None
+        for pubend in self.pubends.values():
+            horizon = pubend.reserve(self._context.wall_ms) if pubend.is_open else None
             if horizon is not None:
                 wanted[pubend.pubend] = horizon
         if wanted:
@@ -175,38 +192,38 @@ class Publishing:
 
     @property
     def backlog_rows(self) -> int:
-        return sum(pubend.backlog_rows for pubend in self._parts.pubends.values())
+        return sum(pubend.backlog_rows for pubend in self.pubends.values())
 
     @property
     def backlog_bytes(self) -> int:
-        return sum(pubend.backlog_bytes for pubend in self._parts.pubends.values())
+        return sum(pubend.backlog_bytes for pubend in self.pubends.values())
 
     # --- inside ---
 
     def _store_horizons(self, wanted: dict[int, int]) -> None:
         self._storing_horizons = True
+        changes = tuple((f"{HORIZON_KEY}{each}", tick.to_bytes(8, "big")) for each, tick in wanted.items())
+        self._context.store(changes, HorizonsStored(wanted))
 
-        def stored(_now: float) -> None:
-            self._storing_horizons = False
-            for pubend_id, horizon in wanted.items():
-                pubend = self._parts.pubends[pubend_id]
-                pubend.reserved = max(pubend.reserved, horizon)
-
-        self._parts.store(tuple((f"{HORIZON_KEY}{each}", tick.to_bytes(8, "big")) for each, tick in wanted.items()), stored)
+    def horizons_stored(self, horizons: dict[int, int]) -> None:
+        self._storing_horizons = False
+        for pubend_id, horizon in horizons.items():
+            pubend = self.pubends[pubend_id]
+            pubend.reserved = max(pubend.reserved, horizon)
 
     def _reserve(self) -> None:
         if self._reserving or not self._begun:
             return
         self._reserving = True
         bound = self._reserved + PUBLISHER_BLOCK
+        self._context.store(((PUBLISHER_KEY, bound.to_bytes(8, "big")),), PublisherIdsStored(bound))
 
-        def stored(_now: float) -> None:
-            self._reserved, self._reserving = bound, False
-            waiting, self._waiting = self._waiting, []
-            for link, request in waiting:
-                self.open(link, OpenPublisher(), request)
-
-        self._parts.store(((PUBLISHER_KEY, bound.to_bytes(8, "big")),), stored)
+    def publisher_ids_stored(self, bound: int) -> None:
+        """Go on with the clients that waited for a publisher id."""
+        self._reserved, self._reserving = bound, False
+        waiting, self._waiting = self._waiting, []
+        for link, request in waiting:
+            self.open(link, OpenPublisher(), request)
 
     def _opened(self, link: LinkId, publisher: int, request: int) -> None:
         pubend = self._shared[publisher % len(self._shared)]
@@ -214,23 +231,23 @@ class Publishing:
         if self._skews.pop(publisher, None) in {_Skew.REFUSED_OLD, _Skew.OLD}:
             self._skews[publisher] = _Skew.OLD
         last = pubend.open(publisher, link)
-        window, tolerance = self._parts.config.publish_window_bytes, self._parts.config.tracking.skew_tolerance_ms
-        packet = PublisherOpened(publisher, self._parts.broker, pubend.pubend, self._parts.wall_ms, window, last, tolerance)
-        self._parts.send(link, packet, request)
+        window, tolerance = self._context.config.publish_window_bytes, self._context.config.tracking.skew_tolerance_ms
+        packet = PublisherOpened(publisher, self._context.broker, pubend.pubend, self._context.wall_ms, window, last, tolerance)
+        self._context.send(link, packet, request)
 
     def _pubend_of(self, link: LinkId, publisher: int) -> Pubend:
         if self._links.get(publisher) != link:
             raise UnknownHandleError(f"publisher {publisher} is not open on this connection")
         home = self._homes.get(publisher)
-        return self._shared[publisher % len(self._shared)] if home is None else self._parts.pubends[home]
+        return self._shared[publisher % len(self._shared)] if home is None else self.pubends[home]
 
     def _is_timely(self, link: LinkId, pubend: Pubend, publisher: int, first: bytes, last: bytes, age_ms: int) -> bool:
         """Tell whether a frame's timestamps agree with our clock; refuse it if they do not."""
         newest, accepted = int.from_bytes(last[8:], "big"), pubend.accepted(publisher)
         if newest <= accepted:
             return True  # all of it was taken before
-        known, tolerance = self._skews.get(publisher), self._parts.config.tracking.skew_tolerance_ms
-        skew = self._parts.wall_ms - tick_milliseconds(newest) - age_ms
+        known, tolerance = self._skews.get(publisher), self._context.config.tracking.skew_tolerance_ms
+        skew = self._context.wall_ms - tick_milliseconds(newest) - age_ms
         refused = known is _Skew.REFUSED or known is _Skew.REFUSED_OLD
         if -tolerance <= skew <= tolerance and not refused:
             self._skews.pop(publisher, None)
@@ -241,9 +258,9 @@ class Publishing:
             self._skews[publisher] = _Skew.REFUSED_OLD if skew > 0 else _Skew.REFUSED
         oldest = max(int.from_bytes(first[8:], "big"), accepted + 1)
         error = SkewError(skew, tolerance)
-        wall_ms = self._parts.wall_ms
+        wall_ms = self._context.wall_ms
         packet = PublishRefused(publisher, first[:8] + oldest.to_bytes(8, "big"), last, error.code, str(error), wall_ms)
-        self._parts.send(link, packet)
+        self._context.send(link, packet)
         return False
 
     def _acceptable(self, link: LinkId, publisher: int, prefix: bytes, row: Row) -> bool:
@@ -251,7 +268,7 @@ class Publishing:
             _check_id(row[0], prefix)
             check_message(row[1], row[2], DEFAULT_LIMITS)
         except PostroadError as error:
-            self._parts.send(link, PublishRefused(publisher, row[0][:64], row[0][:64], error.code, str(error)[:4096]))
+            self._context.send(link, PublishRefused(publisher, row[0][:64], row[0][:64], error.code, str(error)[:4096]))
             return False
         return True
 

@@ -24,8 +24,9 @@ import numpy as np
 
 from postroad.core.batch.batch import Batch
 from postroad.core.batch.selection import Rows
+from postroad.core.broker.knowledge import COMPLETE, Segment
 from postroad.core.broker.relaying.asking import Asking
-from postroad.core.broker.relaying.cache import COMPLETE, Segment, StreamCache
+from postroad.core.broker.relaying.cache import StreamCache
 from postroad.core.broker.relaying.children import Change, Child
 from postroad.core.filters.filter import Filter
 from postroad.core.filters.index.filter_index import FilterIndex

@@ -21,16 +21,15 @@ from typing import Final
 
 from postroad.core.batch.batch import Batch
 from postroad.core.batch.selection import Rows, select
-from postroad.core.broker.relaying.cache import Segment, rows_within
-from postroad.core.broker.relaying.stream import Stream
+from postroad.core.broker.knowledge import Segment, rows_within
 from postroad.core.broker.subscribing.waiting import Waiting
+from postroad.core.broker.views import RelayedStream, RelayedStreams
 from postroad.core.filters.filter import Filter
 from postroad.core.filters.index.filter_index import FilterIndex
 from postroad.core.protocol.orders import LinkId, Order, Send
 from postroad.core.protocol.packets import Advance, Deliver, Gap, Started, Unsubscribed
 from postroad.core.tracking.notes import Notes
 
-CATCH_UP_BYTES: Final = 1 << 20
 CATCH_UP_RETRY_S: Final = 1.0
 NACK_DELAY_S: Final = 0.05
 NACK_BACKOFF_MAX_S: Final = 2.0
@@ -91,7 +90,7 @@ class Subscription:
 class EdgeStream:
     """The live side of one pubend at this broker."""
 
-    stream: Stream
+    stream: RelayedStream
     delivered: int = 0
     required: list[tuple[int, int]] = field(default_factory=list)  # (from tick, label), both ascending
     engaged: int = 0  # subscriptions that are live or catching up
@@ -119,6 +118,18 @@ class EdgeStream:
     def forget_required(self) -> None:
         while len(self.required) > 1 and self.required[1][0] <= self.delivered:
             self.required.pop(0)
+
+
+class EdgeStreams(dict[int, EdgeStream]):
+    """The live sides of all pubends, each made when it is used first."""
+
+    def __init__(self, relayed: RelayedStreams) -> None:
+        super().__init__()
+        self._relayed = relayed
+
+    def __missing__(self, pubend: int) -> EdgeStream:
+        made = self[pubend] = EdgeStream(self._relayed[pubend])
+        return made
 
 
 class LowestPosition:
@@ -162,11 +173,11 @@ def _entry_number(entry: tuple[int, int, int, Progress]) -> int:
 class Edge:
     """All subscriptions of one broker."""
 
-    def __init__(self, orders: list[Order], notes: Notes | None = None) -> None:
+    def __init__(self, streams: RelayedStreams, orders: list[Order], notes: Notes | None = None) -> None:
         self._orders = orders
         self._notes = notes
         self.subscriptions: dict[int, Subscription] = {}
-        self.streams: dict[int, EdgeStream] = {}
+        self.streams = EdgeStreams(streams)
         self._by_link: dict[LinkId, dict[int, Subscription]] = {}  # link -> handle -> subscription
         self._index: FilterIndex[int] = FilterIndex()
         self._congested: dict[LinkId, None] = {}

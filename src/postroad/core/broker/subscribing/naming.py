@@ -20,13 +20,14 @@ and has never heard of any is no majority: it takes no name before it knows one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
 
-from postroad.core.broker.context import FULL_HOPS, Parts
+from postroad.core.broker.context import FULL_HOPS, Context
+from postroad.core.broker.subscribing.durable import Durables
 from postroad.core.protocol.orders import LinkId
 from postroad.core.protocol.packets import (
     DurableHome,
@@ -67,32 +68,58 @@ class Creation:
     answered: dict[int, None] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class NameWon:
+    """A majority of the brokers keeps the name for this creation."""
+
+    creation: Creation
+
+
+@dataclass(frozen=True, slots=True)
+class NameExists:
+    """The name has a home already."""
+
+    creation: Creation
+    home: DurableHome
+
+
+@dataclass(frozen=True, slots=True)
+class ReservationStored:
+    """Work after a write: grant a name."""
+
+    packet: NameReserve
+    version: int
+
+
 class Naming:
     """The votes on durable names: those of this broker's clients, and this broker's own."""
 
-    def __init__(
-        self, parts: Parts, won: Callable[[Creation, float], None], exists: Callable[[Creation, DurableHome, float], None]
-    ) -> None:
-        self._parts = parts
-        self._won = won
-        self._exists = exists
+    def __init__(self, context: Context, durables: Durables) -> None:
+        self._context = context
+        self._durables = durables
+        self._decided: list[NameWon | NameExists] = []
         self._reservations: dict[str, Reservation] = {}
         self._creations: dict[str, Creation] = {}
 
     def load(self, reservations: Mapping[str, Reservation]) -> None:
         """Take what was stored. Our own reservations are of a former life: nobody waits for them."""
-        self._reservations = {name: each for name, each in reservations.items() if each.creator != self._parts.broker}
+        self._reservations = {name: each for name, each in reservations.items() if each.creator != self._context.broker}
 
     def is_creating(self, name: str) -> bool:
         return name in self._creations
+
+    def take_decided(self) -> list[NameWon | NameExists]:
+        """Return the creations that have come to an end since the last time."""
+        decided, self._decided = self._decided, []
+        return decided
 
     # --- the creator ---
 
     def begin(self, link: LinkId, request: int, packet: Subscribe, name: str, now: float) -> None:
         """Ask all known brokers for a name."""
-        members = dict.fromkeys((self._parts.broker, *self._parts.known))
-        number = self._parts.next_epoch()  # never used before
-        deadline = now + self._parts.config.home_query_s
+        members = dict.fromkeys((self._context.broker, *self._context.known))
+        number = self._context.next_epoch()  # never used before
+        deadline = now + self._context.config.home_query_s
         creation = Creation(link, request, packet, name, number, deadline, now + ASK_AGAIN_S, members)
         self._creations[name] = creation
         self._ask(creation, members, now)
@@ -107,17 +134,17 @@ class Naming:
         if answer.home:
             home = DurableHome(answer.name, answer.version, answer.home, settled=True, created_ms=answer.created_ms)
             self._end(creation)
-            self._exists(creation, home, now)
+            self._decided.append(NameExists(creation, home))
             return
         if answer.granted:
-            self._parts.durables.outbid(answer.name, answer.version)
+            self._durables.outbid(answer.name, answer.version)
             creation.granted[answer.source] = None
         elif answer.creator:
             self._meet(creation, answer.creator)
         self._ask(creation, fresh, now)
         if self._is_taken(creation):
             del self._creations[creation.name]
-            self._won(creation, now)
+            self._decided.append(NameWon(creation))
 
     def asked(self, query: HomeQuery) -> bool:
         """Another broker's client wants a name that is perhaps being created here; tell whether it is, and goes on to be.
@@ -125,7 +152,7 @@ class Naming:
         Where it is not, and no record of it is here, our reservations of it are let go.
         """
         creation = self._creations.get(query.name)
-        if creation is not None and query.source > self._parts.broker:
+        if creation is not None and query.source > self._context.broker:
             return True
         if creation is not None:
             self._refuse(creation, _busy(query.name))
@@ -156,7 +183,7 @@ class Naming:
     def wake(self, now: float) -> None:
         """Ask those again that have not granted, and give up after a while."""
         for creation in list(self._creations.values()):
-            fresh = self._new_members(creation, list(self._parts.known))
+            fresh = self._new_members(creation, list(self._context.known))
             if now >= creation.deadline:
                 self._refuse(creation, self._too_few(creation))
             elif fresh:
@@ -169,17 +196,17 @@ class Naming:
 
     def reserve(self, packet: NameReserve, now: float) -> None:
         """Vote on a name: store the reservation before it is granted."""
-        home = self._parts.durables.homes.get(packet.name)
+        home = self._durables.homes.get(packet.name)
         if home is not None and home.broker not in (0, packet.source) and home.version > packet.version:
             self._answer(packet, now, home=home)
             return
         known = self._reservations.get(packet.name)
-        held = known is not None and known.creator != packet.source and known.creator not in self._parts.config.retired
-        own = packet.name in self._parts.durables.here and packet.source != self._parts.broker
+        held = known is not None and known.creator != packet.source and known.creator not in self._context.config.retired
+        own = packet.name in self._durables.here and packet.source != self._context.broker
         if known is not None and held:
             self._answer(packet, now, creator=known.creator)
         elif own:
-            self._answer(packet, now, creator=self._parts.broker)  # not settled yet, but here
+            self._answer(packet, now, creator=self._context.broker)  # not settled yet, but here
         elif known is not None and known.creator == packet.source and known.number > packet.number:
             return  # it was overtaken
         elif known is None and len(self._reservations) >= RESERVATIONS_MAX:
@@ -202,12 +229,14 @@ class Naming:
     def _reserve(self, packet: NameReserve, version: int) -> None:
         reservation = Reservation(packet.source, packet.number)
         self._reservations[packet.name] = reservation
+        change = NAME_KEY + packet.name, msgspec.msgpack.encode(reservation)
+        self._context.store((change,), ReservationStored(packet, version))
 
-        def stored(now: float) -> None:
-            if self._reservations.get(packet.name) == reservation:
-                self._answer(packet, now, granted=True, version=version)
-
-        self._parts.store(((NAME_KEY + packet.name, msgspec.msgpack.encode(reservation)),), stored)
+    def reservation_stored(self, stored: ReservationStored, now: float) -> None:
+        """Grant a name whose reservation is durable, unless the reservation has ended meanwhile."""
+        packet = stored.packet
+        if self._reservations.get(packet.name) == Reservation(packet.source, packet.number):
+            self._answer(packet, now, granted=True, version=stored.version)
 
     def _answer(
         self,
@@ -219,7 +248,7 @@ class Naming:
         home: DurableHome | None = None,
         creator: int = 0,
     ) -> None:
-        me, members = self._parts.broker, [self._parts.broker, *self._parts.known]
+        me, members = self._context.broker, [self._context.broker, *self._context.known]
         where, created_ms = (home.broker, home.created_ms) if home is not None else (0, 0)
         answer = NameAnswer(
             packet.source,
@@ -237,40 +266,40 @@ class Naming:
         if packet.source == me:
             self.answered(answer, now)
         else:
-            self._parts.unicast(answer)
+            self._context.unicast(answer)
 
     def _meet(self, creation: Creation, creator: int) -> None:
         """Another creator holds a vote that we need: ask it what became of the name."""
-        if creator != self._parts.broker:
-            self._parts.unicast(HomeQuery(creator, self._parts.broker, FULL_HOPS, creation.name, creation.number))
+        if creator != self._context.broker:
+            self._context.unicast(HomeQuery(creator, self._context.broker, FULL_HOPS, creation.name, creation.number))
 
     def _is_taken(self, creation: Creation) -> bool:
         return 2 * len(creation.granted) > len(creation.members) and not self._is_stranger()
 
     def _is_stranger(self) -> bool:
         """Tell whether this broker is to have neighbours and has never heard of any."""
-        parts = self._parts
-        return parts.config.has_neighbours and not parts.known and not parts.config.retired
+        context = self._context
+        return context.config.has_neighbours and not context.known and not context.config.retired
 
     def _new_members(self, creation: Creation, members: list[int]) -> dict[int, None]:
-        retired = self._parts.config.retired
+        retired = self._context.config.retired
         fresh = {each: None for each in members if each not in creation.members and each not in retired}
         creation.members.update(fresh)
         return fresh
 
     def _ask(self, creation: Creation, members: dict[int, None], now: float) -> None:
-        known = self._parts.durables.homes.get(creation.name)
-        version = known.version if known is not None and known.broker in (0, self._parts.broker) else 0
+        known = self._durables.homes.get(creation.name)
+        version = known.version if known is not None and known.broker in (0, self._context.broker) else 0
         for broker in members:
-            packet = NameReserve(broker, self._parts.broker, FULL_HOPS, creation.name, creation.number, version)
-            if broker == self._parts.broker:
+            packet = NameReserve(broker, self._context.broker, FULL_HOPS, creation.name, creation.number, version)
+            if broker == self._context.broker:
                 self.reserve(packet, now)
             else:
-                self._parts.unicast(packet)
+                self._context.unicast(packet)
 
     def _refuse(self, creation: Creation, error: PostroadError) -> None:
         self._end(creation)
-        self._parts.refuse(creation.link, creation.request, error)
+        self._context.refuse(creation.link, creation.request, error)
 
     def _end(self, creation: Creation) -> None:
         del self._creations[creation.name]
@@ -278,16 +307,16 @@ class Naming:
 
     def let_go(self, name: str) -> None:
         """Release our reservations of a name wherever they are."""
-        me, number = self._parts.broker, self._parts.next_epoch()
-        for broker in self._parts.known:
-            self._parts.unicast(NameRelease(broker, me, FULL_HOPS, name, number))
+        me, number = self._context.broker, self._context.next_epoch()
+        for broker in self._context.known:
+            self._context.unicast(NameRelease(broker, me, FULL_HOPS, name, number))
         known = self._reservations.get(name)
         if known is not None and known.creator == me:
             self._drop(name)
 
     def _drop(self, name: str) -> None:
         del self._reservations[name]
-        self._parts.store(((NAME_KEY + name, None),))
+        self._context.store(((NAME_KEY + name, None),))
 
     def _too_few(self, creation: Creation) -> DurableElsewhereError:
         if self._is_stranger():

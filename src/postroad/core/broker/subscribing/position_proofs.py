@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from postroad.core.broker.context import FULL_HOPS, Parts
+from postroad.core.broker.context import FULL_HOPS, Context
 from postroad.core.broker.subscribing.edge import Subscription
+from postroad.core.broker.views import HostedPubends, RelayedStreams
 from postroad.core.protocol.packets import Positions, PubendsQuery, PubendsReply, Subscribe, pubend_broker
 from postroad.errors import TooManyError
 from postroad.types import COUNTER_BITS
@@ -28,8 +29,10 @@ ASK_AGAIN_S: Final = 1.0
 class PositionProofs:
     """The positions of one broker's subscriptions that are not known to be within their pubends."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, context: Context, pubends: HostedPubends, streams: RelayedStreams) -> None:
+        self._context = context
+        self._pubends = pubends
+        self._streams = streams
         self._horizons: Positions = {}  # what brokers answered
         self._unproven: dict[int, dict[int, Subscription]] = {}  # pubend -> number of subscription
         self._asked: dict[int, tuple[int, float]] = {}  # broker -> (the last question, when it is asked again)
@@ -73,16 +76,16 @@ class PositionProofs:
 
     def limit(self, pubend: int) -> int:
         """Return how far a pubend has announced its stream, as far as this broker knows."""
-        hosted = self._parts.pubends.get(pubend)
+        hosted = self._pubends.get(pubend)
         if hosted is not None:
             return hosted.horizon
-        stream = self._parts.streams.get(pubend)
+        stream = self._streams.get(pubend)
         known = max(stream.cache.frontier, stream.active_tick) if stream is not None else 0
         return max(known, self._horizons.get(pubend, 0))
 
     def likely(self, positions: Positions, done: Positions) -> Positions:
         """Return cursors for a subscription whose home cannot be asked: where its client is, but not beyond our clock."""
-        now = self._parts.wall_ms << COUNTER_BITS
+        now = self._context.wall_ms << COUNTER_BITS
         return {pubend: min(done.get(pubend, tick), now) for pubend, tick in positions.items() if self._is_known(pubend)}
 
     def check(self, subscription: Subscription, pubend: int) -> int | None:
@@ -91,7 +94,7 @@ class PositionProofs:
         if tick <= limit:
             self._settle(subscription, pubend)
             return None
-        if pubend in self._parts.pubends:
+        if pubend in self._pubends:
             return limit
         subscription.unproven[pubend] = None
         self._unproven.setdefault(pubend, {})[subscription.number] = subscription
@@ -110,8 +113,8 @@ class PositionProofs:
         for broker in brokers:
             _, again_at = self._asked.get(broker, (0, 0.0))
             if broker in self._fresh or now >= again_at:
-                request = self._parts.next_request()
-                self._parts.unicast(PubendsQuery(broker, self._parts.broker, FULL_HOPS, request))
+                request = self._context.next_request()
+                self._context.unicast(PubendsQuery(broker, self._context.broker, FULL_HOPS, request))
                 self._asked[broker] = request, now + ASK_AGAIN_S
                 self._stamp(broker, request)
         self._fresh.clear()
@@ -137,13 +140,13 @@ class PositionProofs:
     # --- inside ---
 
     def _is_known(self, pubend: int) -> bool:
-        return pubend in self._parts.streams or pubend in self._parts.known.get(pubend_broker(pubend), ())
+        return pubend in self._streams or pubend in self._context.known.get(pubend_broker(pubend), ())
 
     def _is_plausible(self, pubend: int, tick: int) -> bool:
         """Tell whether a position may move a cursor before it is proven: nobody can be asked, and it is not of the future."""
         if tick <= self.limit(pubend):
             return True
-        return not self._parts.router.reachable(pubend_broker(pubend)) and tick <= self._parts.wall_ms << COUNTER_BITS
+        return not self._context.routes.reachable(pubend_broker(pubend)) and tick <= self._context.wall_ms << COUNTER_BITS
 
     def _settle(self, subscription: Subscription, pubend: int) -> None:
         subscription.unproven.pop(pubend, None)

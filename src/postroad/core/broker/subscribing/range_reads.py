@@ -12,15 +12,16 @@ Invariant: of one request the pieces sent to the client follow on each other, fr
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final
 
 from postroad.core.batch.batch import Batch
-from postroad.core.broker.context import FULL_HOPS, Parts
-from postroad.core.broker.subscribing.durable import Durable
-from postroad.core.broker.subscribing.edge import CATCH_UP_BYTES
-from postroad.core.broker.subscribing.subscribing import pieces
+from postroad.core.broker.context import FULL_HOPS, Context
+from postroad.core.broker.log_reads import LogReads
+from postroad.core.broker.pieces import CATCH_UP_BYTES, bare, pieces
+from postroad.core.broker.subscribing.durable import Durable, Durables
+from postroad.core.broker.subscribing.edge import Edge
+from postroad.core.broker.views import HostedPubends, RelayedStreams
 from postroad.core.filters.filter import Filter
 from postroad.core.protocol.orders import LinkId, LogRead, ReadLog, Send
 from postroad.core.protocol.packets import (
@@ -38,8 +39,6 @@ from postroad.core.protocol.packets import (
 )
 from postroad.errors import PubendUnreachableError, TooManyError, UnknownPubendError
 from postroad.types import COUNTER_BITS
-
-ReadLogThen: TypeAlias = Callable[[ReadLog, Callable[[LogRead, float], None]], object]
 
 OF_A_READ: Final = 1 << 62  # marks catch-up requests of reads, apart from those of subscriptions
 AT_ONCE_MAX: Final = 1024
@@ -76,12 +75,31 @@ class _Listing:
     last: str | None = None  # the lowest name at which a broker's page ends though it has more
 
 
-class Reading:
+@dataclass(frozen=True, slots=True)
+class RangeFromLog:
+    """A read of the log here for a range that a client reads."""
+
+    number: int
+
+
+class RangeReads:
     """Ranges and lists that clients wait for."""
 
-    def __init__(self, parts: Parts, read_log: ReadLogThen) -> None:
-        self._parts = parts
-        self._read_log = read_log
+    def __init__(
+        self,
+        context: Context,
+        pubends: HostedPubends,
+        streams: RelayedStreams,
+        edge: Edge,
+        durables: Durables,
+        log_reads: LogReads,
+    ) -> None:
+        self._context = context
+        self._pubends = pubends
+        self._streams = streams
+        self._edge = edge
+        self._durables = durables
+        self._log_reads = log_reads
         self._reads: dict[int, _Read] = {}
         self._listings: dict[int, _Listing] = {}
 
@@ -92,14 +110,14 @@ class Reading:
 
     def read(self, link: LinkId, packet: ReadRange, request: int, now: float) -> None:
         self._check_room(link)
-        wanted = self._parts.filter(packet.filter)
+        wanted = self._context.filter(packet.filter)
         self._check_reachable(packet.pubend)
         read = _Read(link, request, packet.pubend, wanted, packet.lo, packet.hi, packet.bare, 0.0, now + ANSWER_S_MAX)
-        hosted = self._parts.pubends.get(packet.pubend)
+        hosted = self._pubends.get(packet.pubend)
         if packet.hi <= packet.lo or (hosted is not None and packet.lo >= hosted.horizon):
             self._answer(read, packet.lo, [], 0)  # nothing is asked for, or nothing is decided
             return
-        number = OF_A_READ | self._parts.next_request()
+        number = OF_A_READ | self._context.next_request()
         self._reads[number] = read
         self._ask(number, read, now)
 
@@ -121,11 +139,11 @@ class Reading:
 
     def list_pubends(self, link: LinkId, query: ListPubends, request: int, now: float) -> None:
         self._check_room(link)
-        reachable = self._parts.router.reachable
-        brokers = dict.fromkeys(pubend_broker(pubend) for pubend in self._parts.router.pubends())
+        reachable = self._context.routes.reachable
+        brokers = dict.fromkeys(pubend_broker(pubend) for pubend in self._context.routes.pubends())
         if query.durables:
-            brokers |= dict.fromkeys(self._parts.known)
-        asked = {broker: None for broker in brokers if broker != self._parts.broker and reachable(broker)}
+            brokers |= dict.fromkeys(self._context.known)
+        asked = {broker: None for broker in brokers if broker != self._context.broker and reachable(broker)}
         listing = _Listing(link, request, asked, now + RETRY_S, now + ANSWER_S_MAX, query, self._own_spans())
         if query.durables:
             self._add_known_names(listing)
@@ -133,14 +151,14 @@ class Reading:
         if not asked:
             self._answer_listing(listing)
             return
-        number = self._parts.next_request()
+        number = self._context.next_request()
         self._listings[number] = listing
         self._ask_for_spans(number, listing)
 
     def asked(self, query: PubendsQuery) -> None:
         spans = self._own_spans()
         durables, more = self._own_durables(query.after) if query.durables else ([], False)
-        self._parts.unicast(PubendsReply(query.source, self._parts.broker, FULL_HOPS, query.request, spans, durables, more))
+        self._context.unicast(PubendsReply(query.source, self._context.broker, FULL_HOPS, query.request, spans, durables, more))
 
     def told(self, reply: PubendsReply) -> None:
         listing = self._listings.get(reply.request)
@@ -165,7 +183,7 @@ class Reading:
         for number, read in list(self._reads.items()):
             if now >= read.deadline:
                 del self._reads[number]
-                self._parts.refuse(read.link, read.packet, _unreachable(read.pubend))
+                self._context.refuse(read.link, read.packet, _unreachable(read.pubend))
             elif now >= read.retry_at:
                 self._ask(number, read, now)
         for number, listing in list(self._listings.items()):
@@ -186,79 +204,83 @@ class Reading:
 
     def _check_reachable(self, pubend: int) -> None:
         broker = pubend_broker(pubend)
-        if pubend in self._parts.pubends:
+        if pubend in self._pubends:
             return
-        known = pubend in self._parts.router.pubends() or pubend in self._parts.known.get(broker, ())
+        known = pubend in self._context.routes.pubends() or pubend in self._context.known.get(broker, ())
         if not known:
             raise UnknownPubendError(f"no broker that was ever heard of here hosts pubend {pubend:x}")
-        if not self._parts.router.reachable(broker):
+        if not self._context.routes.reachable(broker):
             raise _unreachable(pubend)
 
     def _ask(self, number: int, read: _Read, now: float) -> None:
         read.retry_at = now + RETRY_S
-        stream = self._parts.ensure_stream(read.pubend)
-        reached, rows = stream.from_cache(read.filter, read.position, read.hi, CATCH_UP_BYTES)
+        stream = self._streams.get(read.pubend)
+        reached, rows = read.position, list[Batch]()
+        if stream is not None:
+            reached, rows = stream.from_cache(read.filter, read.position, read.hi, CATCH_UP_BYTES)
         if reached > read.position:
             del self._reads[number]
             self._answer(read, reached, rows, 0)
-        elif read.pubend in self._parts.pubends:
+        elif read.pubend in self._pubends:
             self._ask_log(number, read)
         else:
-            broker, me, text = pubend_broker(read.pubend), self._parts.broker, str(read.filter)
-            self._parts.unicast(CatchUp(broker, me, FULL_HOPS, number, read.pubend, text, read.position, read.hi, read.bare))
+            broker, me, text = pubend_broker(read.pubend), self._context.broker, str(read.filter)
+            self._context.unicast(CatchUp(broker, me, FULL_HOPS, number, read.pubend, text, read.position, read.hi, read.bare))
 
     def _ask_log(self, number: int, read: _Read) -> None:
-        def done(result: LogRead, now: float) -> None:
-            del now
-            if self._reads.pop(number, None) is None:
-                return
-            for _, hi, batches, released in result.stretches(read.position):
-                matching = [found for b in batches if len(found := b.filter(read.filter.evaluate(b)))]
-                self._answer(read, hi, matching, released, more=hi < result.hi)
+        horizon = self._pubends[read.pubend].horizon
+        order = ReadLog(read.pubend, 0, read.position, min(read.hi, horizon), CATCH_UP_BYTES)
+        self._log_reads.ask(order, RangeFromLog(number))
 
-        horizon = self._parts.pubends[read.pubend].horizon
-        self._read_log(ReadLog(read.pubend, 0, read.position, min(read.hi, horizon), CATCH_UP_BYTES), done)
+    def take_log(self, wanted: RangeFromLog, result: LogRead) -> None:
+        """Answer a client with what was read in the log here."""
+        read = self._reads.pop(wanted.number, None)
+        if read is None:
+            return
+        for _, hi, batches, released in result.stretches(read.position):
+            matching = [found for b in batches if len(found := b.filter(read.filter.evaluate(b)))]
+            self._answer(read, hi, matching, released, more=hi < result.hi)
 
     def _answer(self, read: _Read, reached: int, rows: list[Batch], released: int, *, more: bool = False) -> None:
         wanted = [bare(batch) for batch in rows] if read.bare else rows
         for batch, hi, follows in pieces(wanted, reached):
             packet = RangeRead(read.pubend, read.position, hi, released, follows or more)
-            self._parts.orders.append(Send(read.link, packet, batch, data=True, packet=read.packet))
+            self._context.orders.append(Send(read.link, packet, batch, data=True, packet=read.packet))
             read.position = hi
 
     def _own_spans(self) -> list[PubendSpan]:
-        return [PubendSpan(p.pubend, p.released, p.horizon, p.last) for p in self._parts.pubends.values() if p.is_open]
+        return [PubendSpan(p.pubend, p.released, p.horizon, p.last) for p in self._pubends.values() if p.is_open]
 
     def _ask_for_spans(self, number: int, listing: _Listing) -> None:
         for broker in listing.asked:
             query = listing.query
-            self._parts.unicast(PubendsQuery(broker, self._parts.broker, FULL_HOPS, number, query.durables, query.after))
+            self._context.unicast(PubendsQuery(broker, self._context.broker, FULL_HOPS, number, query.durables, query.after))
 
     def _answer_listing(self, listing: _Listing) -> None:
         told = {span.pubend: None for span in listing.spans}
-        known = [*self._parts.router.pubends(), *(pubend for pubends in self._parts.known.values() for pubend in pubends)]
+        known = [*self._context.routes.pubends(), *(pubend for pubends in self._context.known.values() for pubend in pubends)]
         missing = sorted({pubend for pubend in known if pubend not in told})
         durables, more = _page(list(listing.durables.values()), listing.query.after, listing.last)
-        self._parts.send(listing.link, Pubends(listing.spans, missing, durables, more), listing.packet)
+        self._context.send(listing.link, Pubends(listing.spans, missing, durables, more), listing.packet)
 
     # --- durable subscriptions ---
 
     def _add_known_names(self, listing: _Listing) -> None:
         """Begin with the names that are known to be elsewhere: their homes say more, where they can be reached."""
-        for name, home in self._parts.durables.homes.items():
-            if home.broker not in (0, self._parts.broker):
+        for name, home in self._durables.homes.items():
+            if home.broker not in (0, self._context.broker):
                 listing.durables[name] = DurableEntry(name, home.broker)
 
     def _own_durables(self, after: str) -> tuple[list[DurableEntry], bool]:
-        return _page([self._entry(durable) for durable in self._parts.durables.here.values() if not durable.moved], after, None)
+        return _page([self._entry(durable) for durable in self._durables.here.values() if not durable.moved], after, None)
 
     def _entry(self, durable: Durable) -> DurableEntry:
-        subscription = None if durable.subscription is None else self._parts.edge.subscriptions.get(durable.subscription)
-        cursors = durable.cursors if subscription is None else self._parts.edge.cursors(subscription)
-        frontiers = {pubend: stream.cache.frontier for pubend, stream in self._parts.streams.items()}
+        subscription = None if durable.subscription is None else self._edge.subscriptions.get(durable.subscription)
+        cursors = durable.cursors if subscription is None else self._edge.cursors(subscription)
+        frontiers = {pubend: stream.cache.frontier for pubend, stream in self._streams.items()}
         behind = [frontiers[pubend] - tick for pubend, tick in cursors.items() if pubend in frontiers]
         behind_ms = max(0, *behind, 0) >> COUNTER_BITS
-        return DurableEntry(durable.name, self._parts.broker, durable.filter, subscription is not None, behind_ms)
+        return DurableEntry(durable.name, self._context.broker, durable.filter, subscription is not None, behind_ms)
 
 
 def _add_page(listing: _Listing, entries: list[DurableEntry], more: bool) -> None:
@@ -281,11 +303,6 @@ def _page(entries: list[DurableEntry], after: str, last: str | None) -> tuple[li
             return chosen, True
         chosen.append(entry)
     return chosen, last is not None
-
-
-def bare(batch: Batch) -> Batch:
-    """Return the rows of a batch without payloads and attributes."""
-    return Batch.from_columns(batch.ids().tobytes(), [b""] * len(batch), {}, batch.ticks())
 
 
 def _unreachable(pubend: int) -> PubendUnreachableError:

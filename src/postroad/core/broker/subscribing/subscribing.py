@@ -7,19 +7,22 @@ that appears joins it with `Started`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final, TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
-from postroad.core.batch.batch import Batch, concat
-from postroad.core.broker.context import FULL_HOPS, Parts
-from postroad.core.broker.holding.release import Releasing
-from postroad.core.broker.subscribing.durable import Durable, Move
-from postroad.core.broker.subscribing.edge import CATCH_UP_BYTES, CATCH_UP_RETRY_S, Phase, Progress, Subscription
-from postroad.core.broker.subscribing.naming import Creation, Naming
+from postroad.core.batch.batch import Batch
+from postroad.core.broker.context import FULL_HOPS, Context, SendWhenStored
+from postroad.core.broker.log_reads import LogReads
+from postroad.core.broker.pieces import CATCH_UP_BYTES
+from postroad.core.broker.subscribing.durable import Durable, Durables, Move
+from postroad.core.broker.subscribing.edge import CATCH_UP_RETRY_S, Edge, Phase, Progress, Subscription
+from postroad.core.broker.subscribing.naming import Creation, NameExists, NameWon, Naming, ReservationStored
 from postroad.core.broker.subscribing.position_proofs import PositionProofs
 from postroad.core.broker.subscribing.waiting import Waiting
+from postroad.core.broker.views import ConfirmedHolds, HostedPubends, LogHolds, RelayedStreams
 from postroad.core.filters.filter import Filter
 from postroad.core.protocol.orders import LinkId, LogRead, ReadLog
 from postroad.core.protocol.packets import (
@@ -31,6 +34,8 @@ from postroad.core.protocol.packets import (
     Flow,
     HomeQuery,
     HomeReply,
+    NameAnswer,
+    NameReserve,
     Positions,
     PubendsReply,
     Subscribe,
@@ -50,26 +55,74 @@ from postroad.errors import (
     UnknownHandleError,
 )
 
-ReadLogThen: TypeAlias = Callable[[ReadLog, Callable[[LogRead, float], None]], object]
 CATCH_UP_AT_ONCE: Final = 256
-PIECES_MAX: Final = 8  # of one answer
 CATCH_UP_BACKOFF_MAX: Final = 2  # doublings
 CATCH_UP_SPREAD_S: Final = 0.15
 PIECES_AT_ONCE: Final = 4
 
 
+@dataclass(frozen=True, slots=True)
+class StartsStored:
+    """Work after a write: a subscription may be told where it starts in these pubends."""
+
+    subscription: int
+    pubends: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AcknowledgementsStored:
+    """Work after a write: confirm to clients what they acknowledged, by number of subscription."""
+
+    positions: dict[int, Positions]
+
+
+@dataclass(frozen=True, slots=True)
+class HomeStored:
+    """Work after a write: announce that a durable subscription has its home here."""
+
+    name: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class PastFromLog:
+    """A read of the log here for a subscription that is behind."""
+
+    subscription: int
+    pubend: int
+    lo: int
+    request: int
+
+
 class Subscribing:
     """Subscriptions of this broker's clients, from request to answer."""
 
-    def __init__(self, parts: Parts, releasing: Releasing, read_log: ReadLogThen) -> None:
-        self._parts = parts
-        self._releasing = releasing
-        self._read_log = read_log
+    def __init__(
+        self,
+        context: Context,
+        pubends: HostedPubends,
+        streams: RelayedStreams,
+        edge: Edge,
+        durables: Durables,
+        keeper: ConfirmedHolds,
+        holds: LogHolds,
+        log_reads: LogReads,
+        clients: Mapping[LinkId, str],
+    ) -> None:
+        self._context = context
+        self._pubends = pubends
+        self._streams = streams
+        self._edge = edge
+        self._durables = durables
+        self._keeper = keeper
+        self._holds = holds
+        self._log_reads = log_reads
+        self._clients = clients
         self._unanswered: dict[int, int] = {}  # number of subscription -> request
         self._unsettled: dict[int, Subscription] = {}  # those that have pubends their client does not know of
         self._moves: dict[str, Move] = {}
-        self.naming = Naming(parts, self._name_won, self._name_exists)
-        self._proofs = PositionProofs(parts)
+        self.naming = Naming(context, durables)
+        self._proofs = PositionProofs(context, pubends, streams)
         self._announced: list[int] = []  # the pubends every durable subscription takes part in
         self._unconfirmed: dict[int, Positions] = {}  # number of subscription -> cursors its client wants to know stored
         self._storing_acknowledged = False
@@ -84,17 +137,19 @@ class Subscribing:
     # --- subscribe ---
 
     def subscribe(self, link: LinkId, packet: Subscribe, request: int, now: float) -> None:
-        parts = self._parts
-        if parts.edge.find(link, packet.handle) is not None:
-            parts.refuse(link, request, DuplicateHandleError(f"handle {packet.handle} is in use on this connection"))
+        context = self._context
+        if self._edge.find(link, packet.handle) is not None:
+            context.refuse(link, request, DuplicateHandleError(f"handle {packet.handle} is in use on this connection"))
             return
-        if len(parts.edge.subscriptions) >= parts.config.subscriptions_max:
-            parts.refuse(link, request, TooManyError(f"this broker takes at most {parts.config.subscriptions_max} subscriptions"))
+        if len(self._edge.subscriptions) >= context.config.subscriptions_max:
+            context.refuse(
+                link, request, TooManyError(f"this broker takes at most {context.config.subscriptions_max} subscriptions")
+            )
             return
         try:
-            parts.filter(packet.filter)
+            context.filter(packet.filter)
         except FilterError as error:
-            parts.refuse(link, request, error)
+            context.refuse(link, request, error)
             return
         positions, done = self._proofs.take(packet)
         packet = msgspec.structs.replace(packet, positions=positions, acknowledged=done)
@@ -104,44 +159,44 @@ class Subscribing:
             self._subscribe_durable(link, request, packet, packet.name, now)
 
     def unsubscribe(self, link: LinkId, packet: Unsubscribe, request: int, now: float) -> None:
-        subscription = self._parts.edge.find(link, packet.handle)
+        subscription = self._edge.find(link, packet.handle)
         moving = next((m.name for m in self._moves.values() if (m.link, m.handle) == (link, packet.handle)), None)
         if moving is not None:
             del self._moves[moving]
         if self.naming.give_up(link, packet.handle) or moving is not None:
             if packet.forget:  # only the home can: it may serve a client, or go by a newer version than is known here
-                self._parts.refuse(link, request, _not_deleted())
+                self._context.refuse(link, request, _not_deleted())
             else:
-                self._parts.send(link, Unsubscribed(packet.handle), request)
+                self._context.send(link, Unsubscribed(packet.handle), request)
             return
         if subscription is None:
-            self._parts.refuse(link, request, UnknownHandleError(f"no subscription {packet.handle} on this connection"))
+            self._context.refuse(link, request, UnknownHandleError(f"no subscription {packet.handle} on this connection"))
             return
         if subscription.name is not None and packet.forget:
             self._forget(subscription.name, link, packet, request)
             self._drop(subscription, now)
-            self._parts.edge.remove(subscription)
+            self._edge.remove(subscription)
             return
         if subscription.name is not None:
             self._leave_durable(subscription)
         self._drop(subscription, now)
-        self._parts.edge.end(subscription, request)
+        self._edge.end(subscription, request)
 
     def _forget(self, name: str, link: LinkId, packet: Unsubscribe, request: int) -> None:
         """Delete a durable subscription everywhere; its client hears of it when that is on disk."""
-        parts = self._parts
-        parts.flood(parts.durables.forget(name))
-        parts.store(parts.durables.changes(), lambda _now: parts.send(link, Unsubscribed(packet.handle), request))
+        context = self._context
+        context.flood(self._durables.forget(name))
+        context.store(self._durables.changes(), SendWhenStored(link, Unsubscribed(packet.handle), request))
 
     def acknowledge(self, link: LinkId, packet: Acknowledge) -> None:
-        subscription = self._parts.edge.find(link, packet.handle)
+        subscription = self._edge.find(link, packet.handle)
         if subscription is None:
             return  # it ended while the acknowledgement was on its way
-        self._parts.edge.acknowledge(subscription, packet.positions)
+        self._edge.acknowledge(subscription, packet.positions)
         if subscription.name is None:
             return
-        cursors = self._parts.edge.cursors(subscription)
-        self._parts.durables.moved_on(subscription.name, cursors)
+        cursors = self._edge.cursors(subscription)
+        self._durables.moved_on(subscription.name, cursors)
         if packet.confirm:
             asked = self._unconfirmed.setdefault(subscription.number, {})
             asked.update({pubend: cursors[pubend] for pubend in packet.positions if pubend in cursors})
@@ -152,40 +207,40 @@ class Subscribing:
         if self._storing_acknowledged or not self._unconfirmed:
             return
         asked, self._unconfirmed = self._unconfirmed, {}
-        subscriptions, durables = self._parts.edge.subscriptions, self._parts.durables
+        subscriptions, durables = self._edge.subscriptions, self._durables
         for number, positions in asked.items():
             name = subscriptions[number].name if number in subscriptions else None
             if name in durables.here and not durables.is_kept(name, positions):
                 durables.mark(name)
-
-        def stored(_now: float) -> None:
-            self._storing_acknowledged = False
-            for number, positions in asked.items():
-                self._confirm(number, positions)
-            self._store_acknowledged()
-
         if durables.dirty:
             self._storing_acknowledged = True
-            self._parts.store(durables.changes(), stored)
+            self._context.store(durables.changes(), AcknowledgementsStored(asked))
         else:
-            stored(0.0)
+            self.acknowledgements_stored(asked)
+
+    def acknowledgements_stored(self, asked: dict[int, Positions]) -> None:
+        """Confirm what is durable now, and go on with what was acknowledged meanwhile."""
+        self._storing_acknowledged = False
+        for number, positions in asked.items():
+            self._confirm(number, positions)
+        self._store_acknowledged()
 
     def _confirm(self, number: int, positions: Positions) -> None:
-        subscription = self._parts.edge.subscriptions.get(number)
+        subscription = self._edge.subscriptions.get(number)
         if subscription is None or subscription.name is None:
             return  # its client asks again where it is now
-        durable = self._parts.durables.here.get(subscription.name)
+        durable = self._durables.here.get(subscription.name)
         if durable is not None and not durable.settled:  # its client may still go back to the former home, which knows less
             self._asked_early.setdefault(number, {}).update(positions)
             return
-        if self._parts.durables.is_kept(subscription.name, positions):
-            self._parts.send(subscription.link, AcknowledgementStored(subscription.handle, positions))
+        if self._durables.is_kept(subscription.name, positions):
+            self._context.send(subscription.link, AcknowledgementStored(subscription.handle, positions))
 
     def flow(self, link: LinkId, packet: Flow, now: float) -> None:
-        subscription = self._parts.edge.find(link, packet.handle)
+        subscription = self._edge.find(link, packet.handle)
         if subscription is None:
             return
-        self._parts.edge.flow(subscription, is_open=packet.open)
+        self._edge.flow(subscription, is_open=packet.open)
         if packet.open:
             for pubend in subscription.progress:
                 self.catch_up(pubend, now)
@@ -194,17 +249,17 @@ class Subscribing:
         """Keep what the clients of a lost link may come back for."""
         self._moves = {name: move for name, move in self._moves.items() if move.link != link}
         self.naming.give_up(link)
-        gone = self._parts.edge.of_link(link)
+        gone = self._edge.of_link(link)
         kept: Positions = {}
         for subscription in gone:
             if subscription.name is not None:
                 self._leave_durable(subscription)
             else:
-                for pubend, tick in self._parts.edge.cursors(subscription).items():
+                for pubend, tick in self._edge.cursors(subscription).items():
                     kept[pubend] = min(tick, kept.get(pubend, tick))
-        self._parts.keeper.keep_until(now + self._parts.config.subscriber_grace_s, kept)
+        self._keeper.keep_until(now + self._context.config.subscriber_grace_s, kept)
         self._drop_all(gone, now)
-        self._parts.edge.link_lost(link)
+        self._edge.link_lost(link)
 
     # --- activation ---
 
@@ -215,7 +270,7 @@ class Subscribing:
         self._tell_new_streams(now)
         if reachable != self._joined:
             self._joined = reachable
-            for subscription in self._parts.edge.subscriptions.values():
+            for subscription in self._edge.subscriptions.values():
                 for pubend in reachable:
                     if pubend not in subscription.progress:
                         self._wait_for(subscription, pubend)
@@ -226,19 +281,19 @@ class Subscribing:
 
     def _join_new_pubends(self) -> None:
         """Let every durable subscription take part in pubends announced since, whether its client is here or away."""
-        announced = self._parts.router.pubends()
+        announced = self._context.routes.pubends()
         if announced == self._announced:
             return
         self._announced = announced
-        for durable in self._parts.durables.here.values():
+        for durable in self._durables.here.values():
             self._join_all(durable)
 
     def _join_all(self, durable: Durable) -> None:
         """Take part in every announced pubend: from the creation on in one that was known then, from the first tick in others."""
         if not durable.beginning:
-            for pubend in self._parts.router.pubends():
+            for pubend in self._context.routes.pubends():
                 known = pubend in durable.known_pubends
-                self._parts.durables.join(durable, pubend, durable.created_tick if known else durable.first_tick)
+                self._durables.join(durable, pubend, durable.created_tick if known else durable.first_tick)
 
     def check_waiting(self, pubend: int, now: float, tick: int | None = None) -> None:
         """Activate the subscriptions whose interest has become active, at `tick` or where the stream is now."""
@@ -246,16 +301,16 @@ class Subscribing:
         self.answer_ready(now)
 
     def _activate_waiting(self, pubend: int, tick: int | None) -> None:
-        stream = self._parts.streams[pubend]
+        stream = self._streams[pubend]
         if tick is None:
             tick = max(stream.cache.frontier, stream.active_tick)
-        for subscription in self._parts.edge.waiting(pubend, stream.epoch_active):
-            self._parts.edge.activate(subscription, pubend, tick)
+        for subscription in self._edge.waiting(pubend, stream.epoch_active):
+            self._edge.activate(subscription, pubend, tick)
             self._unsettled[subscription.number] = self._ready[subscription.number] = subscription
 
     def answer_ready(self, now: float) -> None:
         """Tell the clients of the starts that have become certain."""
-        for broker, version in self._parts.keeper.take_news():
+        for broker, version in self._keeper.take_news():
             if broker in self._held:
                 for subscription in self._held[broker].take(version):
                     self._ready[subscription.number] = subscription
@@ -267,29 +322,50 @@ class Subscribing:
 
     # --- durable ---
 
+    def name_reserve(self, packet: NameReserve, now: float) -> None:
+        self.naming.reserve(packet, now)
+        self._take_names(now)
+
+    def name_answered(self, packet: NameAnswer, now: float) -> None:
+        self.naming.answered(packet, now)
+        self._take_names(now)
+
+    def reservation_stored(self, stored: ReservationStored, now: float) -> None:
+        self.naming.reservation_stored(stored, now)
+        self._take_names(now)
+
+    def _take_names(self, now: float) -> None:
+        """Go on with the creations that a vote has decided."""
+        for decided in self.naming.take_decided():
+            match decided:
+                case NameWon(creation):
+                    self._name_won(creation, now)
+                case NameExists(creation, home):
+                    self._name_exists(creation, home, now)
+
     def home_learned(self, home: DurableHome, link: LinkId, now: float) -> None:
         if self._is_rival(home):
-            ours = self._parts.durables.reclaim(home)
-            self._parts.store(self._parts.durables.changes(), lambda _now: self._announce_home(ours))
+            ours = self._durables.reclaim(home)
+            self._context.store(self._durables.changes(), HomeStored(ours.name, ours.version))
             return
-        news, gone = self._parts.durables.learn(home)
+        news, gone = self._durables.learn(home)
         if news is None:
             return
         self.naming.home_known(home.name)
-        self._parts.flood(news, except_link=link if news is home else None)
+        self._context.flood(news, except_link=link if news is home else None)
         if gone is None:
             return
         if gone.subscription is not None:
-            subscription = self._parts.edge.subscriptions[gone.subscription]
-            gone.cursors = {**gone.cursors, **self._parts.edge.cursors(subscription)}
+            subscription = self._edge.subscriptions[gone.subscription]
+            gone.cursors = {**gone.cursors, **self._edge.cursors(subscription)}
             gone.subscription = None
             self._drop(subscription, now)
-            self._parts.edge.end(subscription)
-        if self._parts.durables.dirty:
-            self._parts.store(self._parts.durables.changes())
+            self._edge.end(subscription)
+        if self._durables.dirty:
+            self._context.store(self._durables.changes())
 
     def home_asked(self, query: HomeQuery) -> None:
-        durable = self._parts.durables.here.get(query.name)
+        durable = self._durables.here.get(query.name)
         known = durable is not None
         busy = durable.subscription is not None if durable is not None else self.naming.asked(query)
         text = durable.filter if durable is not None else ""
@@ -297,12 +373,12 @@ class Subscribing:
         starts: Positions = durable.starts if durable is not None else {}
         created_ms = durable.created_ms if durable is not None else 0
         damaged = durable is not None and durable.damaged
-        me, name, version, lost = self._parts.broker, query.name, query.version, self._parts.durables.is_lost(query.name)
+        me, name, version, lost = self._context.broker, query.name, query.version, self._durables.is_lost(query.name)
         here = durable.version if durable is not None else 0
         reply = HomeReply(
             query.source, me, FULL_HOPS, name, version, known, busy, text, cursors, damaged, created_ms, starts, lost, here
         )
-        self._parts.unicast(reply)
+        self._context.unicast(reply)
 
     def home_answered(self, reply: HomeReply, now: float) -> None:
         move = self._moves.pop(reply.name, None) or self._move_of_creation(reply, now)
@@ -312,13 +388,13 @@ class Subscribing:
             self._moves[reply.name] = move
             return
         if reply.busy:
-            self._parts.refuse(move.link, move.packet, DurableBusyError(f"another client is connected as {reply.name!r}"))
+            self._context.refuse(move.link, move.packet, DurableBusyError(f"another client is connected as {reply.name!r}"))
         elif reply.lost:
             self._begin_again(move, now)
         elif not reply.known:
             self._move_without_home(move, now)
-        elif not reply.damaged and self._parts.filter(reply.filter) != self._parts.filter(move.filter):
-            self._parts.refuse(move.link, move.packet, _other_filter(reply.name, reply.filter))
+        elif not reply.damaged and self._context.filter(reply.filter) != self._context.filter(move.filter):
+            self._context.refuse(move.link, move.packet, _other_filter(reply.name, reply.filter))
         else:
             self._begin_move(move, reply, now)
 
@@ -326,6 +402,7 @@ class Subscribing:
         """Ask again, and give up what takes too long."""
         self._proofs.ask(now)
         self.naming.wake(now)
+        self._take_names(now)
         self._expire_moves(now)
 
     def _expire_moves(self, now: float) -> None:
@@ -341,14 +418,14 @@ class Subscribing:
         creation = self.naming.found(reply.name, reply.version) if reply.known and not reply.busy else None
         if creation is None:
             return None
-        self._parts.durables.outbid(reply.name, reply.home_version)
+        self._durables.outbid(reply.name, reply.home_version)
         return self._make_move(creation.link, creation.request, creation.packet, creation.name, reply.version, now)
 
     # --- catching up ---
 
     def catch_up(self, pubend: int, now: float) -> None:
         """Get the next piece for everyone who is behind: from the cache, the log here, or the pubend's broker."""
-        for count, (subscription, progress) in enumerate(self._parts.edge.catching_up(pubend)):
+        for count, (subscription, progress) in enumerate(self._edge.catching_up(pubend)):
             if count >= CATCH_UP_AT_ONCE:
                 break
             self._next_piece(subscription, pubend, progress, now)
@@ -356,7 +433,7 @@ class Subscribing:
     def caught_up(self, reply: CatchUpReply, batch: Batch | None, now: float) -> None:
         """Take a piece of the past from another broker."""
         number, pubend = self._requests.get(reply.request, (0, 0))
-        subscription = self._parts.edge.subscriptions.get(number)
+        subscription = self._edge.subscriptions.get(number)
         if not reply.more:
             self._requests.pop(reply.request, None)
         if subscription is None or pubend != reply.pubend:
@@ -368,16 +445,16 @@ class Subscribing:
     # --- inside ---
 
     def _subscribe_durable(self, link: LinkId, request: int, packet: Subscribe, name: str, now: float) -> None:
-        durables = self._parts.durables
+        durables = self._durables
         durable = durables.here.get(name)
         if name in self._moves or self.naming.is_creating(name) or (durable is not None and durable.subscription is not None):
-            self._parts.refuse(link, request, DurableBusyError(f"another client is connected as {name!r}"))
+            self._context.refuse(link, request, DurableBusyError(f"another client is connected as {name!r}"))
             return
         if durable is not None and not durable.moved:
             if durable.damaged:
                 durables.mend(durable, packet.filter)
-            elif self._parts.filter(durable.filter) != self._parts.filter(packet.filter):
-                self._parts.refuse(link, request, _other_filter(name, durable.filter))
+            elif self._context.filter(durable.filter) != self._context.filter(packet.filter):
+                self._context.refuse(link, request, _other_filter(name, durable.filter))
                 return
             self._join_all(durable)
             durables.believe(durable, packet.positions, packet.acknowledged)
@@ -387,42 +464,43 @@ class Subscribing:
         home = durables.elsewhere(name)
         if home is None:
             self.naming.begin(link, request, packet, name, now)
+            self._take_names(now)
             return
         self._move(link, request, packet, name, home, now)
 
     def _create(self, name: str, packet: Subscribe) -> None:
         """Make a new durable subscription. It begins now, also in pubends that are known and out of reach."""
-        parts = self._parts
-        durable = parts.durables.take_home(name, packet.filter, {}, created_ms=parts.wall_ms)
+        context = self._context
+        durable = self._durables.take_home(name, packet.filter, {}, created_ms=context.wall_ms)
         durable.beginning = True
-        known = [*parts.router.pubends(), *(pubend for pubends in parts.known.values() for pubend in pubends)]
+        known = [*context.routes.pubends(), *(pubend for pubends in context.known.values() for pubend in pubends)]
         durable.known_pubends = dict.fromkeys(known)
         for pubend in known:
-            if pubend not in packet.positions and not parts.router.reachable(pubend_broker(pubend)):
-                parts.durables.join(durable, pubend, 0 if packet.earliest else durable.created_tick)
+            if pubend not in packet.positions and not context.routes.reachable(pubend_broker(pubend)):
+                self._durables.join(durable, pubend, 0 if packet.earliest else durable.created_tick)
 
     def _name_won(self, creation: Creation, now: float) -> None:
         """Create a durable subscription: a majority of the brokers keeps its name for us."""
         packet = creation.packet
-        lost = self._known_pubends() if self._parts.durables.is_lost(creation.name) else []
+        lost = self._known_pubends() if self._durables.is_lost(creation.name) else []
         self._create(creation.name, packet)
         positions, done = dict(packet.positions), dict(packet.acknowledged)
         self._begin(creation.link, creation.request, packet, positions, done, now, lost)
 
     def _name_exists(self, creation: Creation, home: DurableHome, now: float) -> None:
         """Go on at the home of a name that another broker knew of."""
-        news, _ = self._parts.durables.learn(home)
+        news, _ = self._durables.learn(home)
         if news is not None and news is not home:
-            self._parts.flood(news)  # it was deleted, and the voter had not heard
-        self._parts.store(self._parts.durables.changes())
-        where = self._parts.durables.elsewhere(creation.name)
+            self._context.flood(news)  # it was deleted, and the voter had not heard
+        self._context.store(self._durables.changes())
+        where = self._durables.elsewhere(creation.name)
         if where is not None:
             self._move(creation.link, creation.request, creation.packet, creation.name, where, now)
         else:
-            self._parts.refuse(creation.link, creation.request, _elsewhere(creation.name, home.broker))
+            self._context.refuse(creation.link, creation.request, _elsewhere(creation.name, home.broker))
 
     def _known_pubends(self) -> list[int]:
-        return [*self._parts.pubends, *(pubend for pubends in self._parts.known.values() for pubend in pubends)]
+        return [*self._pubends, *(pubend for pubends in self._context.known.values() for pubend in pubends)]
 
     def _names_every_pubend(self, positions: Positions) -> bool:
         return all(pubend in positions for pubend in self._known_pubends())
@@ -433,42 +511,42 @@ class Subscribing:
         Either another broker names itself with the same version as ours, or the name was forgotten in a former life. Word that
         the creation that ours goes back to was deleted does not contradict: its client was told so.
         """
-        ours = self._parts.durables.here.get(home.name)
-        if ours is None or home.broker == self._parts.broker or home.version < ours.version:
+        ours = self._durables.here.get(home.name)
+        if ours is None or home.broker == self._context.broker or home.version < ours.version:
             return False
-        served = ours.subscription is not None and self._parts.edge.subscriptions[ours.subscription].answered
+        served = ours.subscription is not None and self._edge.subscriptions[ours.subscription].answered
         if home.broker == 0 and home.created_ms and ours.created_ms:
             return home.created_ms != ours.created_ms and (served or ours.settled)
         return served and (home.version == ours.version or home.broker == 0)
 
     def _move(self, link: LinkId, request: int, packet: Subscribe, name: str, home: int, now: float) -> None:
-        version = self._parts.durables.homes[name].version
+        version = self._durables.homes[name].version
         move = self._make_move(link, request, packet, name, version, now)
-        query = HomeQuery(home, self._parts.broker, FULL_HOPS, name, version)
-        if self._parts.unicast(query):
+        query = HomeQuery(home, self._context.broker, FULL_HOPS, name, version)
+        if self._context.unicast(query):
             self._moves[name] = move
         else:
             self._move_without_home(move, now)
 
     def _make_move(self, link: LinkId, request: int, packet: Subscribe, name: str, version: int, now: float) -> Move:
-        deadline = now + self._parts.config.home_query_s
+        deadline = now + self._context.config.home_query_s
         brought, done = packet.positions, packet.acknowledged
         return Move(link, request, packet.handle, packet.filter, name, brought, done, version, deadline, packet.earliest)
 
     def _move_without_home(self, move: Move, now: float) -> None:
         if not self._names_every_pubend(move.positions):
-            home = self._parts.durables.homes[move.name].broker
-            self._parts.refuse(move.link, move.packet, _elsewhere(move.name, home))
+            home = self._durables.homes[move.name].broker
+            self._context.refuse(move.link, move.packet, _elsewhere(move.name, home))
             return
         self._begin_move(move, None, now)
 
     def _begin_move(self, move: Move, reply: HomeReply | None, now: float) -> None:
         """Become the home of a durable subscription, with what its former home said, if that could be asked."""
-        durables = self._parts.durables
+        durables = self._durables
         cursors = dict(reply.cursors) if reply is not None else self._proofs.likely(move.positions, move.acknowledged)
         starts = dict(reply.starts) if reply is not None else {}
         home = durables.homes[move.name]
-        known_ms = home.created_ms if home.broker else self._parts.wall_ms  # it was deleted meanwhile: this is another one
+        known_ms = home.created_ms if home.broker else self._context.wall_ms  # it was deleted meanwhile: this is another one
         created_ms = (reply.created_ms if reply is not None else 0) or known_ms
         durable = durables.take_home(move.name, move.filter, cursors, created_ms=created_ms, starts=starts)
         self._join_all(durable)
@@ -495,15 +573,15 @@ class Subscribing:
         lost: Sequence[int] = (),
     ) -> None:
         """Begin a subscription. It is told a gap in the pubends whose cursors are `lost`, but for those it brought itself."""
-        parts = self._parts
-        filter_ = parts.filter(packet.filter)
-        subscription = parts.edge.add(link, packet.handle, filter_, packet.name, positions, done=done, earliest=packet.earliest)
+        context = self._context
+        filter_ = context.filter(packet.filter)
+        subscription = self._edge.add(link, packet.handle, filter_, packet.name, positions, done=done, earliest=packet.earliest)
         subscription.lost_cursors = {pubend: None for pubend in lost if pubend not in packet.positions}
-        client = parts.clients.get(link, "")
-        subscription.subscriber = subscriber_name(packet.name, parts.broker, parts.incarnation, subscription.number, client)
+        client = self._clients.get(link, "")
+        subscription.subscriber = subscriber_name(packet.name, context.broker, context.incarnation, subscription.number, client)
         self._proofs.begin(subscription)
         if packet.name is not None:
-            parts.durables.here[packet.name].subscription = subscription.number
+            self._durables.here[packet.name].subscription = subscription.number
         self._want(filter_, now)
         reachable = self._joined = self._reachable()
         self._unanswered[subscription.number] = request
@@ -518,7 +596,7 @@ class Subscribing:
         durable = self._durable_of(subscription)
         if durable is not None and pubend in durable.cursors and pubend not in subscription.positions:
             subscription.positions[pubend] = subscription.done[pubend] = durable.cursors[pubend]
-        self._parts.edge.wait_for(subscription, pubend)
+        self._edge.wait_for(subscription, pubend)
         if pubend in subscription.positions:
             horizon = self._proofs.check(subscription, pubend)
             if horizon is not None:
@@ -530,7 +608,7 @@ class Subscribing:
         self._hold_for(subscription, pubend)
 
     def _durable_of(self, subscription: Subscription) -> Durable | None:
-        return self._parts.durables.here.get(subscription.name) if subscription.name is not None else None
+        return self._durables.here.get(subscription.name) if subscription.name is not None else None
 
     def _void(self, subscription: Subscription, pubend: int, horizon: int) -> None:
         """Give up a position beyond its pubend's horizon, for one from which nothing is skipped."""
@@ -539,15 +617,15 @@ class Subscribing:
             tick = durable.cursors.get(pubend, durable.first_tick)
             if tick > horizon:
                 tick = min(horizon, durable.created_tick)
-                self._parts.durables.put_back(durable, pubend, tick)
+                self._durables.put_back(durable, pubend, tick)
         self._proofs.void(subscription, pubend, tick)
-        self._parts.edge.reposition(subscription, pubend)
+        self._edge.reposition(subscription, pubend)
 
     def horizons_told(self, reply: PubendsReply, now: float) -> None:
         """Decide on the positions that an answer proves or makes void."""
         for subscription, pubend, horizon in self._proofs.told(reply):
             if self._proofs.check(subscription, pubend) is None and pubend not in subscription.unproven:
-                self._parts.edge.reposition(subscription, pubend)
+                self._edge.reposition(subscription, pubend)
             else:
                 self._void(subscription, pubend, horizon)
             self._hold_for(subscription, pubend)
@@ -555,11 +633,11 @@ class Subscribing:
 
     def _hold_for(self, subscription: Subscription, pubend: int) -> None:
         progress = subscription.progress[pubend]
-        self._parts.edge.hold(subscription, pubend)
-        self._releasing.tell_for({pubend: progress.acknowledged})
+        self._edge.hold(subscription, pubend)
+        self._holds.tell_for({pubend: progress.acknowledged})
         broker = pubend_broker(pubend)
-        progress.hold = self._parts.keeper.sent_version(broker)
-        if not self._parts.keeper.is_confirmed(broker, progress.hold):
+        progress.hold = self._keeper.sent_version(broker)
+        if not self._keeper.is_confirmed(broker, progress.hold):
             self._held.setdefault(broker, Waiting()).add(subscription.number, subscription, progress.hold)
 
     def _settle(self, subscription: Subscription, now: float) -> None:
@@ -577,7 +655,7 @@ class Subscribing:
                 if progress.stored and not progress.announced:
                     self._announce(subscription, pubend, now)
         if subscription.name is not None and subscription.answered:
-            self._settle_home(subscription, self._parts.durables.here[subscription.name])
+            self._settle_home(subscription, self._durables.here[subscription.name])
         if all(s.announced or s.phase is Phase.WAITING for s in subscription.progress.values()):
             self._unsettled.pop(subscription.number, None)
 
@@ -586,15 +664,16 @@ class Subscribing:
         if durable.settled or durable.settling:
             return
         held = {pubend: None for pubend, progress in subscription.progress.items() if progress.announced}
-        if not self._parts.durables.has_former_home(durable.name) or all(pubend in held for pubend in durable.cursors):
-            self._parts.durables.begin_settling(durable.name)
-            self._parts.store(self._parts.durables.changes(), lambda _now: self._announce_home(durable))
+        if not self._durables.has_former_home(durable.name) or all(pubend in held for pubend in durable.cursors):
+            self._durables.begin_settling(durable.name)
+            self._context.store(self._durables.changes(), HomeStored(durable.name, durable.version))
 
-    def _announce_home(self, durable: Durable) -> None:
+    def home_stored(self, stored: HomeStored) -> None:
         """Tell all that this is the home of a record that is stored as settled: then the former home lets go."""
-        if self._parts.durables.here.get(durable.name) is not durable:
+        durable = self._durables.here.get(stored.name)
+        if durable is None or durable.version != stored.version:
             return
-        self._parts.flood(self._parts.durables.settle(durable.name))
+        self._context.flood(self._durables.settle(durable.name))
         self.naming.home_known(durable.name)
         early = self._asked_early.pop(durable.subscription or 0, None)
         if durable.subscription is not None and early is not None:
@@ -605,53 +684,56 @@ class Subscribing:
         """Tell whether a start is active on the whole path and its broker holds the log for us."""
         if progress.phase is Phase.WAITING:
             return False
-        return self._parts.keeper.is_confirmed(pubend_broker(pubend), progress.hold)
+        return self._keeper.is_confirmed(pubend_broker(pubend), progress.hold)
 
     def _is_ready_everywhere(self, subscription: Subscription) -> bool:
         return all(
-            progress.storing or self._is_ready(pubend, progress) or not self._parts.router.reachable(pubend_broker(pubend))
+            progress.storing or self._is_ready(pubend, progress) or not self._context.routes.reachable(pubend_broker(pubend))
             for pubend, progress in subscription.progress.items()
         )
 
     def _is_stored_everywhere(self, subscription: Subscription) -> bool:
         return all(
-            progress.stored or not self._parts.router.reachable(pubend_broker(pubend))
+            progress.stored or not self._context.routes.reachable(pubend_broker(pubend))
             for pubend, progress in subscription.progress.items()
         )
 
     def _store_starts(self, subscription: Subscription, pubends: list[int]) -> None:
         durable = self._durable_of(subscription)
         for pubend in pubends:
-            released = self._parts.keeper.released(pubend)
+            released = self._keeper.released(pubend)
             if durable is not None and subscription.progress[pubend].start == durable.first_tick:
                 released = min(released, durable.created_tick)  # what was gone before it existed is no gap
                 subscription.positions.pop(pubend, None)
-            self._parts.edge.begin_after(subscription, pubend, released)
+            self._edge.begin_after(subscription, pubend, released)
         starts = [subscription.progress[pubend] for pubend in pubends]
-        changes = self._releasing.floor_changes({p: subscription.progress[p].acknowledged for p in pubends})
+        changes = self._holds.floor_changes({p: subscription.progress[p].acknowledged for p in pubends})
         if durable is not None:
-            durable.cursors = self._parts.durables.positions(durable.cursors, self._parts.edge.cursors(subscription))
+            durable.cursors = self._durables.positions(durable.cursors, self._edge.cursors(subscription))
             for pubend in pubends:
                 durable.starts.setdefault(pubend, subscription.progress[pubend].start)
-            self._parts.durables.mark(durable.name)
-            changes += self._parts.durables.changes()
+            self._durables.mark(durable.name)
+            changes += self._durables.changes()
         for progress in starts:
             progress.storing = True
             progress.stored = not changes
-
-        def stored(now: float) -> None:
-            for progress in starts:
-                progress.stored = True
-            if subscription.number in self._unsettled:
-                self._settle(subscription, now)
-
         if changes:
-            self._parts.store(changes, stored)
+            self._context.store(changes, StartsStored(subscription.number, tuple(pubends)))
+
+    def starts_stored(self, stored: StartsStored, now: float) -> None:
+        """Go on with a subscription whose starts are durable."""
+        subscription = self._edge.subscriptions.get(stored.subscription)
+        if subscription is None:
+            return
+        for pubend in stored.pubends:
+            subscription.progress[pubend].stored = True
+        if subscription.number in self._unsettled:
+            self._settle(subscription, now)
 
     def _answer(self, subscription: Subscription, now: float) -> None:
         request = self._unanswered.pop(subscription.number)
         starts = {p: s.start for p, s in subscription.progress.items() if s.stored}
-        self._parts.send(subscription.link, Subscribed(subscription.handle, starts), request)
+        self._context.send(subscription.link, Subscribed(subscription.handle, starts), request)
         for pubend in starts:
             self._announce(subscription, pubend, now)
         subscription.answered = True
@@ -665,26 +747,26 @@ class Subscribing:
 
     def _announce(self, subscription: Subscription, pubend: int, now: float) -> None:
         """Let the client have rows from now on; begin to catch up what it has not got."""
-        self._parts.edge.announce(subscription, pubend)
-        if self._parts.edge.wants_more(subscription, pubend):
+        self._edge.announce(subscription, pubend)
+        if self._edge.wants_more(subscription, pubend):
             self._next_piece(subscription, pubend, subscription.progress[pubend], now)
 
     def _reachable(self) -> tuple[int, ...]:
-        return tuple(p for p in self._parts.streams if self._parts.router.reachable(pubend_broker(p)))
+        return tuple(p for p in self._streams if self._context.routes.reachable(pubend_broker(p)))
 
     def _leave_durable(self, subscription: Subscription) -> None:
         """The client of a durable subscription goes away; its record stays and holds the logs."""
         assert subscription.name is not None
-        durable = self._parts.durables.here.get(subscription.name)
+        durable = self._durables.here.get(subscription.name)
         if durable is None or durable.subscription != subscription.number:
             return
         durable.subscription, durable.beginning = None, False
-        former = self._parts.durables.elsewhere(subscription.name) is not None
+        former = self._durables.elsewhere(subscription.name) is not None
         if (former and not (durable.settled or durable.settling)) or not (subscription.answered or durable.stored):
             self.naming.let_go(subscription.name)
-            self._parts.durables.give_up(subscription.name)  # the former home holds the logs, or it was never reported active
+            self._durables.give_up(subscription.name)  # the former home holds the logs, or it was never reported active
             return
-        self._parts.durables.moved_on(subscription.name, self._parts.edge.cursors(subscription))
+        self._durables.moved_on(subscription.name, self._edge.cursors(subscription))
         self._join_all(durable)
 
     def _drop(self, subscription: Subscription, now: float) -> None:
@@ -707,7 +789,7 @@ class Subscribing:
                 went.append(subscription.filter)
         if went:
             for pubend in self._wanting:
-                self._parts.streams[pubend].want((), went, now)
+                self._streams[pubend].want((), went, now)
 
     def _want(self, filter_: Filter, now: float) -> None:
         """Ask for what a new subscription wants."""
@@ -716,13 +798,13 @@ class Subscribing:
         self._local[filter_] = count + 1
         if count == 0:
             for pubend in self._wanting:
-                self._parts.streams[pubend].want((filter_,), (), now)
+                self._streams[pubend].want((filter_,), (), now)
 
     def _tell_new_streams(self, now: float) -> None:
         """Tell streams that we have heard of since what our subscribers want."""
-        if len(self._wanting) == len(self._parts.streams):
+        if len(self._wanting) == len(self._streams):
             return
-        for pubend, stream in self._parts.streams.items():
+        for pubend, stream in self._streams.items():
             if pubend not in self._wanting:
                 self._wanting[pubend] = None
                 stream.want(tuple(self._local), (), now)
@@ -730,42 +812,44 @@ class Subscribing:
     def _next_piece(self, subscription: Subscription, pubend: int, progress: Progress, now: float) -> None:
         if progress.request and now < progress.retry_at:
             return
-        stream = self._parts.streams[pubend]
+        stream = self._streams[pubend]
         for _ in range(PIECES_AT_ONCE):
-            target = self._parts.edge.target(progress, pubend)
+            target = self._edge.target(progress, pubend)
             reached, rows = stream.from_cache(subscription.filter, progress.position, target, CATCH_UP_BYTES)
             if reached <= progress.position:
                 self._ask_for_past(subscription, pubend, progress, target, now)
                 return
-            self._parts.edge.caught_up(subscription, pubend, reached, rows)
-            if not self._parts.edge.wants_more(subscription, pubend):
+            self._edge.caught_up(subscription, pubend, reached, rows)
+            if not self._edge.wants_more(subscription, pubend):
                 return
 
     def _ask_for_past(self, subscription: Subscription, pubend: int, progress: Progress, target: int, now: float) -> None:
-        request = progress.request = self._parts.next_request()
+        request = progress.request = self._context.next_request()
         # Spread, so that those who lost to an overflow together do not come again together.
         wait = CATCH_UP_RETRY_S * 2 ** min(progress.tries, CATCH_UP_BACKOFF_MAX)
         progress.retry_at = now + wait + CATCH_UP_SPREAD_S * (request % 8)
         progress.tries += 1
         lo = progress.position
-        if pubend in self._parts.pubends:
-
-            def read(result: LogRead, now: float) -> None:
-                for begin, hi, batches, released in result.stretches(lo):
-                    matching = [found for b in batches if len(found := b.filter(subscription.filter.evaluate(b)))]
-                    if subscription.number in self._parts.edge.subscriptions:
-                        awaited = request if hi < result.hi else 0
-                        self._piece(subscription, pubend, begin, hi, matching, released, now, awaited)
-
-            horizon = self._parts.pubends[pubend].horizon
-            self._read_log(ReadLog(pubend, 0, lo, min(target, horizon), CATCH_UP_BYTES), read)
+        if pubend in self._pubends:
+            order = ReadLog(pubend, 0, lo, min(target, self._pubends[pubend].horizon), CATCH_UP_BYTES)
+            self._log_reads.ask(order, PastFromLog(subscription.number, pubend, lo, request))
             return
         self._requests[request] = (subscription.number, pubend)
         while len(self._requests) > 4 * CATCH_UP_AT_ONCE:
             del self._requests[next(iter(self._requests))]
         broker = pubend_broker(pubend)
-        packet = CatchUp(broker, self._parts.broker, FULL_HOPS, request, pubend, str(subscription.filter), lo, target)
-        self._parts.unicast(packet)
+        packet = CatchUp(broker, self._context.broker, FULL_HOPS, request, pubend, str(subscription.filter), lo, target)
+        self._context.unicast(packet)
+
+    def take_log(self, wanted: PastFromLog, result: LogRead, now: float) -> None:
+        """Give a subscription what was read of its past in the log here."""
+        for begin, hi, batches, released in result.stretches(wanted.lo):
+            subscription = self._edge.subscriptions.get(wanted.subscription)
+            if subscription is None:
+                return
+            matching = [found for b in batches if len(found := b.filter(subscription.filter.evaluate(b)))]
+            awaited = wanted.request if hi < result.hi else 0
+            self._piece(subscription, wanted.pubend, begin, hi, matching, released, now, awaited)
 
     def _piece(
         self,
@@ -786,24 +870,14 @@ class Subscribing:
         if progress is None or progress.phase is not Phase.CATCHING_UP or lo > progress.position or hi <= progress.position:
             return
         if released > progress.position:
-            self._parts.edge.gap(subscription, pubend, released)
-        self._parts.edge.caught_up(subscription, pubend, hi, rows)
-        if not self._parts.edge.wants_more(subscription, pubend):
+            self._edge.gap(subscription, pubend, released)
+        self._edge.caught_up(subscription, pubend, hi, rows)
+        if not self._edge.wants_more(subscription, pubend):
             return
         if awaited:
             progress.request, progress.retry_at = awaited, now + CATCH_UP_RETRY_S
         else:
             self._next_piece(subscription, pubend, progress, now)
-
-
-def pieces(rows: list[Batch], hi: int) -> Iterator[tuple[Batch | None, int, bool]]:
-    """Cut an answer up to `hi` into batches: yield each with the tick up to which it tells all, and whether more follow."""
-    batches = concat(rows)
-    if not batches:
-        yield None, hi, False
-    for index, batch in enumerate(batches[:PIECES_MAX]):
-        more = index + 1 < min(len(batches), PIECES_MAX)
-        yield batch, hi if index + 1 == len(batches) else int(batch.ticks()[-1]), more
 
 
 def _elsewhere(name: str, home: int) -> DurableElsewhereError:

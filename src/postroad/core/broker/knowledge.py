@@ -1,0 +1,43 @@
+"""Knowledge: stretches of a pubend's stream with a label.
+
+A segment says of every tick in (lo, hi] whether it has a message. The *label* is the number of the interest for which the silence
+in between is complete; `COMPLETE` is the label of the pubend's own broker.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from postroad.core.batch.batch import Batch
+
+SEGMENT_BYTES: Final = 256  # what a segment costs beside its rows
+ROWS_BYTES: Final = 3072  # what a batch costs beside its bytes: its columns are objects with buffers of their own
+COMPLETE: Final = (1 << 64) - 1  # the label of the pubend's own broker: silence for everybody
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    lo: int
+    hi: int
+    label: int
+    rows: Batch | None  # None: all silence
+
+    @property
+    def size(self) -> int:
+        return SEGMENT_BYTES + (ROWS_BYTES + self.rows.size if self.rows is not None else 0)
+
+    def cut(self, lo: int, hi: int) -> Segment:
+        """Return the part within (lo, hi], which must not be empty."""
+        lo, hi = max(lo, self.lo), min(hi, self.hi)
+        if (lo, hi) == (self.lo, self.hi):
+            return self
+        return Segment(lo, hi, self.label, rows_within(self.rows, lo, hi))
+
+
+def rows_within(rows: Batch | None, lo: int, hi: int) -> Batch | None:
+    """Return the rows with lo < tick <= hi, without copying; None when there are none."""
+    if rows is None:
+        return None
+    part = rows.within(lo, hi)
+    return part if len(part) else None

@@ -1,0 +1,31 @@
+"""The streams that this broker relays, by pubend."""
+
+from __future__ import annotations
+
+from postroad.core.broker.context import Context
+from postroad.core.broker.relaying.stream import Stream
+
+
+class Streams(dict[int, Stream]):
+    """One stream per pubend: of those hosted here from the start, of others from when they are heard of."""
+
+    def __init__(self, context: Context, hosted: tuple[int, ...]) -> None:
+        super().__init__()
+        self._context = context
+        self._hosted = hosted
+        for pubend in hosted:
+            self.ensure(pubend)
+
+    def ensure(self, pubend: int) -> Stream:
+        """Return the stream of a pubend, begun when it is heard of first."""
+        stream = self.get(pubend)
+        if stream is None:
+            context = self._context
+            stream = self[pubend] = Stream(
+                pubend,
+                hosted_here=pubend in self._hosted,
+                cache_bytes=context.config.cache_bytes,
+                next_epoch=context.next_epoch,
+                orders=context.orders,
+            )
+        return stream

@@ -1,0 +1,140 @@
+"""What one role of a broker sees of another: protocols, so that roles need not import each other.
+
+`machine.py` builds the roles and hands each the objects of others that it works with. A role states here how much of such an
+object it uses; everything else belongs to the role that owns it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Protocol
+
+from postroad.core.batch.batch import Batch
+from postroad.core.broker.knowledge import Segment
+from postroad.core.filters.filter import Filter
+from postroad.core.protocol.orders import LinkId
+from postroad.core.protocol.packets import LinkState, Positions, Released
+
+
+class Neighbour(Protocol):
+    """A live link to another broker."""
+
+    @property
+    def link(self) -> LinkId: ...
+
+
+class Routes(Protocol):
+    """The ways to other brokers, as link-state routing knows them."""
+
+    started_ms: int
+
+    @property
+    def neighbours(self) -> Iterable[Neighbour]: ...
+
+    def pubends(self) -> list[int]: ...
+
+    def reachable(self, broker: int) -> bool: ...
+
+    def route(self, broker: int) -> LinkId | None: ...
+
+    def records(self) -> list[LinkState]: ...
+
+    def outbid(self, record: LinkState) -> int | None: ...
+
+    def adopt(self, incarnation: int) -> None: ...
+
+
+class HostedPubend(Protocol):
+    """A pubend of this broker: how far its stream is announced, and how much of its log is left."""
+
+    pubend: int
+    horizon: int
+    released: int
+    last: int
+    is_open: bool
+
+    def begin(self, tick: int) -> None: ...
+
+
+class Cache(Protocol):
+    """What is held of one pubend's stream."""
+
+    frontier: int
+    evicted: int
+
+    def read(self, lo: int, hi: int) -> Iterator[Segment]: ...
+
+    def drop_through(self, tick: int) -> None: ...
+
+
+class RelayedStream(Protocol):
+    """One pubend's stream as this broker relays it."""
+
+    hosted_here: bool
+    parent: LinkId | None
+    epoch_active: int
+    active_tick: int
+    last_row: int
+
+    @property
+    def cache(self) -> Cache: ...
+
+    @property
+    def epoch_sent(self) -> int: ...
+
+    def close(self) -> None: ...
+
+    def begin(self, tick: int, now: float) -> None: ...
+
+    def want(self, came: Iterable[Filter], went: Iterable[Filter], now: float) -> None: ...
+
+    def included_in(self, filter_: Filter) -> int | None: ...
+
+    def ask(self, ranges: Iterable[tuple[int, int]], label: int, now: float) -> None: ...
+
+    def from_cache(self, wanted: Filter, lo: int, hi: int, bytes_max: int) -> tuple[int, list[Batch]]: ...
+
+    def pass_on(self, released: Released) -> None: ...
+
+
+class LogHolds(Protocol):
+    """The holds of this broker on the logs of others."""
+
+    def tell_for(self, positions: Positions) -> None: ...
+
+    def floor_changes(self, positions: Positions) -> tuple[tuple[str, bytes | None], ...]: ...
+
+
+class ConfirmedHolds(Protocol):
+    """Which holds of this broker were sent and confirmed."""
+
+    version: int
+
+    def keep_until(self, expiry: float, positions: Positions) -> None: ...
+
+    def take_news(self) -> list[tuple[int, int]]: ...
+
+    def sent_version(self, broker: int) -> int: ...
+
+    def is_confirmed(self, broker: int, version: int) -> bool: ...
+
+    def released(self, pubend: int) -> int: ...
+
+    def adopt(self, incarnation: int, version: int) -> None: ...
+
+
+class Positioned(Protocol):
+    """Something that needs logs from certain positions on."""
+
+    def holds(self) -> Positions: ...
+
+
+class DurableHomes(Positioned, Protocol):
+    """Where durable subscriptions are at home, and what they need."""
+
+    def home_brokers(self) -> frozenset[int]: ...
+
+
+HostedPubends = Mapping[int, HostedPubend]
+RelayedStreams = Mapping[int, RelayedStream]
+TellReleased = Callable[[int, int], None]
