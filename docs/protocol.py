@@ -50,15 +50,18 @@ the packet registry (`postroad.wire.registry`).
 - Error with packet id 0 is about the connection, which is then closed.
 - A packet travels only in its directions, and before identification (Hello, RegisterClient or IdentifyClient answered) only
   where it says so.
-- A malformed frame ends the connection: after it the place in the stream is not known. A sound frame with an unknown method
-  or a malformed payload is answered by Error, and the connection goes on.
+- A malformed frame ends the connection: after it the place in the stream is not known.
+- A sound frame with a malformed payload, from the wrong side, or with an unknown method is answered by Error. Then the connection
+  is closed; where a service answers (queues), it goes on.
+- Between brokers a packet with an unknown method is left out, and the link stays: a neighbour may run a newer release.
 
 ## Versions
 
 This is version {PROTOCOL_VERSION}; the oldest spoken is {PROTOCOL_VERSION_OLDEST}. Hello states the oldest and the newest version
 its sender speaks. The receiver answers with the newest version both speak, or with Error 307 and closes. Within a version fields
 are only appended, with a default; abilities that a side may lack are `features` of Hello and Welcome, and each side uses only
-those both named. Any other change is a new version.
+those both named. Between brokers a new packet needs neither if the overlay works without it, since older brokers leave it out. A
+unicast packet then ends at the first broker that does not know it. Any other change is a new version.
 """
 
 

@@ -120,6 +120,24 @@ def test_clients_have_unique_names_and_are_found_by_id(bench: Bench) -> None:
     bench.run(body)
 
 
+def test_a_registration_with_the_same_key_is_the_same_client(bench: Bench) -> None:
+    """A repeated registration returns the client; another key, or none, finds the name taken."""
+
+    async def body(b: Bench) -> None:
+        client = await b.storage.request_id("ann", ClientMode.READ, b"mine")
+        assert await b.storage.request_id("ann", ClientMode.READ, b"mine") == client
+        for other in (b"yours", None):
+            with pytest.raises(NameTakenError):
+                await b.storage.request_id("ann", ClientMode.READ, other)
+        await b.storage.delete_client(client.client_id)
+        assert (await b.storage.request_id("ann", ClientMode.READ, b"yours")).client_id > client.client_id
+        await b.storage.request_id("bob", ClientMode.READ)
+        with pytest.raises(NameTakenError):
+            await b.storage.request_id("bob", ClientMode.READ)
+
+    bench.run(body)
+
+
 def test_queues_have_unique_names_and_are_found_by_name_and_id(bench: Bench) -> None:
     """Create, find, list in pages, delete."""
 

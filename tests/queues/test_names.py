@@ -92,17 +92,45 @@ def test_connecting_waits_for_a_broker_that_starts_later() -> None:
     asyncio.run(body())
 
 
+def test_a_registration_whose_answer_was_lost_is_repeated(storage: QueueStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client gets the name it registered with the first try; another client does not."""
+    request_id, lost = storage.request_id, 2
+
+    async def lose_answers(name: str, mode: ClientMode, key: bytes | None = None) -> Client:
+        nonlocal lost
+        client = await request_id(name, mode, key)
+        if lost:
+            lost -= 1
+            raise StorageUnavailableError("the connection to the database was lost")
+        return client
+
+    async def body() -> None:
+        monkeypatch.setattr(storage, "request_id", lose_answers)
+        async with (
+            QueueServer(QueueService(storage)) as server,
+            QueueClient.register(HOST, server.port, name="ann", retry_s=30) as client,
+        ):
+            assert lost == 0
+            assert (await storage.find_client("ann")).client_id == client.client_id
+            queue = await client.create_queue("jobs")
+            await client.put(queue, b"work")
+            with pytest.raises(NameTakenError):
+                await QueueClient.register(HOST, server.port, name="ann").connect()
+
+    asyncio.run(body())
+
+
 def test_connecting_is_repeated_while_the_database_is_away() -> None:
     """A retryable refusal of the registration is not the last word."""
 
     class AwayTwice(MemoryQueueStorage):
         asked = 0
 
-        async def request_id(self, name: str, mode: ClientMode) -> Client:
+        async def request_id(self, name: str, mode: ClientMode, key: bytes | None = None) -> Client:
             self.asked += 1
             if self.asked < 3:
                 raise StorageUnavailableError("PostgreSQL does not answer; try again")
-            return await super().request_id(name, mode)
+            return await super().request_id(name, mode, key)
 
     async def body() -> None:
         async with (

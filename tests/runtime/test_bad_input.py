@@ -63,6 +63,36 @@ def test_bytes_that_break_the_protocol_get_an_error_and_an_end(url: str, data: b
     assert_still_serves(url)
 
 
+def test_an_unknown_packet_of_a_client_gets_an_error_and_an_end(url: str) -> None:
+    """A client uses only what the broker has named, so an unknown method is a fault."""
+    assert error_of(url, raw(HELLO), struct.pack(">IHI", 11, 0x02FF, 7) + b"\x90") == (303, 7)
+    assert_still_serves(url)
+
+
+def test_an_unknown_packet_of_a_neighbour_is_left_out_and_the_link_stays(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A neighbour of a newer release may send kinds of packets that this one does not know; its known ones are taken."""
+    unknown = struct.pack(">IHI", 13, 0x03FF, 0) + b"\x91\xa1x"
+    hello = Hello(1, 1, Role.BROKER, 2, "newer", incarnation=1)
+    state = packets.LinkState(2, 1, 1, [(1, 1)], [packets.pubend_id(2)])
+
+    async def scenario() -> None:
+        node = Node(NodeConfig(id=1, data_dir=str(tmp_path), listen="127.0.0.1:0"))
+        await node.start()
+        frames = await talk(node.url, raw(hello), unknown + raw(state) + unknown, raw(Ping(), 9), wait_s=0.5)
+        kinds = [type(decode(frame)[0]) for frame in frames]
+        assert Error not in kinds
+        assert kinds[-1] is Pong
+        assert node.stats()["unknown_packets"] == 2
+        assert packets.pubend_id(2) in node.stats()["streams"]  # type: ignore[operator]
+        await node.stop()
+
+    with caplog.at_level("WARNING"):
+        asyncio.run(scenario())
+    assert sum("0x03ff" in record.message for record in caplog.records) == 1
+
+
 def test_a_batch_that_is_none_gets_an_error_and_an_end(url: str) -> None:
     """Columns of a hostile publisher are checked before the machine sees them."""
     body = b"".join(encode(packets.PublishColumns(0), 5, [b"\xff" * 64]))

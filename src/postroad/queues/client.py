@@ -160,9 +160,12 @@ class QueueClient:
         retry_s: float = RETRY_S,
         profile: ProfileLog | None = None,
     ) -> Self:
-        """Connect as a new client, on entering the context or with `connect`; raise `NameTakenError` when the name is known."""
+        """Connect as a new client, on entering the context or with `connect`; raise `NameTakenError` when the name is known.
+
+        The registration has a key, so it is repeated safely when its answer is lost.
+        """
         client = cls([(host, port), *others], retry_s=retry_s, profile=profile)
-        client._new = t.RegisterClient(name, mode)
+        client._new = t.RegisterClient(name, mode, key=secrets.token_bytes(16))
         return client
 
     @classmethod

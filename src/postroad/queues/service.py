@@ -229,7 +229,7 @@ class QueueService:
     async def _register(self, packet: t.RegisterClient, session: Session) -> Packet:
         name = self.limits.check_name(packet.client_name)
         try:
-            session.client = await self.storage.request_id(name, packet.mode)
+            session.client = await self.storage.request_id(name, packet.mode, packet.key)
         except NameTakenError:
             if not packet.existing:
                 raise

@@ -106,6 +106,7 @@ class Node:
         self._by_method: Final = {method: service for service in services for method in service.methods}
         self.peers: Final[dict[int, Peer]] = {}
         self.failure: Exception | None = None
+        self.unknown_packets = 0  # of neighbours with a newer release; they were left out
         self.internal_errors = 0  # exceptions that ended a connection or a read, and not the broker
         self._links = 0
         self._by_broker: dict[int, Peer] = {}
@@ -310,6 +311,7 @@ class Node:
             "disk_full": int(self._disk.room.full),
             "refused_appends": self._disk.room.refused,
             "internal_errors": self.internal_errors,
+            "unknown_packets": self.unknown_packets,
             "connections": len(self.peers),
             "connections_max": self.connections_max,
             "connections_refused": 0 if self._listener is None else self._listener.refused,
@@ -607,6 +609,10 @@ class Node:
             self._give_up(peer.link)
         if self._broker.orders_waiting > ORDERS_MAX or type(packet) is ReadRange:
             self._pump()  # so that what answers take is counted before the next packet is looked at
+
+    def note_skipped(self, peer: Peer) -> None:  # noqa: ARG002
+        """Count a packet of a neighbour that this release does not know."""
+        self.unknown_packets += 1
 
     def backlog_high(self, peer: Peer) -> None:
         if peer.role is Role.CLIENT:

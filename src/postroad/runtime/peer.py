@@ -45,6 +45,7 @@ from postroad.wire.registry import REGISTRY, Direction
 log = logging.getLogger("postroad.peer")
 
 LOG_CHARS_MAX: Final = 500
+SKIPPED_NAMED_MAX: Final = 16  # kinds of unknown packets that the log names for one link
 
 _CAME: Final[Mapping[Role, Direction]] = {Role.CLIENT: Direction.CLIENT_TO_BROKER, Role.BROKER: Direction.BROKER_TO_BROKER}
 
@@ -77,6 +78,9 @@ class PeerHost(Protocol):
 
     def packet(self, peer: Peer, packet: Packet, batch: Batch | None, packet_id: int, size: int) -> None:
         """Take a packet of an identified peer."""
+
+    def note_skipped(self, peer: Peer) -> None:
+        """Count a packet of a neighbour that this release does not know."""
 
     def backlog_high(self, peer: Peer) -> None:
         """Send this client no more rows for now."""
@@ -124,6 +128,7 @@ class Peer:
         self._loop: Final = loop
         self._exchanges: Exchanges | None = None
         self._known_to_service = False
+        self._skipped: dict[int, None] = {}  # unknown methods that the log has named
 
     @property
     def known(self) -> bool:
@@ -216,6 +221,9 @@ class Peer:
             self._ask(service, frame)
             return
         if frame[0] not in self._allowed:
+            if self.role is Role.BROKER and frame[0] not in REGISTRY.by_method:
+                self._skip_unknown(frame[0])
+                return
             self._not_allowed(frame[0])
         packet, packet_id, body = decode(frame)
         if isinstance(packet, Packet):
@@ -274,6 +282,13 @@ class Peer:
         except FrameTooLargeError as error:
             self.channel.send_error(error, packet_id, control=False)
             return False
+
+    def _skip_unknown(self, method: int) -> None:
+        """Leave out a packet of a newer neighbour: it may not depend on an answer, and the link stays."""
+        self._host.note_skipped(self)
+        if method not in self._skipped and len(self._skipped) < SKIPPED_NAMED_MAX:
+            self._skipped[method] = None
+            log.warning("%r sends packets 0x%04x, which this release does not know; they are left out", self, method)
 
     def _not_allowed(self, method: int) -> None:
         spec = REGISTRY.of_method(method)

@@ -14,7 +14,8 @@ request without a response of its own is answered by Success, any request may be
 request's packet id. One-way packets get no answer: odd from a client, even from a broker, either where both may send them.
 The first line of the docstring goes to the protocol page of the docs, which is generated from here.
 
-Within a version fields may only be appended, with a default: a decoder ignores fields it does not know.
+Within a version fields may only be appended, with a default: a decoder ignores fields it does not know. Between brokers a packet
+of an unknown method is left out, so a new one may be sent within a version if the overlay works without it.
 """
 
 from __future__ import annotations

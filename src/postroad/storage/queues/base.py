@@ -184,7 +184,8 @@ class QueueStorage(Protocol):
     async def unwatch(self, queue_id: int, /) -> None: ...
 
     # clients
-    async def request_id(self, name: str, mode: ClientMode) -> Client: ...
+    async def request_id(self, name: str, mode: ClientMode, key: bytes | None = None) -> Client:
+        """Register a client. A second call with the key of the first one returns the same client, so it may be repeated."""
 
     async def identify(self, client_id: int) -> Client: ...
 

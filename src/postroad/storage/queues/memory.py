@@ -59,6 +59,7 @@ class MemoryQueueStorage:
     def __init__(self, *, clock_ms: Callable[[], int] = wall_clock_ms) -> None:
         self._clock_ms = clock_ms
         self._clients: dict[int, Client] = {}
+        self._client_keys: dict[int, bytes] = {}
         self._queues: dict[int, Queue] = {}
         self._rows: dict[int, _Row] = {}
         self._keys: dict[tuple[int, int, bytes], tuple[int, int]] = {}  # (queue, sender, key) -> (message id, put at)
@@ -83,11 +84,16 @@ class MemoryQueueStorage:
 
     # clients
 
-    async def request_id(self, name: str, mode: ClientMode) -> Client:
-        if any(c.name == name for c in self._clients.values()):
-            raise NameTakenError(f"a client named {name!r} exists already")
+    async def request_id(self, name: str, mode: ClientMode, key: bytes | None = None) -> Client:
+        known = next((c for c in self._clients.values() if c.name == name), None)
+        if known is not None:
+            if key is None or self._client_keys.get(known.client_id) != key:
+                raise NameTakenError(f"a client named {name!r} exists already")
+            return known
         client = Client(next(self._client_ids), name, mode)
         self._clients[client.client_id] = client
+        if key is not None:
+            self._client_keys[client.client_id] = key
         return client
 
     async def identify(self, client_id: int) -> Client:
@@ -104,6 +110,7 @@ class MemoryQueueStorage:
     async def delete_client(self, client_id: int) -> None:
         if self._clients.pop(client_id, None) is None:
             raise UnknownClientError(f"no client has the id {client_id}")
+        self._client_keys.pop(client_id, None)
 
     # queues
 

@@ -189,9 +189,9 @@ class PostgresQueueStorage:
 
     # clients
 
-    async def request_id(self, name: str, mode: ClientMode) -> Client:
+    async def request_id(self, name: str, mode: ClientMode, key: bytes | None = None) -> Client:
         try:
-            client_id = await self._value("SELECT request_id($1, $2)", name, int(mode))
+            client_id = await self._value("SELECT request_id($1, $2, $3)", name, int(mode), key)
         except asyncpg.UniqueViolationError as error:
             raise NameTakenError(f"a client named {name!r} exists already") from error
         return Client(client_id, name, mode)

@@ -91,12 +91,17 @@ class SqliteQueueStorage:
 
     # clients
 
-    async def request_id(self, name: str, mode: ClientMode) -> Client:
+    async def request_id(self, name: str, mode: ClientMode, key: bytes | None = None) -> Client:
         def work(db: sqlite3.Connection) -> Client:
             try:
-                cursor = db.execute("INSERT INTO clients (client_name, client_mode) VALUES (?, ?)", (name, int(mode)))
+                cursor = db.execute(
+                    "INSERT INTO clients (client_name, client_mode, client_key) VALUES (?, ?, ?)", (name, int(mode), key)
+                )
             except sqlite3.IntegrityError as error:
-                raise NameTakenError(f"a client named {name!r} exists already") from error
+                row = db.execute("SELECT client_id FROM clients WHERE client_name = ? AND client_key = ?", (name, key)).fetchone()
+                if row is None:
+                    raise NameTakenError(f"a client named {name!r} exists already") from error
+                return Client(row[0], name, mode)
             return Client(_last_id(cursor), name, mode)
 
         return await self._writer.run(work)

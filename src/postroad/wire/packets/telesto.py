@@ -140,12 +140,14 @@ class Error(Packet, frozen=True):
 class RegisterClient(Packet, frozen=True):
     """Register a new queue client under a unique name; the connection is then identified as it.
 
-    With `existing`, a client of this name that exists already is the one; it keeps its mode.
+    With `existing`, a client of this name that exists already is the one; it keeps its mode. With the `key` that a client was
+    registered with, the request may be repeated: it is the same client.
     """
 
     client_name: Name
     mode: ClientMode
     existing: bool = False
+    key: Key | None = None
 
 
 @response(0x12, BROKER, needs_identification=False)
