@@ -17,6 +17,7 @@ from typing import Final
 from postroad.core.batch.batch import Batch
 from postroad.core.broker.context import BrokerConfig
 from postroad.core.broker.machine import Broker
+from postroad.core.filters.filter import Filter
 from postroad.core.protocol.orders import (
     Append,
     Appended,
@@ -45,6 +46,7 @@ from postroad.core.tracking.answers import Findings
 from postroad.core.tracking.settings import Strategy
 from postroad.errors import (
     BufferLimitError,
+    FilterError,
     FrameTooLargeError,
     HandshakeError,
     InternalError,
@@ -58,6 +60,7 @@ from postroad.runtime.disk import AroundDamage, Disk, open_disk
 from postroad.runtime.links import Dialler, newer_wins
 from postroad.runtime.listener import Listener
 from postroad.runtime.peer import Peer
+from postroad.runtime.preparing import Preparation
 from postroad.runtime.services import Service
 from postroad.runtime.tracking import Keeper, Tracking
 from postroad.runtime.tracking_process import TrackingProcess
@@ -118,6 +121,7 @@ class Node:
         self._paused = False
         self._finished: asyncio.Event = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop
+        self._preparation: Preparation
         self._writes: Writes
         self._turns: Turns
         self.budget: Budget
@@ -135,6 +139,7 @@ class Node:
         """Read the disk back, start the services, listen, and dial the neighbours."""
         self._loop = asyncio.get_running_loop()
         self._writes, self._turns = Writes(self._loop), Turns(self._loop)
+        self._preparation = Preparation(self, self._loop)
         self.budget = Budget(self.config.limits.buffers_bytes_max, self._loop.time)
         self.connections_max = connections_max(self.config.limits.connections_max, len(self.config.neighbours))
         self._disk = await asyncio.to_thread(open_disk, self.config, self._loop, self._disk_fact, self._fail)
@@ -240,6 +245,7 @@ class Node:
 
     async def _close_files(self) -> None:
         """Close the tracks, for which a log may be read, and then the logs."""
+        await self._preparation.stop()
         if self.tracking is not None and not await self.tracking.finish():
             log.warning("the last tracks were not written in time")
         await asyncio.to_thread(self._disk.close)
@@ -312,6 +318,8 @@ class Node:
             "refused_appends": self._disk.room.refused,
             "internal_errors": self.internal_errors,
             "unknown_packets": self.unknown_packets,
+            "prepared_filters": self._preparation.prepared,
+            "packets_preparing": len(self._preparation),
             "connections": len(self.peers),
             "connections_max": self.connections_max,
             "connections_refused": 0 if self._listener is None else self._listener.refused,
@@ -595,8 +603,19 @@ class Node:
             self._fact(LinkLost(peer.link))
 
     def packet(self, peer: Peer, packet: Packet, batch: Batch | None, packet_id: int, size: int) -> None:  # noqa: ARG002
+        """Hand a packet to the machine, once its filters are prepared."""
+        if not self._preparation.keep(peer, packet, batch, packet_id):
+            self.take_packet(peer, packet, batch, packet_id)
+
+    def knows_filter(self, text: str) -> bool:
+        return self._broker.knows_filter(text)
+
+    def remember_filter(self, text: str, known: Filter | FilterError) -> None:
+        self._broker.remember_filter(text, known)
+
+    def take_packet(self, peer: Peer, packet: Packet, batch: Batch | None, packet_id: int) -> None:
         """Hand a packet to the machine."""
-        if self._ended:
+        if self._ended or peer.channel.closing:
             return
         if self._planned is None:
             self._broker.clock(_wall_ms())
@@ -625,6 +644,7 @@ class Node:
     def lost(self, peer: Peer) -> None:
         """Forget a peer, whoever ended the connection."""
         self.peers.pop(peer.link, None)
+        self._preparation.forget(peer)
         if peer.role is Role.CLIENT:
             self._fact(LinkLost(peer.link))
         elif peer.role is Role.BROKER:

@@ -39,7 +39,8 @@ SERVICE: Final = 2  # a service works on as much as it takes of one connection
 OUTPUT: Final = 4  # the peer does not read what it was sent
 MEMORY: Final = 8  # a large frame waits for room
 TURN: Final = 16  # what was received is not processed yet
-ANY: Final = OWNER | SERVICE | OUTPUT | MEMORY | TURN
+FILTER: Final = 32  # the filters of what it sent are being prepared
+ANY: Final = OWNER | SERVICE | OUTPUT | MEMORY | TURN | FILTER
 
 
 class ChannelOwner(Protocol):

@@ -20,9 +20,10 @@ from postroad.core.protocol.orders import LinkId, Order, Refuse, Send, Store
 from postroad.core.protocol.packets import HOPS_MAX, Packet, Unicast
 from postroad.core.tracking.notes import Notes
 from postroad.core.tracking.settings import OFF, TrackingSettings
-from postroad.errors import PostroadError
+from postroad.errors import FilterError, PostroadError
 
 FILTERS_REMEMBERED: Final = 1 << 14
+FILTER_CHARACTERS_REMEMBERED: Final = 1 << 21  # a filter takes up to a hundred times its characters
 FULL_HOPS: Final = HOPS_MAX
 KNOWN_KEY: Final = "known-brokers"
 Changes = tuple[tuple[str, bytes | None], ...]
@@ -80,7 +81,8 @@ class Context:
     token: int = 0
     epoch: int = 0
     request: int = 0
-    filters: dict[str, Filter] = field(default_factory=dict)
+    filters: dict[str, Filter | FilterError] = field(default_factory=dict)  # by text; an error where the text is no filter
+    filter_characters: int = 0  # of those texts
 
     def next_token(self) -> int:
         self.token += 1
@@ -99,10 +101,24 @@ class Context:
         """Parse a filter, or find it parsed."""
         known = self.filters.get(text)
         if known is None:
-            if len(self.filters) >= FILTERS_REMEMBERED:
-                del self.filters[next(iter(self.filters))]
-            known = self.filters[text] = Filter(text)
+            known = Filter(text)
+            self.remember_filter(text, known)
+        if isinstance(known, FilterError):
+            raise known.with_traceback(None)
         return known
+
+    def remember_filter(self, text: str, known: Filter | FilterError) -> None:
+        """Keep a parsed filter, or why the text is none, for those who name it next."""
+        if text in self.filters:
+            return
+        self.filters[text] = known
+        self.filter_characters += len(text)
+        while len(self.filters) > FILTERS_REMEMBERED or self.filter_characters > FILTER_CHARACTERS_REMEMBERED:
+            oldest = next(iter(self.filters))
+            if oldest == text:
+                break
+            del self.filters[oldest]
+            self.filter_characters -= len(oldest)
 
     def store(self, changes: Changes, then: object | None = None) -> None:
         """Write metadata; the machine goes on with `then` when it is durable."""

@@ -53,6 +53,7 @@ from postroad.core.broker.subscribing.subscribing import (
     Subscribing,
 )
 from postroad.core.broker.trust import believable, check, latest_tick
+from postroad.core.filters.filter import Filter
 from postroad.core.protocol import packets as p
 from postroad.core.protocol.orders import (
     Appended,
@@ -78,7 +79,7 @@ from postroad.core.protocol.orders import (
 from postroad.core.tracing import MessageFromLog, Tracing
 from postroad.core.tracking.notes import Notes, link_brokers
 from postroad.core.tracking.settings import Strategy, TrackingSettings
-from postroad.errors import ImplausibleError, PostroadError, TooManyError, WrongRoleError
+from postroad.errors import FilterError, ImplausibleError, PostroadError, TooManyError, WrongRoleError
 from postroad.types import COUNTER_BITS
 
 FAST_S: Final = 0.05  # how often gaps and catch-ups are looked at while there are any
@@ -295,6 +296,14 @@ class Broker:
         """Give subscribers a gap for what a former life of this broker lost."""
         for pubend, tick in self._lives.take_lost():
             self._edge.released(pubend, tick)
+
+    def knows_filter(self, text: str) -> bool:
+        """Tell whether a filter is parsed already."""
+        return text in self._context.filters
+
+    def remember_filter(self, text: str, known: Filter | FilterError) -> None:
+        """Take over what the driver found out about a text: the filter, with all that is costly, or why it is none."""
+        self._context.remember_filter(text, known)
 
     def receive(self, message: p.Packet, *, link: LinkId, now: float, batch: Batch | None = None, packet: int = 0) -> None:
         """Take a packet; a fault of the peer becomes an error packet, never an exception."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from postroad.core.batch.batch import Batch
 from postroad.core.filters.algebra.covering import covers, overlaps
@@ -35,6 +35,8 @@ from postroad.core.filters.language.text import to_text
 from postroad.errors import InvalidValueError
 from postroad.types import AttributeValue
 
+LIKE_CONDITIONS: Final = 4
+
 
 class Filter:
     """A condition on the attributes of messages, such as `price > 10 AND symbol IN ('A', 'B')`.
@@ -44,7 +46,20 @@ class Filter:
     AND, `NOT a = 1` for `a <> 1`) are equal and have equal hashes.
     """
 
-    __slots__ = ("_attributes", "_hash", "_hulls", "_key", "_normal", "_select", "_test", "_text", "_weight", "condition")
+    __slots__ = (
+        "_attributes",
+        "_conditions",
+        "_hash",
+        "_hulls",
+        "_key",
+        "_normal",
+        "_select",
+        "_test",
+        "_text",
+        "_weight",
+        "condition",
+        "length",
+    )
 
     condition: Condition
 
@@ -52,6 +67,8 @@ class Filter:
         if not isinstance(text, str):
             raise InvalidValueError(f"a filter is a str, not {type(text).__name__}")
         self.condition = parse(text, limits)
+        self.length = len(text)
+        self._conditions = -1
         self._test: Test | None = None
         self._select: Select | None = None
         self._attributes: frozenset[str] | None = None
@@ -69,10 +86,7 @@ class Filter:
 
     def matches(self, attributes: Mapping[str, AttributeValue | None]) -> bool | None:
         """Evaluate for one message: True, False, or None for unknown. Only True is a match."""
-        test = self._test
-        if test is None:
-            test = self._test = compile_test(self.condition)
-        return test(attributes)
+        return self.test(attributes)
 
     def evaluate(self, batch: Batch) -> Mask:
         """Evaluate for a batch: a mask of the messages for which the filter is true. The mask may be read, not written."""
@@ -80,10 +94,25 @@ class Filter:
 
     def evaluate_columns(self, columns: Columns) -> Mask:
         """Do as `evaluate`, over columns that other filters of the same batch have perhaps decoded already."""
-        compiled = self._select
-        if compiled is None:
-            compiled = self._select = compile_select(self.condition)
-        return select(compiled, columns)
+        return select(self.select, columns)
+
+    def prepare(self) -> None:
+        """Work out all that evaluating, comparing and indexing the filter needs; otherwise that is done when it is needed."""
+        _ = hash(self), self.hulls, self.weight, self.conditions, str(self), self.test, self.select
+
+    @property
+    def test(self) -> Test:
+        """The filter compiled for one message."""
+        if self._test is None:
+            self._test = compile_test(self.condition)
+        return self._test
+
+    @property
+    def select(self) -> Select:
+        """The filter compiled for batches."""
+        if self._select is None:
+            self._select = compile_select(self.condition)
+        return self._select
 
     @property
     def attributes(self) -> frozenset[str]:
@@ -120,6 +149,17 @@ class Filter:
         if not self._weight:
             self._weight = 1 + weight_of(self.normal)
         return self._weight
+
+    @property
+    def conditions(self) -> int:
+        """How many conditions are evaluated one by one for every message; 0 when an index decides the filter.
+
+        A LIKE counts as `LIKE_CONDITIONS`, since it takes so much longer.
+        """
+        if self._conditions < 0:
+            indexed = self.normal.is_independent and self.normal.is_plain
+            self._conditions = 0 if indexed else count_conditions(self.condition)
+        return self._conditions
 
     def _meaning(self) -> Key:
         if self._key is None:
@@ -171,3 +211,19 @@ def attribute_names(node: Condition | Value) -> Iterator[str]:
         case And(operands) | Or(operands):
             for each in operands:
                 yield from attribute_names(each)
+
+
+def count_conditions(node: Condition) -> int:
+    """Return the number of comparisons and predicates in a condition; a LIKE counts for several."""
+    match node:
+        case And(operands) | Or(operands):
+            total = 0
+            for each in operands:  # no comprehension: it would take a frame of the stack for each level
+                total += count_conditions(each)
+            return total
+        case Not(operand):
+            return count_conditions(operand)
+        case Like():
+            return LIKE_CONDITIONS
+        case _:
+            return 1

@@ -13,8 +13,9 @@ Invariants: following `_above` from any member ends at a maximal one, and every 
 A member without anything below it may be put below any other. One that has others below it is only put below a filter that it
 surely does not cover itself, or a circle could form; `covers` is exact for the filters this is decided for (`_is_exact`).
 
-Bounds: with more than `INTEREST_MAX` maximal filters, or more than `INTEREST_BYTES_MAX` of their texts, the set widens to the
-filter that matches everything, until there is only half as much.
+Bounds: with more than `INTEREST_MAX` maximal filters, more than `INTEREST_BYTES_MAX` of their texts, or more than
+`INTEREST_CONDITIONS_MAX` conditions that no index decides, the set widens to the filter that matches everything, until there is
+only half as much.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from postroad.core.protocol.packets import Interest
 
 INTEREST_MAX: Final = 1 << 16
 INTEREST_BYTES_MAX: Final = 4 << 20
+INTEREST_CONDITIONS_MAX: Final = 1 << 15  # that no index decides, so that each costs something for every message
 DEMOTED_MAX: Final = 64
 SEARCHED_MAX: Final = 64
 COMPARED_MAX: Final = 12  # filters compared in vain in one search
@@ -59,6 +61,7 @@ class ReducedSet:
         self._tops: CoveringIndex[Filter] = CoveringIndex()  # the maximal ones, by their first box
         self._changed: dict[Filter, bool] = {}  # maximal ones that came (True) or went since the changes were taken
         self._bytes = 0  # of the texts of the maximal ones
+        self._conditions = 0  # of them that no index decides
         self._wide = False
         self._was_wide = False  # when the changes were taken
 
@@ -142,17 +145,23 @@ class ReducedSet:
         self._maximal[filter_] = None
         self._tops.add(filter_, filter_.hulls[:1])
         self._bytes += len(str(filter_).encode())
+        self._conditions += filter_.conditions
         self._note(filter_, came=True)
 
     def _end_maximal(self, filter_: Filter) -> None:
         del self._maximal[filter_]
         self._tops.remove(filter_)
         self._bytes -= len(str(filter_).encode())
+        self._conditions -= filter_.conditions
         self._note(filter_, came=False)
 
     def _note(self, filter_: Filter, *, came: bool) -> None:
         part = 2 if self._wide else 1
-        self._wide = len(self._maximal) > INTEREST_MAX // part or self._bytes > INTEREST_BYTES_MAX // part
+        self._wide = (
+            len(self._maximal) > INTEREST_MAX // part
+            or self._bytes > INTEREST_BYTES_MAX // part
+            or self._conditions > INTEREST_CONDITIONS_MAX // part
+        )
         if self._changed.get(filter_, came) is not came:
             del self._changed[filter_]
         else:

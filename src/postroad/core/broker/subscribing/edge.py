@@ -22,6 +22,7 @@ from typing import Final
 from postroad.core.batch.batch import Batch
 from postroad.core.batch.selection import Rows, select
 from postroad.core.broker.knowledge import Segment, rows_within
+from postroad.core.broker.subscribing.filter_load import FilterLoad
 from postroad.core.broker.subscribing.waiting import Waiting
 from postroad.core.broker.views import RelayedStream, RelayedStreams
 from postroad.core.filters.filter import Filter
@@ -184,6 +185,7 @@ class Edge:
         self._waiting: dict[int, Waiting[Subscription]] = {}  # by pubend
         self._behind: dict[int, dict[int, Subscription]] = {}  # pubend -> number; those whose clients know the start
         self._lowest: dict[int, LowestPosition] = {}  # by pubend
+        self.filter_load = FilterLoad()
         self._telling: list[int] = []  # whom `tell_positions` has still to visit
         self._told_at_once = TOLD_AT_ONCE
         self._number = 0
@@ -212,6 +214,7 @@ class Edge:
         self.subscriptions[subscription.number] = subscription
         self._by_link.setdefault(link, {})[handle] = subscription
         self._index.add(subscription.number, filter_)
+        self.filter_load.add(link, filter_)
         return subscription
 
     def remove(self, subscription: Subscription) -> None:
@@ -221,6 +224,7 @@ class Edge:
         if not handles:
             del self._by_link[subscription.link]
         self._index.remove(subscription.number)
+        self.filter_load.remove(subscription.link, subscription.filter)
         for pubend, progress in subscription.progress.items():
             if progress.phase is Phase.WAITING:
                 self._waiting[pubend].discard(subscription.number)

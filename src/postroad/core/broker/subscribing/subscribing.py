@@ -147,9 +147,12 @@ class Subscribing:
             )
             return
         try:
-            context.filter(packet.filter)
+            too_many = self._edge.filter_load.check(link, context.filter(packet.filter))
         except FilterError as error:
             context.refuse(link, request, error)
+            return
+        if too_many is not None:
+            context.refuse(link, request, too_many)
             return
         positions, done = self._proofs.take(packet)
         packet = msgspec.structs.replace(packet, positions=positions, acknowledged=done)

@@ -43,10 +43,11 @@ _NO_ROWS: Final[Ints] = np.zeros(0, np.int32)
 class Entry(Generic[K]):
     """A filter, with all keys that stand for it."""
 
-    __slots__ = ("_names", "_select", "_test", "condition", "keys", "normal", "place", "segment", "signature")
+    __slots__ = ("_filter", "_names", "_select", "_test", "condition", "keys", "normal", "place", "segment", "signature")
 
-    def __init__(self, condition: Condition, normal: Normal, signature: Hashable) -> None:
+    def __init__(self, condition: Condition, normal: Normal, signature: Hashable, filter_: Filter | None = None) -> None:
         self.condition = condition
+        self._filter = filter_  # which may be compiled already
         self.normal = normal
         self.signature = signature
         self.keys: dict[K, None] = {}
@@ -58,12 +59,12 @@ class Entry(Generic[K]):
 
     def select(self) -> Select:
         if self._select is None:
-            self._select = compile_select(self.condition)
+            self._select = compile_select(self.condition) if self._filter is None else self._filter.select
         return self._select
 
     def holds(self, columns: Columns, row: int) -> bool:
         if self._test is None:
-            self._test = compile_test(self.condition)
+            self._test = compile_test(self.condition) if self._filter is None else self._filter.test
             self._names = sorted(set(attribute_names(self.condition)))
         listed = {name: columns.listed(name) for name in self._names}
         return self._test({name: each[1][row] for name, each in listed.items() if each is not None}) is True
@@ -100,7 +101,8 @@ class FilterIndex(Generic[K]):
         signature = frozenset(frozenset(box.items()) for box in normal.boxes)
         entry = self._by_signature.get(signature)
         if entry is None:
-            entry = self._by_signature[signature] = self._loose[signature] = Entry(condition, normal, signature)
+            given = wanted if isinstance(wanted, Filter) else None
+            entry = self._by_signature[signature] = self._loose[signature] = Entry(condition, normal, signature, given)
         entry.keys[key] = None
         self._by_key[key] = entry
 

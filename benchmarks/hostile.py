@@ -1,0 +1,312 @@
+"""What one client notices of another one's attack: `python -m benchmarks.hostile [attack...] [--seconds 4]`.
+
+A broker runs as a process of its own. A good client publishes a message every few milliseconds and receives it; the time between
+is what counts. It is measured before an attack and during it. The attacker is a process of its own, too, and runs at the lowest
+priority, so that it costs the processors as little as possible: what is measured is what the broker lets it do.
+
+The bound is three times the value before, for p99. On a busy machine figures of a few seconds say little; run it on a quiet one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import select
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Final, cast
+
+import msgspec
+import numpy as np
+
+import postroad
+from postroad.core.protocol import packets
+from postroad.core.protocol.packets import pubend_id
+from postroad.runtime.config import NodeConfig
+from postroad.runtime.process import BrokerProcess, own_environment
+from postroad.testing import free_ports
+from postroad.wire.codec import encode
+from postroad.wire.packets.session import Hello, Role
+from postroad.wire.packets.telesto import GetMessages, Ping, RegisterClient
+
+PACE_S: Final = 0.005
+SETTLING_S: Final = 0.5
+MIB: Final = 1 << 20
+
+
+def raw(packet: msgspec.Struct, packet_id: int = 1) -> bytes:
+    return b"".join(encode(packet, packet_id))
+
+
+CLIENT: Final = raw(Hello(1, 1, Role.CLIENT, 0, "attacker"))
+BROKER: Final = raw(Hello(1, 1, Role.BROKER, 9, "attacker", incarnation=1))
+
+
+# --- the attacker ----------------------------------------------------------------------------------------------------------
+
+
+def connect(port: int, hello: bytes, *, reads: bool = True) -> socket.socket:
+    """Open a connection and say hello; with `reads`, everything that comes is thrown away."""
+    end = socket.create_connection(("127.0.0.1", port))
+    end.sendall(hello)
+    if reads:
+        threading.Thread(target=throw_away, args=(end,), daemon=True).start()
+    return end
+
+
+def throw_away(end: socket.socket) -> None:
+    try:
+        while end.recv(1 << 20):
+            pass
+    except OSError:
+        pass
+
+
+def flood(port: int, hello: bytes, data: Iterator[bytes], *, reads: bool = True) -> None:
+    """Send as fast as it is taken; come back when the connection is closed."""
+    while True:
+        try:
+            end = connect(port, hello, reads=reads)
+            time.sleep(0.05)
+            for each in data:
+                end.sendall(each)
+        except OSError:
+            time.sleep(0.01)
+        else:
+            time.sleep(1.0)
+
+
+def pings(port: int) -> None:
+    """Ping without waiting for answers."""
+    flood(port, CLIENT, (raw(Ping(), 2) * 20_000 for _ in count()))
+
+
+def ors(first: int) -> str:
+    return " OR ".join(f"a{first + n} = {n}" for n in range(3_000))
+
+
+def costly_filters(port: int) -> None:
+    """Subscribe twenty filters of 3,000 ORs, then one after the other new."""
+
+    def subscribes() -> Iterator[bytes]:
+        for number in count(1):
+            if number > 20:
+                yield raw(packets.Unsubscribe(number - 20), 1)
+            yield raw(packets.Subscribe(number, ors(number * 7)), number)
+
+    flood(port, CLIENT, subscribes())
+
+
+def conjunctions(port: int) -> None:
+    """Subscribe filters of 64 alternatives under one AND with many others, which multiply."""
+
+    def subscribes() -> Iterator[bytes]:
+        for number in count(1):
+            if number > 20:
+                yield raw(packets.Unsubscribe(number - 20), 1)
+            parts = [f"(a{n} = {number} OR b{n} > {number} OR c{n} LIKE '%{number}%x%')" for n in range(800)]
+            yield raw(packets.Subscribe(number, " AND ".join(parts)), number)
+
+    flood(port, CLIENT, subscribes())
+
+
+def many_positions(port: int) -> None:
+    """Subscribe from 60,000 positions."""
+    positions = {pubend_id(1 + n): n for n in range(60_000)}
+    flood(port, CLIENT, (raw(packets.Subscribe(n, "x = 1", None, positions), n) for n in count(1)))
+
+
+def unfinished_frames(port: int) -> None:
+    """Promise 16 MiB on each of thirty connections and send all but the end."""
+    frame = struct.pack(">IHI", 16 * MIB, 0x0203, 1) + bytes(16 * MIB - 100)
+    for _ in range(30):
+        threading.Thread(target=flood, args=(port, CLIENT, iter((frame,))), daemon=True).start()
+    threading.Event().wait()
+
+
+def unread_ranges(port: int) -> None:
+    """Ask for ranges of the log and read none."""
+    ask = raw(packets.ReadRange(pubend_id(1), "", 0, (1 << 63) - 1, bare=False), 2) * 100
+    for _ in range(20):
+        threading.Thread(target=flood, args=(port, CLIENT, iter([ask] * 20)), kwargs={"reads": False}, daemon=True).start()
+    threading.Event().wait()
+
+
+def unread_peeks(port: int) -> None:
+    """Look into a queue again and again and read no answer."""
+    hello = raw(RegisterClient(f"attacker {os.getpid()}", 2, existing=True))  # type: ignore[arg-type]
+    flood(port, hello, (raw(GetMessages(1), 2) * 1_000 for _ in range(20)), reads=False)
+
+
+def tiny_frames(port: int) -> None:
+    """Say hello with a maximum that no error fits, and send a bad filter."""
+    hello = raw(Hello(1, 1, Role.CLIENT, 0, "tiny", frame_bytes_max=64)) + raw(packets.Subscribe(1, "price >"), 2)
+    while True:
+        try:
+            with socket.create_connection(("127.0.0.1", port)) as end:
+                end.sendall(hello)
+                select.select([end], [], [], 1.0)
+        except OSError:
+            time.sleep(0.01)
+
+
+def connections(port: int) -> None:
+    """Open 1,100 connections and keep them; open them again when they are closed."""
+    ends: list[socket.socket] = []
+    while True:
+        try:
+            ends.append(connect(port, CLIENT, reads=False))
+        except OSError:
+            time.sleep(0.01)
+        if len(ends) > 1_100:
+            for end in ends[:100]:
+                end.close()
+            del ends[:100]
+
+
+def link_states(port: int) -> None:
+    """Flood link states of forty brokers with 256 pubends each."""
+
+    def states() -> Iterator[bytes]:
+        others = range(100, 140)
+        for sequence in count(1):
+            yield raw(packets.LinkState(9, 1, sequence, [(1, 1), *((each, 1) for each in others)], []))
+            for each in others:
+                pubends = [each << 8 | place for place in range(256)]
+                yield raw(packets.LinkState(each, 1, sequence, [(9, 1)], pubends))
+
+    flood(port, BROKER, states())
+
+
+def forged_knowledge(port: int) -> None:
+    """Flood knowledge and interest in another broker's pubend."""
+
+    def forged() -> Iterator[bytes]:
+        for n in count(1):
+            yield raw(packets.Interest(pubend_id(1), n, True, ["x > 1"], [])) * 100
+            yield raw(packets.Released(pubend_id(1), n)) * 1_000
+
+    flood(port, BROKER, forged())
+
+
+def long_interests(port: int) -> None:
+    """Ask as a neighbour for hundreds of filters of 60 kB."""
+
+    def interests() -> Iterator[bytes]:
+        for n in count(1):
+            yield raw(packets.Interest(pubend_id(1), n, False, [f"text{n} = '{'x' * 60_000}'"], []))
+            if n > 300:
+                yield raw(packets.Interest(pubend_id(1), n, False, [], [f"text{n - 300} = '{'x' * 60_000}'"]))
+
+    flood(port, BROKER, interests())
+
+
+ATTACKS: Final[dict[str, Callable[[int], None]]] = {
+    attack.__name__.replace("_", "-"): attack
+    for attack in (
+        pings,
+        costly_filters,
+        conjunctions,
+        many_positions,
+        unfinished_frames,
+        unread_ranges,
+        unread_peeks,
+        tiny_frames,
+        connections,
+        link_states,
+        forged_knowledge,
+        long_interests,
+    )
+}
+
+
+# --- the measurement -------------------------------------------------------------------------------------------------------
+
+
+async def round_trips(client: postroad.Client, seconds: float) -> list[float]:
+    """Publish a message every few milliseconds for a while and return how long each took to come back."""
+    loop = asyncio.get_running_loop()
+    subscription = await client.subscribe("probe = TRUE")
+    publisher = client.publisher()
+    count_sent = round(seconds / PACE_S)
+
+    async def receive() -> list[float]:
+        return [loop.time() - cast("float", (await anext(subscription))["at"]) for _ in range(count_sent)]
+
+    receiving = asyncio.create_task(receive())
+    due = loop.time()
+    for _ in range(count_sent):
+        due += PACE_S
+        await asyncio.sleep(max(0.0, due - loop.time()))
+        await publisher.publish({"probe": True, "at": due})
+    async with asyncio.timeout(20.0):
+        times = await receiving
+    await subscription.close()
+    return times
+
+
+def figures(times: list[float]) -> dict[str, float]:
+    p50, p99, most = np.percentile(np.array(times) * 1_000, (50, 99, 100))
+    return {"p50_ms": round(float(p50), 2), "p99_ms": round(float(p99), 2), "max_ms": round(float(most), 2)}
+
+
+def measure(attack: str, seconds: float) -> dict[str, object]:
+    """Measure a good client before an attack and during it."""
+    (port,) = free_ports(1)
+    with tempfile.TemporaryDirectory() as directory:
+        config = NodeConfig(id=1, data_dir=f"{directory}/data", listen=f"127.0.0.1:{port}", name="victim", log_level="error")
+        with BrokerProcess(config, Path(directory)) as broker:
+            return asyncio.run(_measure(broker, port, attack, seconds))
+
+
+async def _measure(broker: BrokerProcess, port: int, attack: str, seconds: float) -> dict[str, object]:
+    async with postroad.connect(broker.url) as client:
+        if attack == "unread-ranges":
+            publisher = client.publisher()
+            for number in range(400):
+                await publisher.publish({"n": number}, bytes(50_000))
+            await publisher.flush()
+        await round_trips(client, 1.0)
+        before = figures(await round_trips(client, seconds))
+        command = [sys.executable, "-m", "benchmarks.hostile", "--attack", attack, str(port)]
+        with subprocess.Popen(command, env=own_environment(), stdout=subprocess.PIPE) as attacker:  # noqa: ASYNC220
+            try:
+                assert attacker.stdout is not None
+                await asyncio.to_thread(attacker.stdout.readline)
+                await asyncio.sleep(SETTLING_S)
+                during = figures(await round_trips(client, seconds))
+                assert attacker.poll() is None, "the attacker ended"
+            finally:
+                attacker.kill()
+        assert broker.running
+    ratio = round(during["p99_ms"] / before["p99_ms"], 1)
+    return {"attack": attack, "before": before, "during": during, "p99_ratio": ratio}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("attacks", nargs="*", default=list(ATTACKS))
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--attack", nargs=2, metavar=("NAME", "PORT"), help="attack a broker")
+    arguments = parser.parse_args()
+    if arguments.attack is not None:
+        os.nice(19)
+        print("attacking", flush=True)
+        ATTACKS[arguments.attack[0]](int(arguments.attack[1]))
+        return
+    for attack in arguments.attacks:
+        print(json.dumps(measure(attack, arguments.seconds)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
