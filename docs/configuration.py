@@ -24,7 +24,7 @@ listen = "127.0.0.1:7400"
 address = "10.0.0.2:7400"
 ```
 
-A key that is not known is refused, with the nearest known one. Sizes are in bytes, times in seconds.
+An unknown key is an error, which suggests a similar one. Sizes are in bytes, times in seconds (with `_ms`, milliseconds).
 
 """
 

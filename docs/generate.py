@@ -26,10 +26,10 @@ def errors_page() -> str:
     """List every error class with its code, in the order of the codes."""
     classes = [c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, errors.PostroadError)]
     rows = [
-        f"| {c.code} | `{c.__name__}` | {'yes' if c.retryable else 'no'} | {inspect.getdoc(c)} |"
+        f"| {c.code} | `{c.__name__}` | {'yes' if c.retryable else 'no'} | {' '.join((inspect.getdoc(c) or '').split())} |"
         for c in sorted(classes, key=lambda c: (c.code, c.__name__))
     ]
-    head = "# Errors\n\nEach error has a stable code. It travels in error packets and is shown by the command line.\n\n"
+    head = "# Errors\n\nEach error has a stable code, which error packets carry and the command line shows.\n\n"
     return head + "| code | class | retry may help | meaning |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
 
 

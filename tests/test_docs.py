@@ -94,3 +94,11 @@ def test_every_link_leads_to_a_file_and_heading_that_exist(page: Path) -> None:
         found = (page.parent / path).resolve() if path else page
         assert found.exists(), f"{page}: {target}"
         assert not anchor or anchor in anchors(found), f"{page}: {target}"
+
+
+def test_every_error_is_one_row_of_its_page() -> None:
+    """A docstring with paragraphs must not break the table."""
+    lines = (DOCS / "reference" / "errors.md").read_text(encoding="utf-8").splitlines()
+    rows = lines[lines.index("|---|---|---|---|") + 1 :]
+    assert len(rows) > 50
+    assert all(re.fullmatch(r"\| \d+ \| `\w+` \| (yes|no) \| \S.* \|", row) for row in rows)

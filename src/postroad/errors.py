@@ -1,8 +1,8 @@
 """The whole exception tree.
 
-Every error a user can meet is a `PostroadError` with a stable numeric `code` (it travels in error packets and is listed in
-`docs/reference/errors.md`), a `retryable` flag, and its data as attributes. Expected refusals are return values, not
-exceptions; our own bugs are `AssertionError`.
+Every error that a user can see is a `PostroadError` with a stable numeric `code` (error packets carry it, and
+`docs/reference/errors.md` lists it), a `retryable` flag, and its data as attributes. Expected refusals are return values, not
+exceptions; bugs in Postroad are `AssertionError`.
 
 Codes are grouped: 1xx values and batches, 2xx filters, 3xx wire, 4xx storage, 5xx overlay and clients, 6xx queues, 7xx topics,
 8xx Spark.
@@ -14,14 +14,14 @@ from typing import ClassVar, Final
 
 
 class PostroadError(Exception):
-    """Base of everything Postroad raises on purpose."""
+    """Base class of all errors that Postroad raises."""
 
     code: ClassVar[int] = 100
     retryable: ClassVar[bool] = False
 
 
 class InvalidValueError(PostroadError, ValueError):
-    """A value (id, tick, attribute, name, limit) breaks its documented bounds."""
+    """A value (id, tick, attribute, name, limit) is outside of its documented bounds."""
 
     code = 101
 
@@ -33,7 +33,7 @@ class BatchError(PostroadError):
 
 
 class BatchLimitError(BatchError):
-    """A batch, message or attribute is larger than the limits allow. `limit` names the bound, `maximum` is its value."""
+    """A batch, message or attribute is larger than the limits allow. `limit` is the name of the limit, `maximum` its value."""
 
     code = 103
 
@@ -50,7 +50,7 @@ class FilterError(PostroadError, ValueError):
 
 
 class FilterSyntaxError(FilterError):
-    """A filter's text does not parse. `position` counts characters from 0; `str()` shows the place with a pointer line."""
+    """The text of a filter cannot be parsed. `position` counts characters from 0; `str()` shows the text with a pointer to it."""
 
     code = 201
 
@@ -65,7 +65,7 @@ class FilterSyntaxError(FilterError):
 
 
 class FilterLimitError(FilterSyntaxError):
-    """A filter is longer, deeper or costlier than the configured limits allow."""
+    """A filter is longer, more deeply nested or more expensive than the configured limits allow."""
 
     code = 202
 
@@ -83,20 +83,20 @@ class StorageError(PostroadError):
 
 
 class StorageUnavailableError(StorageError):
-    """The database is away, restarting or dropped the connection. Whether the last change was kept may be unknown."""
+    """The database cannot be reached or closed the connection. It may be unknown whether the last change was stored."""
 
     code = 410
     retryable = True
 
 
 class StorageSchemaError(StorageError):
-    """The database holds a schema this version does not know, or a migration file was changed after it was applied."""
+    """The database has a schema that this version does not know, or a migration file was changed after it was applied."""
 
     code = 411
 
 
 class PostgresMissingError(StorageError):
-    """Queues are to be kept in PostgreSQL, but the package `asyncpg` is not installed: `pip install 'postroad[postgres]'`."""
+    """Queues in PostgreSQL need the package `asyncpg`, which is not installed: `pip install 'postroad[postgres]'`."""
 
     code = 413
 
@@ -126,7 +126,7 @@ class UnknownQueueError(QueueError):
 
 
 class NameTakenError(QueueError):
-    """A client or queue of this name exists already."""
+    """A client or queue with this name already exists."""
 
     code = 604
 
@@ -138,13 +138,13 @@ class ReadOnlyClientError(QueueError):
 
 
 class LeaseLostError(QueueError):
-    """The lease ended, so the message is waiting again or with somebody else."""
+    """The lease ended, so the message waits in the queue again or another client has it."""
 
     code = 606
 
 
 class QueueLimitError(QueueError):
-    """A payload, batch, wait or lease is beyond the configured limit."""
+    """A payload, batch, waiting time or lease exceeds the configured limit."""
 
     code = 608
 
@@ -157,7 +157,7 @@ class NoResponseError(QueueError):
 
 
 class QueueBusyError(QueueError):
-    """Too many calls or takes are waiting already; come again later."""
+    """Too many calls or takes are waiting already; try again later."""
 
     code = 610
     retryable = True
@@ -170,7 +170,7 @@ class UnknownBindingError(QueueError):
 
 
 class ConnectionLostError(QueueError):
-    """The connection to the broker is gone; reconnect and repeat what is safe to repeat."""
+    """The connection to the broker was lost; reconnect and repeat the calls that are safe to repeat."""
 
     code = 612
     retryable = True
@@ -183,7 +183,7 @@ class RemoteError(QueueError):
 
 
 class MalformedFrameError(WireError):
-    """A frame's header makes no sense. `frames` are the sound frames of the same chunk that stood before it."""
+    """The header of a frame is invalid. `frames` are the valid frames before it in the same chunk."""
 
     code = 301
 
@@ -193,18 +193,18 @@ class MalformedFrameError(WireError):
 
 
 class FrameTooLargeError(MalformedFrameError):
-    """A frame is longer than the connection's maximum. Nothing of it was kept."""
+    """A frame is longer than the connection's maximum. It was discarded."""
 
     code = 302
 
     def __init__(self, length: int, maximum: int, frames: tuple[tuple[int, int, bytes | memoryview], ...] = ()) -> None:
         self.length = length
         self.maximum = maximum
-        super().__init__(f"a frame of {length:,} bytes, where at most {maximum:,} are allowed", frames)
+        super().__init__(f"the frame has {length:,} bytes; at most {maximum:,} are allowed", frames)
 
 
 class UnknownMethodError(WireError):
-    """A packet's method id is in no table of this version of the protocol."""
+    """This version of the protocol has no packet with this method id."""
 
     code = 303
 
@@ -214,7 +214,7 @@ class UnknownMethodError(WireError):
 
 
 class MalformedPacketError(WireError):
-    """A packet's payload does not decode as the packet its method id promises. `packet` is its name."""
+    """The payload of a packet cannot be decoded. `packet` is the name that belongs to its method id."""
 
     code = 304
 
@@ -225,24 +225,24 @@ class MalformedPacketError(WireError):
 
 
 class WrongDirectionError(WireError):
-    """A peer sent a packet that only the other side may send."""
+    """A peer sent a packet that only the other side of the connection may send."""
 
     code = 305
 
     def __init__(self, packet: str, direction: str) -> None:
         self.packet = packet
         self.direction = direction
-        super().__init__(f"{packet} may not travel {direction}")
+        super().__init__(f"{packet} must not be sent {direction}")
 
 
 class NotIdentifiedError(WireError):
-    """A peer sent a packet that needs identification before it identified itself."""
+    """A peer must identify itself before it sends this packet."""
 
     code = 306
 
     def __init__(self, packet: str) -> None:
         self.packet = packet
-        super().__init__(f"{packet} needs identification: send Hello, RegisterClient or IdentifyClient first")
+        super().__init__(f"{packet} needs an identified connection: send Hello, RegisterClient or IdentifyClient first")
 
 
 class ProtocolVersionError(WireError):
@@ -253,56 +253,56 @@ class ProtocolVersionError(WireError):
     def __init__(self, ours: tuple[int, int], theirs: tuple[int, int]) -> None:
         self.ours = ours
         self.theirs = theirs
-        super().__init__(f"no common protocol version: we speak {ours[0]} to {ours[1]}, the peer {theirs[0]} to {theirs[1]}")
+        super().__init__(f"no common protocol version: we support {ours[0]} to {ours[1]}, the peer {theirs[0]} to {theirs[1]}")
 
 
 class ProtocolViolationError(WireError):
-    """A peer sent sound packets that make no sense at this point; the connection is given up."""
+    """A peer sent a valid packet that is not allowed at this point. The connection is closed."""
 
     code = 350
 
 
 class HandshakeError(WireError):
-    """A peer did not say who it is, in time or at the right moment."""
+    """A peer did not identify itself in time, or did so at the wrong moment."""
 
     code = 351
 
 
 class TooManyConnectionsError(WireError):
-    """The broker serves as many connections as it is configured to."""
+    """The broker has reached its configured maximum of connections."""
 
     code = 352
     retryable = True
 
 
 class ShuttingDownError(WireError):
-    """The broker is about to stop."""
+    """The broker is shutting down."""
 
     code = 353
     retryable = True
 
 
 class InternalError(WireError):
-    """The broker failed to process a packet because of a bug of its own. It closes this connection and serves the others."""
+    """The broker failed to process a packet because of a bug. It closes this connection and continues to serve the others."""
 
     code = 355
 
 
 class BufferLimitError(WireError):
-    """A connection, or all of them together, made the broker keep more bytes than its configuration allows."""
+    """One connection, or all connections together, used more buffer memory in the broker than its configuration allows."""
 
     code = 356
     retryable = True
 
 
 class ListenError(PostroadError):
-    """A broker cannot listen on its address: another program does, or the address is not this machine's."""
+    """A broker cannot listen on its address: another program uses it, or it is not an address of this machine."""
 
     code = 354
 
 
 class StorageFullError(StorageError):
-    """There is no room left to write. Nothing of the write remains; it may be tried again once there is room."""
+    """No space is left to write. Nothing was written; try again when there is space."""
 
     code = 401
     retryable = True
@@ -310,11 +310,11 @@ class StorageFullError(StorageError):
     def __init__(self, path: str, reason: str) -> None:
         self.path = path
         self.reason = reason
-        super().__init__(f"no room to write {path}: {reason}; free some space or raise the limit, then try again")
+        super().__init__(f"no space left to write {path}: {reason}; free some space or raise the limit, then try again")
 
 
 class CorruptSegmentError(StorageError):
-    """A segment of a pubend's log is damaged where it once was whole. `file` and `offset` name the place."""
+    """A segment of a pubend's log was damaged after it was written. `file` and `offset` say where."""
 
     code = 402
 
@@ -337,7 +337,7 @@ class StorageLockedError(StorageError):
 
 
 class StorageFormatError(StorageError):
-    """Files are of another format version, or no Postroad files at all."""
+    """Files have another format version, or are not Postroad files."""
 
     code = 404
 
@@ -360,7 +360,7 @@ class WrongBrokerError(StorageError):
 
 
 class StorageFailedError(StorageError):
-    """The disk failed while writing, so what it holds is uncertain: nothing more is written until the broker starts again."""
+    """The disk failed during a write, so its content is uncertain. The broker writes nothing more until it is restarted."""
 
     code = 406
 
@@ -371,7 +371,7 @@ class StorageFailedError(StorageError):
 
 
 class LogMissingError(StorageError):
-    """A pubend's log was created once and is gone."""
+    """The log of a pubend existed before and is missing now."""
 
     code = 407
 
@@ -382,7 +382,7 @@ class LogMissingError(StorageError):
 
 
 class CorruptMetadataError(StorageError):
-    """The file of a broker's metadata is damaged."""
+    """The metadata file of a broker is damaged."""
 
     code = 408
 
@@ -393,34 +393,34 @@ class CorruptMetadataError(StorageError):
 
 
 class TrackFileError(StorageError):
-    """A file of tracks is damaged or not ours. Searches go on without it and report what it held as a hole."""
+    """A track file is damaged, or Postroad did not write it. Searches skip it and report its content as a hole."""
 
     code = 409
 
     def __init__(self, file: str, reason: str) -> None:
         self.file = file
         self.reason = reason
-        super().__init__(f"{file} cannot be read: {reason}; restore the file from a copy, or move it away to live with the hole")
+        super().__init__(f"{file} cannot be read: {reason}; restore the file from a copy, or move it away and accept the hole")
 
 
 class OverlayError(PostroadError):
-    """A request to a broker of the overlay cannot be met."""
+    """A broker of the overlay cannot fulfil a request."""
 
     code = 500
 
 
 class DurableBusyError(OverlayError):
-    """Another client is connected to the durable subscription of this name, or was a moment ago."""
+    """Another client uses the durable subscription with this name, or used it a moment ago."""
 
     code = 501
     retryable = True
 
 
 class DurableElsewhereError(OverlayError):
-    """The durable subscription is at home at a broker that cannot be reached now, and the client brought no positions.
+    """The home broker of the durable subscription cannot be reached now, and the client has no positions.
 
-    Or it is new, and the brokers that answer are not a majority of those that are known, or the broker has not reached any of
-    its neighbours since it was set up.
+    Or the subscription is new, and fewer than a majority of the known brokers answered, or this broker has not reached any
+    neighbour since it was set up.
     """
 
     code = 502
@@ -428,25 +428,25 @@ class DurableElsewhereError(OverlayError):
 
 
 class DurableFilterError(OverlayError):
-    """The durable subscription of this name exists with another filter; forget it first."""
+    """A durable subscription with this name and another filter exists; delete it first."""
 
     code = 503
 
 
 class UnknownDurableError(OverlayError):
-    """No durable subscription has this name."""
+    """There is no durable subscription with this name."""
 
     code = 510
 
 
 class UnknownHandleError(OverlayError):
-    """No subscription or publisher has this number on this connection."""
+    """This connection has no subscription or publisher with this handle."""
 
     code = 504
 
 
 class DuplicateHandleError(OverlayError):
-    """The connection already uses this number for a subscription."""
+    """This connection already uses this handle for a subscription."""
 
     code = 505
 
@@ -458,21 +458,21 @@ class TooManyError(OverlayError):
 
 
 class WrongRoleError(OverlayError):
-    """A packet came from a peer that may not send it: a client's on a broker's link, or the other way round."""
+    """A peer sent a packet of the wrong role: a client sent a broker's packet, or a broker sent a client's."""
 
     code = 507
 
 
 class ImplausibleError(OverlayError):
-    """A broker said something that cannot be: a number beyond its bound, or something that is not its to say."""
+    """A broker sent an impossible value: a number beyond its bound, or a statement that only another broker may make."""
 
     code = 509
 
 
 class SkewError(OverlayError):
-    """A message's timestamp and the broker's clock differ by more than the broker tolerates: one of the clocks was stepped.
+    """A message's timestamp and the broker's clock differ by more than the broker tolerates: one of the clocks was changed.
 
-    The client has corrected its clock and goes on; messages from the future can only be published again, under new ids.
+    The client has corrected its clock and continues. Messages from the future must be published again with new ids.
     """
 
     code = 508
@@ -486,13 +486,13 @@ class SkewError(OverlayError):
 
 
 class ConfigError(PostroadError):
-    """A configuration or topology file cannot be used. The text names the key and, where one is near, what was probably meant."""
+    """A configuration or topology file cannot be used. The text names the key and suggests a similar one."""
 
     code = 550
 
 
 class NotConnectedError(OverlayError):
-    """No broker of the given addresses could be reached in time."""
+    """None of the given broker addresses could be reached in time."""
 
     code = 551
     retryable = True
@@ -505,7 +505,7 @@ class ClosedError(OverlayError):
 
 
 class GapError(OverlayError):
-    """Messages of `pubend` in the ticks (lo, hi] were released before this subscription got them: they are lost to it."""
+    """Messages of `pubend` in the ticks (lo, hi] were released before this subscription received them. They are lost."""
 
     code = 553
 
@@ -517,7 +517,7 @@ class GapError(OverlayError):
 
 
 class PublishRefusedError(OverlayError):
-    """The broker did not take the messages with ids from `first` to `last` (16 bytes each). `cause` is the broker's error."""
+    """The broker refused the messages with ids from `first` to `last` (16 bytes each). `cause` is the broker's error."""
 
     code = 554
 
@@ -525,25 +525,25 @@ class PublishRefusedError(OverlayError):
         self.first = first
         self.last = last
         self.cause = cause
-        self.retryable = cause.retryable  # type: ignore[misc]  # as its cause: a full disk passes, a wrong value does not
+        self.retryable = cause.retryable  # type: ignore[misc]  # as its cause: a full disk may be freed, a wrong value stays wrong
         super().__init__(f"the broker refused the messages {first.hex()} to {last.hex()}: {cause}  [error {cause.code}]")
 
 
 class PositionFileError(OverlayError):
-    """A file of positions cannot be read, written or understood."""
+    """A file of positions cannot be read or written, or its content is invalid."""
 
     code = 555
 
 
 class UnfinishedError(OverlayError):
-    """What was waited for did not happen in time; it may still happen."""
+    """An operation did not finish in time; it may still finish later."""
 
     code = 556
     retryable = True
 
 
 class UnknownPubendError(OverlayError):
-    """No broker ever heard of hosts this pubend, or no given directory holds its log."""
+    """No known broker hosts this pubend, or none of the given directories contains its log."""
 
     code = 561
 
@@ -556,19 +556,19 @@ class PubendUnreachableError(OverlayError):
 
 
 class StaleEpochError(OverlayError):
-    """A batch of a named writer comes when a later one was begun already, or the broker does not know any more how far it was."""
+    """A later batch of the named writer has started, or the broker no longer knows how much of this batch was written."""
 
     code = 563
 
 
 class EpochChangedError(OverlayError):
-    """A batch of a named writer is repeated with other rows, or in other parts, than the first time."""
+    """A named writer repeated a batch with other rows, or split differently, than the first time."""
 
     code = 564
 
 
 def error_of_code(code: int, text: str) -> PostroadError:
-    """Make the exception a peer described by its code: an instance of its class here, with only the text as data."""
+    """Make the exception for an error code from a peer: an instance of its class with the text as its only data."""
     known = _class_of_code(code)
     if known not in _DESCRIBED:
         _DESCRIBED[known] = type(known.__name__, (_Described, known), {"__module__": known.__module__, "__doc__": known.__doc__})
@@ -585,7 +585,7 @@ def _class_of_code(code: int) -> type[PostroadError]:
 
 
 class _Described:
-    """Stands before an error class to replace its data by a text."""
+    """Mixin in front of an error class: replaces the data by a text."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -599,44 +599,44 @@ _DESCRIBED: Final[dict[type[PostroadError], type[PostroadError]]] = {}  # at mos
 
 
 class TopicsError(PostroadError):
-    """A topic operation failed. The seed's guarantees for an error hold: nothing was received or lost by a `get`."""
+    """A topic operation failed. A `get` that fails has received nothing and lost nothing."""
 
     code = 700
 
 
 class TopicsUnavailableError(TopicsError):
-    """No proxy answered, or the topic's server is away, busy or moving the topic. Whether the operation was done is not known."""
+    """No proxy answered, or the topic's server is down, busy or moving the topic. The operation may or may not have been done."""
 
     code = 701
     retryable = True
 
 
 class TopicsNotSubscribedError(TopicsError):
-    """A `get` by a client that is not subscribed to the topic."""
+    """A client that is not subscribed to the topic called `get`."""
 
     code = 702
 
 
 class TopicsRefusedError(TopicsError):
-    """The service refuses the operation: a limit is reached, or the request is older than what it already knows."""
+    """The service refused the operation: a limit is reached, or the service already knows a newer request."""
 
     code = 703
 
 
 class TopicsConflictError(TopicsUnavailableError):
-    """The client's own copy of the topic is on another server, and the two are not merged yet."""
+    """Another server has a copy of the topic with this client's state, and the copies are not merged yet."""
 
     code = 704
 
 
 class TopicsStoreError(TopicsError):
-    """The data directory cannot be read or written, belongs to someone else, or is in use by another process."""
+    """The data directory cannot be read or written, belongs to another server or client, or is in use by another process."""
 
     code = 705
 
 
 class TopicsProtocolError(TopicsError, WireError):
-    """Bytes from a peer are not one of the eight messages, or break a bound."""
+    """Bytes from a peer are not a message of the protocol, or exceed a limit."""
 
     code = 706
 
@@ -648,7 +648,7 @@ class TopicsDependencyError(TopicsError):
 
 
 class SparkError(PostroadError):
-    """A Spark session, the data source or the sink `postroad`, or a job of the pipeline cannot do what was asked."""
+    """A Spark session, the data source or sink `postroad`, or a pipeline job failed."""
 
     code = 800
 
@@ -660,42 +660,42 @@ class SparkUnavailableError(SparkError):
 
 
 class TracksMissingError(SparkError):
-    """No files of tracks where a job was told to look."""
+    """The given place contains no track files."""
 
     code = 820
 
     def __init__(self, source: str) -> None:
         self.source = source
         super().__init__(
-            f"no track files in {source}; name a broker's data directory, a directory of tracks or a glob of their files"
+            f"no track files in {source}; give the data directory of a broker, a directory of track files or a glob pattern"
         )
 
 
 class LogsMissingError(SparkError):
-    """No pubend logs where a job was told to look."""
+    """The given place contains no pubend logs."""
 
     code = 821
 
     def __init__(self, source: str) -> None:
         self.source = source
-        super().__init__(f"no pubend logs in {source}; name a broker's data directory, or a directory that holds some")
+        super().__init__(f"no pubend logs in {source}; give the data directory of a broker, or a directory that contains some")
 
 
 class UnclaimedPubendError(SparkError):
-    """Tracks speak of a pubend whose log is not at hand, so its messages cannot be checked."""
+    """Track files mention a pubend whose log was not given, so its messages cannot be checked."""
 
     code = 822
 
     def __init__(self, pubend: int) -> None:
         self.pubend = pubend
         super().__init__(
-            f"tracks speak of pubend {pubend:x}, and no log of it was given: add the data directory of broker {pubend >> 8}, "
-            "or leave its messages unchecked with --on-damage skip"
+            f"track files mention pubend {pubend:x}, but its log was not given: add the data directory of broker {pubend >> 8}, "
+            "or use --on-damage skip to leave its messages unchecked"
         )
 
 
 class LakeError(SparkError):
-    """A lake of messages is not as its commits say, or another ingest changed it."""
+    """The files of a lake do not match its commits, or another ingest changed it."""
 
     code = 823
 
@@ -706,19 +706,19 @@ class LakeError(SparkError):
 
 
 class SparkOptionError(SparkError):
-    """An option of the Spark source or sink `postroad` is unknown, missing, or has a value it cannot have."""
+    """An option of the Spark source or sink `postroad` is unknown, missing or has an invalid value."""
 
     code = 802
 
 
 class SparkSchemaError(SparkError):
-    """A schema does not fit the Spark source or sink: a column of a type messages cannot have, or names that clash."""
+    """A schema does not fit the Spark source or sink: a column has a type that messages cannot have, or two names collide."""
 
     code = 803
 
 
 class AttributeMismatchError(SparkError):
-    """The messages at `tick` have an attribute of another kind than the column it is read into."""
+    """A message at `tick` has an attribute whose type does not fit its column."""
 
     code = 804
 
@@ -729,7 +729,7 @@ class AttributeMismatchError(SparkError):
         self.pubend = pubend
         self.tick = tick
         super().__init__(
-            f"attribute {attribute!r} is {kind} at tick {tick} of pubend {pubend}, and its column is {wanted}; give a schema "
+            f"attribute {attribute!r} is {kind} at tick {tick} of pubend {pubend}, but its column is {wanted}; use a schema "
             "with another type, or the option onMismatch=null to read such values as NULL"
         )
 

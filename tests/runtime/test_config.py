@@ -40,21 +40,21 @@ def test_the_smallest_file_gives_the_defaults_and_listens_to_this_machine_only(t
             "unknown key `limits.conections_max`; did you mean `connections_max`?",
         ),
         ("id = 1\ndata_dir = 'd'\n[[neighbours]]\naddress = 'x:1'\nprice = 2", "unknown key `neighbours[0].price`"),
-        ("id = 1\ndata_dir = 'd'\nzzzzqqq = 1", "known here: "),
+        ("id = 1\ndata_dir = 'd'\nzzzzqqq = 1", "known keys: "),
         ("data_dir = 'd'", "missing key `id`"),
         ("id = 0\ndata_dir = 'd'", "`id`"),
         ("id = 1\ndata_dir = 'd'\nlisten = 'nowhere'", "`listen`"),
         ("id = 1\ndata_dir = 'd'\n[links]\nheartbeat_s = -1", "`links.heartbeat_s`"),
         ("id = 1\ndata_dir = 'd'\n[tracking]\nbits = 65537", "`tracking.bits` must be a multiple of 8"),
-        ("id = 1\ndata_dir = 'd'\n[tracking]\nbits = 64\ncapacity = 65", "`tracking.capacity` of 65"),
+        ("id = 1\ndata_dir = 'd'\n[tracking]\nbits = 64\ncapacity = 65", "at least `tracking.capacity` (65)"),
         ("id = 1\ndata_dir = 'd'\n[tracking]\nhashes = 0", "`tracking.hashes`"),
         ("id = 1\ndata_dir = 'd'\n[tracking]\nstrategy = 'blom'", "`tracking.strategy`"),
         ("id = 1\ndata_dir = 'd'\n[tracking]\npersistance_ms = 1", "did you mean `persistence_ms`?"),
-        ("id = ", "not TOML"),
+        ("id = ", "not valid TOML"),
     ],
 )
 def test_a_mistake_is_told_with_its_place(text: str, said: str) -> None:
-    """The text names the key and, where one is near, what was probably meant."""
+    """The text names the key and, if there is one, a similar known key."""
     with pytest.raises(ConfigError) as caught:
         parse_config(text, NodeConfig, "file.toml")
     assert said in str(caught.value)

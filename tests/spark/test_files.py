@@ -138,7 +138,7 @@ def test_a_value_that_does_not_fit_its_column_is_an_error_or_null(spark: SparkSe
     """The error names the attribute, what it is, where, and the way out."""
     batches = [batch_of(0, 2, {"x": [1, 2]}), batch_of(2, 3, {"x": [3.0, 4.5, None]}), batch_of(5, 1, {"x": ["six"]})]
     path = write_log(tmp_path / "data", {FIRST: batches})
-    text = f"AttributeMismatchError: attribute 'x' is float at tick {tick_of(3)} of pubend {FIRST}, and its column is bigint"
+    text = f"AttributeMismatchError: attribute 'x' is float at tick {tick_of(3)} of pubend {FIRST}, but its column is bigint"
     with pytest.raises(PySparkException, match=text):
         load(spark, path, schema="x bigint").collect()
     nulled = load(spark, path, schema="x bigint, tick bigint", onMismatch="null").orderBy("tick").collect()

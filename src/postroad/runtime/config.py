@@ -1,7 +1,7 @@
 """The configuration of a broker: one TOML file.
 
-Every key is a field of a struct below and is described beside it; the reference page is generated from here. A key that is
-not known is refused, with the name of the nearest known one.
+Every key is a field of a struct below, with its description beside it; the reference page is generated from them. An unknown
+key is an error, which suggests the most similar known key.
 """
 
 from __future__ import annotations
@@ -39,153 +39,181 @@ class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Neighbour(_Section, frozen=True):
-    """`[[neighbours]]`: a broker this one keeps a link to. One side naming the other is enough."""
+    """`[[neighbours]]`: a broker to keep a link to. It is enough if one of the two brokers lists the other."""
 
-    address: Annotated[Address, described("Where it listens, as `host:port`.")]
-    cost: Annotated[Cost, described("What a message over this link costs; paths with the lowest sum are used.")] = 1
+    address: Annotated[Address, described("The address it listens on, as `host:port`.")]
+    cost: Annotated[
+        Cost, described("Cost of sending a message over this link. Messages take the path with the lowest total cost.")
+    ] = 1
 
 
 class Limits(_Section, frozen=True):
-    """`[limits]`: what a peer may ask of this broker."""
+    """`[limits]`: how much clients and other brokers may use of this broker."""
 
     connections_max: Annotated[
-        Count, described("Connections at a time; more are refused. Fewer, if the limit of open files (`ulimit -n`) asks for it.")
+        Count, described("Maximum number of connections; lower if the limit of open files (`ulimit -n`) requires it.")
     ] = 10_000
-    handshakes_max: Annotated[Count, described("Connections at a time that have not said who they are.")] = 1_000
-    handshake_s: Annotated[Seconds, described("Time to say who one is before the connection is closed.")] = 5.0
-    frame_bytes_max: Annotated[FrameBytes, described("The largest frame taken from an identified peer.")] = 16 << 20
+    handshakes_max: Annotated[Count, described("Maximum number of connections that have not identified themselves yet.")] = 1_000
+    handshake_s: Annotated[Seconds, described("How long a new connection may take to identify itself.")] = 5.0
+    frame_bytes_max: Annotated[FrameBytes, described("The largest frame accepted from an identified peer.")] = 16 << 20
     client_backlog_high_bytes: Annotated[
-        Bytes, described("A client whose unread messages pass this gets no more until it has read most of them.")
+        Bytes, described("The broker stops sending messages to a client with more unread messages than this.")
     ] = 4 << 20
-    client_backlog_low_bytes: Annotated[Bytes, described("Where such a client gets messages again.")] = 1 << 20
-    client_backlog_max_bytes: Annotated[Bytes, described("A client whose unread packets pass this is disconnected.")] = 64 << 20
+    client_backlog_low_bytes: Annotated[
+        Bytes, described("The broker starts sending to such a client again when fewer unread messages than this are left.")
+    ] = 1 << 20
+    client_backlog_max_bytes: Annotated[
+        Bytes, described("The broker disconnects a client with more unread packets than this.")
+    ] = 64 << 20
     buffers_bytes_max: Annotated[
         Bytes,
         described(
-            "Memory for what waits in all connections: unfinished frames, unread answers, requests under way. A quarter is "
-            "reserved for links between brokers."
+            "Memory for the buffers of all connections: incomplete frames, unread responses, requests in progress. A quarter "
+            "is reserved for links between brokers."
         ),
     ] = 256 << 20
-    publish_window_bytes: Annotated[Bytes, described("What one publisher may send before it waits for an acknowledgement.")] = (
-        4 << 20
-    )
+    publish_window_bytes: Annotated[
+        Bytes, described("How much one publisher may send before it must wait for an acknowledgement.")
+    ] = 4 << 20
     publish_backlog_rows: Annotated[
-        Count, described("While more messages than this wait to be written to the log, publishers are not read.")
+        Count, described("The broker stops reading from publishers while more messages than this wait to be written to the log.")
     ] = 200_000
-    publish_backlog_bytes: Annotated[Bytes, described("The same in bytes of messages.")] = 64 << 20
-    subscriptions_max: Annotated[Count, described("Subscriptions of all clients together.")] = 200_000
+    publish_backlog_bytes: Annotated[Bytes, described("The same limit in bytes.")] = 64 << 20
+    subscriptions_max: Annotated[Count, described("Maximum number of subscriptions of all clients together.")] = 200_000
 
 
 class Links(_Section, frozen=True):
     """`[links]`: connections to other brokers."""
 
-    heartbeat_s: Annotated[Seconds, described("How often a quiet link is probed.")] = 1.0
-    timeout_s: Annotated[Seconds, described("A link that said nothing for this long is lost.")] = 4.0
-    client_heartbeat_s: Annotated[Seconds, described("How often a quiet client is probed.")] = 5.0
-    client_timeout_s: Annotated[Seconds, described("A client that said nothing for this long is gone.")] = 20.0
-    retry_s: Annotated[Seconds, described("Wait before a failed link is dialled again; doubled at each failure.")] = 0.1
+    heartbeat_s: Annotated[Seconds, described("How often the broker sends a ping on an idle link.")] = 1.0
+    timeout_s: Annotated[Seconds, described("A link is lost when nothing was received on it for this long.")] = 4.0
+    client_heartbeat_s: Annotated[Seconds, described("How often the broker sends a ping to an idle client.")] = 5.0
+    client_timeout_s: Annotated[
+        Seconds, described("A client is disconnected when nothing was received from it for this long.")
+    ] = 20.0
+    retry_s: Annotated[
+        Seconds, described("Pause before the broker tries to connect a failed link again; doubled after each failure.")
+    ] = 0.1
     retry_s_max: Annotated[
-        Seconds, described("The longest such wait; in the first ten seconds after a link was lost no wait passes 0.25 s.")
+        Seconds, described("The longest such pause. In the first ten seconds after a link was lost, no pause exceeds 0.25 s.")
     ] = 5.0
     backlog_data_bytes: Annotated[
-        Bytes, described("Data waiting for a slow link beyond this is dropped and asked for again later.")
+        Bytes,
+        described("When more data than this waits for a slow link, the rest is dropped; the other side requests it again later."),
     ] = 16 << 20
-    backlog_control_bytes: Annotated[Bytes, described("A link on which more control packets wait is closed.")] = 64 << 20
+    backlog_control_bytes: Annotated[Bytes, described("A link is closed when more control packets than this wait for it.")] = (
+        64 << 20
+    )
 
 
 class Storage(_Section, frozen=True):
     """`[storage]`: the log of published messages."""
 
     retention_bytes: Annotated[
-        Bytes, described("The log's size; beyond it the oldest messages go, also if a subscriber still needs them (a gap).")
+        Bytes,
+        described(
+            "Maximum size of the log. The oldest messages are deleted beyond it, even if a subscriber still needs them (a gap)."
+        ),
     ] = 8 << 30
     keep_s: Annotated[
-        float, Meta(ge=0), described("How long messages are kept though every subscriber has acknowledged them.")
+        float, Meta(ge=0), described("How long messages are kept after every subscriber has acknowledged them.")
     ] = 3600.0
-    segment_bytes: Annotated[Bytes, described("The size of one file of the log.")] = 64 << 20
+    segment_bytes: Annotated[Bytes, described("Size of one file of the log.")] = 64 << 20
 
 
 class Queues(_Section, frozen=True):
-    """`[queues]`: the queue service on the broker's port."""
+    """`[queues]`: the queue service on the port of the broker."""
 
     store: Annotated[
         str,
         described(
-            "Where queues are kept: a file name below `data_dir` (SQLite), a `postgresql://` URL that several brokers may share, "
-            "or empty for a broker without queues."
+            "Where queues are stored: the name of a file in `data_dir` (SQLite), a `postgresql://` URL that several brokers may "
+            "share, or empty for a broker without queues."
         ),
     ] = "queues.sqlite"
     profile: Annotated[
         str,
-        described("A profiling log: a file below `data_dir` with a line for each call of a queue method; empty for none."),
+        described("A profiling log: a file in `data_dir` with one line for each call of a queue method; empty for none."),
     ] = ""
 
 
 class Tracking(_Section, frozen=True):
-    """`[tracking]`: which messages went which way, for `postroad trace`. `postroad tracking plan` computes values for blooms."""
+    """`[tracking]`: the path of each message, for `postroad trace`. `postroad tracking plan` computes values for blooms."""
 
     strategy: Annotated[
         typing.Literal["exact", "bloom", "async", "null"],
         described(
-            "What histories are made of: `exact` ids in order of time (those of publishers in about a byte each on disk), "
-            "`bloom` filters (as many bits as you give them, and as many false entries), `async` plain ids (16 bytes each), "
-            "or `null` for none."
+            "How message histories are stored: `exact` (compressed ids; those of publishers take about a byte each on disk), "
+            "`bloom` (Bloom filters; fewer bits mean more false entries), `async` (plain ids, 16 bytes each) or `null` "
+            "(no tracking)."
         ),
     ] = "exact"
-    bits: Annotated[int, Meta(ge=64, le=1 << 32), described("Of a bloom: m, a multiple of 8.")] = 65_536
-    hashes: Annotated[int, Meta(ge=1, le=64), described("Hash functions of a bloom: k.")] = 16
-    capacity: Annotated[int, Meta(ge=1, le=1 << 32), described("Messages that a bloom takes: n, at most one per bit.")] = 2_521
+    bits: Annotated[int, Meta(ge=64, le=1 << 32), described("Bits of a Bloom filter (m), a multiple of 8.")] = 65_536
+    hashes: Annotated[int, Meta(ge=1, le=64), described("Hash functions of a Bloom filter (k).")] = 16
+    capacity: Annotated[int, Meta(ge=1, le=1 << 32), described("Messages in a full Bloom filter (n), at most one per bit.")] = (
+        2_521
+    )
     persistence_ms: Annotated[
-        Milliseconds, described("T_p: what was tracked is on disk after this time; a crash loses at most as much.")
+        Milliseconds,
+        described(
+            "T_p: tracks are written to disk after this time at the latest. A crash loses at most the tracks of this time."
+        ),
     ] = 10_000
     lifetime_min_ms: Annotated[
-        int, Meta(ge=0, le=86_400_000), described("T_n: elements that are not full live this long, their copies are replaced.")
+        int,
+        Meta(ge=0, le=86_400_000),
+        described("T_n: an element that is not full stays open for this long; each newly written copy replaces the one before."),
     ] = 0
     skew_tolerance_ms: Annotated[
         Milliseconds,
-        described("T_s: a message whose timestamp is further from the broker's clock is refused, and its client corrected."),
+        described(
+            "T_s: the broker refuses a message whose timestamp differs more than this from its clock, and corrects the client."
+        ),
     ] = 4_000
     jitter_ms: Annotated[
-        Milliseconds, described("T_j: the longest way through the overlay takes this much longer than the shortest.")
+        Milliseconds, described("T_j: difference in time between the slowest and the fastest path through the overlay.")
     ] = 1_000
-    memory_bytes_max: Annotated[Bytes, described("For histories that are not written yet; beyond it they are written early.")] = (
-        256 << 20
-    )
+    memory_bytes_max: Annotated[
+        Bytes, described("Memory for histories that are not written yet; beyond it they are written early.")
+    ] = 256 << 20
     retention_s: Annotated[float, Meta(gt=0), described("How long tracks are kept.")] = 30 * 86_400.0
-    retention_bytes: Annotated[Bytes, described("The size of all tracks; beyond it the oldest go.")] = 10 << 30
-    ids_max: Annotated[int, Meta(ge=1, le=1 << 24), described("Messages that an element of `exact` or `async` takes.")] = 65_536
+    retention_bytes: Annotated[Bytes, described("Maximum size of all tracks; the oldest are deleted beyond it.")] = 10 << 30
+    ids_max: Annotated[int, Meta(ge=1, le=1 << 24), described("Messages in a full element of `exact` or `async`.")] = 65_536
     singletons_max: Annotated[
-        int, Meta(ge=0, le=1 << 20), described("Late messages that an element lists; more of them get an element of their own.")
+        int,
+        Meta(ge=0, le=1 << 20),
+        described("Maximum number of late messages listed in one element; further ones get their own element."),
     ] = 256
     few_as_ids: Annotated[
-        bool, described("Write a bloom with so few messages that their ids are shorter as `exact`, without any error.")
+        bool, described("Store the ids exactly when a Bloom filter has so few messages that this takes less space.")
     ] = True
     per_neighbour: Annotated[
-        bool, described("Keep a history per neighbour that messages were forwarded to: traces ask fewer brokers.")
+        bool,
+        described("Keep one history for each neighbour that messages were forwarded to, so that a trace asks fewer brokers."),
     ] = False
     routing_sets: Annotated[
         bool,
         described(
-            "Make the set of neighbours a part of the key of routing histories (only with `bloom`). The broker where a message "
-            "was published keeps no routing history of it, so there this does nothing, and a trace asks all of its neighbours."
+            "Keep one routing history for each set of neighbours (only with `bloom`). This has no effect at the broker where a "
+            "message was published, which keeps no routing history of it: a trace asks all neighbours of that broker."
         ),
     ] = False
     process: Annotated[
         bool,
         described(
-            "Track in a process of its own, so that tracking does not delay messages; it takes about 80 MB. Else in a thread of "
-            "the broker."
+            "Run tracking in a separate process (about 80 MB), so that it does not delay messages; otherwise in a thread of the "
+            "broker."
         ),
     ] = True
     omit_one_in: Annotated[
-        int, Meta(ge=0), described("For tests of audits only: leave out of the tracks one delivery in so many; 0 for none.")
+        int, Meta(ge=0), described("Only to test audits: leave one delivery in this many out of the tracks; 0 for none.")
     ] = 0
 
     def __post_init__(self) -> None:
         if self.bits % 8:
             raise ValueError(f"`tracking.bits` must be a multiple of 8, not {self.bits}")
         if self.capacity > self.bits:
-            raise ValueError(f"`tracking.capacity` of {self.capacity} messages needs at least as many `bits`, not {self.bits}")
+            raise ValueError(f"`tracking.bits` must be at least `tracking.capacity` ({self.capacity}), not {self.bits}")
 
     def settings(self) -> TrackingSettings:
         return TrackingSettings(
@@ -208,47 +236,57 @@ class Tracking(_Section, frozen=True):
 
 
 class Metrics(_Section, frozen=True):
-    """`[metrics]`: figures for Prometheus (needs the extra `metrics`)."""
+    """`[metrics]`: metrics for Prometheus (needs the extra `metrics`)."""
 
-    listen: Annotated[str, described("Where `/metrics` is served over HTTP, as `host:port`; empty for nowhere.")] = ""
+    listen: Annotated[str, described("Address of the HTTP endpoint `/metrics`, as `host:port`; empty for none.")] = ""
 
 
 class Overlay(_Section, frozen=True):
-    """`[overlay]`: how this broker takes part in the network of brokers."""
+    """`[overlay]`: how this broker works with the other brokers."""
 
-    cache_bytes: Annotated[Bytes, described("Memory for recent messages of each stream, from which gaps are filled.")] = 64 << 20
+    cache_bytes: Annotated[
+        Bytes, described("Memory for recent messages of each stream; used to answer requests for missing messages.")
+    ] = 64 << 20
     silence_s: Annotated[
-        Seconds, described("How often brokers tell each other that nothing was published; clients hear of it every fifth time.")
+        Seconds,
+        described("How often a broker reports to other brokers that nothing was published; to clients, every fifth time."),
     ] = 1.0
     retired: Annotated[
         tuple[BrokerId, ...],
-        described("Brokers that are gone for good: the logs are not held for them, and durable names are not looked for there."),
+        described(
+            "Ids of brokers that will never return: logs are not kept for them, and durable names do not wait for their answers."
+        ),
     ] = ()
     home_query_s: Annotated[
-        Seconds, described("How long to wait for the former home of a durable subscription that came here.")
+        Seconds, described("How long to wait for the former home broker of a durable subscription that moved to this broker.")
     ] = 3.0
     newcomer_wait_s: Annotated[
         Seconds,
         described(
-            "How long a broker with empty files and with neighbours waits, before it takes messages, for one of them to tell "
-            "whether it existed before."
+            "How long a broker that starts with empty files waits for its neighbours to report whether it existed before. It "
+            "accepts no messages until then."
         ),
     ] = 3.0
     subscriber_grace_s: Annotated[
         Seconds,
-        described("How long the logs are held for a subscriber without a name that may come back."),
+        described("How long logs are kept for a disconnected subscriber without a durable name, which may reconnect."),
     ] = 30.0
 
 
 class NodeConfig(_Section, frozen=True):
     """The top of the file."""
 
-    id: Annotated[BrokerId, described("The broker's number, unique in the overlay; it is part of every message id.")]
-    data_dir: Annotated[str, Meta(min_length=1), described("Where the broker keeps its files; relative to the file's place.")]
-    name: Annotated[str, Meta(max_length=255), described("What people call it. Default: `broker-` and its id.")] = ""
-    listen: Annotated[Address, described("Where clients and brokers connect, as `host:port`.")] = f"127.0.0.1:{DEFAULT_PORT}"
+    id: Annotated[BrokerId, described("Number of the broker, unique in the overlay; part of every message id.")]
+    data_dir: Annotated[
+        str,
+        Meta(min_length=1),
+        described("Directory for the files of the broker; relative to the directory of the configuration file."),
+    ]
+    name: Annotated[str, Meta(max_length=255), described("Name shown in logs and tools. Default: `broker-` and its id.")] = ""
+    listen: Annotated[Address, described("Address for clients and other brokers, as `host:port`.")] = f"127.0.0.1:{DEFAULT_PORT}"
     log_level: Annotated[
-        typing.Literal["debug", "info", "warning", "error"], described("How much is written to standard error.")
+        typing.Literal["debug", "info", "warning", "error"],
+        described("Least severe messages that are written to standard error."),
     ] = "info"
     neighbours: Annotated[tuple[Neighbour, ...], described("See below.")] = ()
     limits: Annotated[Limits, described("See below.")] = Limits()
@@ -267,26 +305,29 @@ class NodeConfig(_Section, frozen=True):
 class OverlayBroker(_Section, frozen=True):
     """`[[brokers]]`: one broker of the topology."""
 
-    name: Annotated[str, Meta(min_length=1, max_length=255), described("Its name, unique in the file.")]
-    id: Annotated[BrokerId, described("Its number, unique in the overlay.")]
-    listen: Annotated[Address, described("Where it listens, as `host:port`.")]
-    data_dir: Annotated[str, described("Where it keeps its files. Default: the file's `data_dir` and its name.")] = ""
-    neighbours: Annotated[tuple[str, ...], described("Names of brokers it keeps a link to; one side is enough.")] = ()
+    name: Annotated[str, Meta(min_length=1, max_length=255), described("Name of the broker, unique in the file.")]
+    id: Annotated[BrokerId, described("Number of the broker, unique in the overlay.")]
+    listen: Annotated[Address, described("The address it listens on, as `host:port`.")]
+    data_dir: Annotated[str, described("Directory for its files. Default: its name inside the file's `data_dir`.")] = ""
+    neighbours: Annotated[
+        tuple[str, ...], described("Names of brokers to keep a link to; it is enough if one of the two lists the other.")
+    ] = ()
 
 
 class TopologyConfig(_Section, frozen=True):
     """A topology file: all brokers of one overlay on one machine (`postroad overlay FILE`)."""
 
     brokers: Annotated[tuple[OverlayBroker, ...], Meta(min_length=1), described("See below.")]
-    data_dir: Annotated[str, described("Where brokers without a `data_dir` of their own keep theirs.")] = "data"
+    data_dir: Annotated[str, described("Directory for brokers without their own `data_dir`.")] = "data"
     log_level: Annotated[
-        typing.Literal["debug", "info", "warning", "error"], described("How much each broker writes to its log.")
+        typing.Literal["debug", "info", "warning", "error"],
+        described("Least severe messages that each broker writes to its log."),
     ] = "info"
-    limits: Annotated[Limits, described("For all brokers, as in a broker's file.")] = Limits()
-    links: Annotated[Links, described("For all brokers, as in a broker's file.")] = Links()
-    storage: Annotated[Storage, described("For all brokers, as in a broker's file.")] = Storage()
-    overlay: Annotated[Overlay, described("For all brokers, as in a broker's file.")] = Overlay()
-    tracking: Annotated[Tracking, described("For all brokers, as in a broker's file.")] = Tracking()
+    limits: Annotated[Limits, described("For all brokers, as in the file of a broker.")] = Limits()
+    links: Annotated[Links, described("For all brokers, as in the file of a broker.")] = Links()
+    storage: Annotated[Storage, described("For all brokers, as in the file of a broker.")] = Storage()
+    overlay: Annotated[Overlay, described("For all brokers, as in the file of a broker.")] = Overlay()
+    tracking: Annotated[Tracking, described("For all brokers, as in the file of a broker.")] = Tracking()
 
 
 ConfigT = TypeVar("ConfigT", NodeConfig, TopologyConfig)
@@ -320,7 +361,7 @@ def parse_config(text: str, kind: type[ConfigT], origin: str) -> ConfigT:
     except msgspec.ValidationError as error:
         raise ConfigError(f"{origin}: {_in_toml_words(str(error))}") from error
     except msgspec.DecodeError as error:
-        raise ConfigError(f"{origin}: this is not TOML: {error}") from error
+        raise ConfigError(f"{origin}: not valid TOML: {error}") from error
 
 
 def _in_toml_words(text: str) -> str:
@@ -335,7 +376,7 @@ def _refuse_unknown(raw: Any, kind: Any, where: str, origin: str) -> None:
     for key, value in raw.items():
         if key not in known:
             near = difflib.get_close_matches(key, list(known), n=1)
-            hint = f"; did you mean `{near[0]}`?" if near else f"; known here: {', '.join(known)}"
+            hint = f"; did you mean `{near[0]}`?" if near else f"; known keys: {', '.join(known)}"
             raise ConfigError(f"{origin}: unknown key `{where}{key}`{hint}")
         inner = struct_of(known[key])
         for index, each in enumerate(value) if isinstance(value, list) else [(None, value)]:
@@ -432,5 +473,5 @@ def split_address(address: str) -> tuple[str, int]:
     """Cut `host:port`; an IPv6 host may stand in brackets."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or int(port) > 0xFFFF:
-        raise ConfigError(f"an address is written host:port, not {address!r}")
+        raise ConfigError(f"an address has the form host:port, not {address!r}")
     return host.strip("[]"), int(port)
