@@ -34,10 +34,12 @@ from postroad.sim.history import (
     Parted,
     Passed,
     Published,
+    RecordSpoiled,
     Refused,
     Remains,
     Restarted,
     Settled,
+    Spoiled,
 )
 
 P, Q = 0x100, 0x200
@@ -336,6 +338,35 @@ def test_gaps_must_be_earned() -> None:
     assert kinds_by(GapsAreEarned, [*three(durable=True), Freed(4.0, P, 2, retention=True), gap]) == []
     assert kinds_by(GapsAreEarned, [*three(), Freed(4.0, P, 2), gap]) == ["released"]
     assert kinds_by(GapsAreEarned, [*three(), Disconnected(3.0, "s"), Freed(4.0, P, 2), gap]) == []
+
+
+def test_a_gap_over_a_damaged_record_is_as_wide_as_the_damage() -> None:
+    """It may also join what else is gone, and nothing more."""
+    damaged = [*three(durable=True), Spoiled(4.0, P, 1, 2)]
+    assert kinds_by(GapsAreEarned, [*damaged, Gapped(5.0, "s", P, 1, 2)]) == []
+    assert kinds_by(GapsAreEarned, [*damaged, Gapped(5.0, "s", P, 0, 2)]) == ["released"]
+    assert kinds_by(GapsAreEarned, [*damaged, Gapped(5.0, "s", P, 1, 3)]) == ["released"]
+    assert kinds_by(GapsAreEarned, [*damaged, Freed(4.5, P, 1, retention=True), Gapped(5.0, "s", P, 0, 2)]) == []
+    assert kinds_by(Completeness, [*damaged, got(1), got(3)]) == ["lost"], "it is told, never silent"
+    assert kinds_by(Completeness, [*damaged, got(1), Gapped(5.0, "s", P, 1, 2), got(3)]) == []
+
+
+def test_nobody_is_told_that_a_later_message_is_gone() -> None:
+    """What lies in a gap was decided before it was told."""
+    gone = [*three(durable=True), Freed(4.0, P, 9, retention=True), Gapped(5.0, "s", P, 3, 9)]
+    assert kinds_by(GapsAreEarned, gone) == []
+    assert kinds_by(GapsAreEarned, [*gone, logged(4, tick=9, at=6.0)]) == ["released"]
+    assert kinds_by(GapsAreEarned, [*gone, logged(4, tick=10, at=6.0)]) == []
+
+
+def test_a_damaged_record_of_a_durable_subscription_forgets_what_was_confirmed() -> None:
+    """Then it goes on from before, as far as its client has no positions; else what was confirmed never comes again."""
+    confirmed: list[Event] = [Asked(0.5, "s", "odd", True, name="n"), began(), published(1), logged(1), got(1)]
+    confirmed += [Committed(3.0, "s", P, 1), Confirmed(3.1, "s", P, 1)]
+    again: list[Event] = [Forgot(4.0, "s", None), began(tick=0), got(1)]
+    assert kinds_by(ExactlyOnce, [*confirmed, *again]) == ["duplicated"]
+    assert kinds_by(ExactlyOnce, [*confirmed, RecordSpoiled(3.5, 1, "durable/n"), *again]) == []
+    assert kinds_by(ExactlyOnce, [*confirmed, RecordSpoiled(3.5, 1, "durable/m"), *again]) == ["duplicated"]
 
 
 def test_bounded_memory_sees_a_figure_over_its_bound() -> None:

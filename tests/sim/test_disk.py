@@ -40,6 +40,38 @@ def test_a_write_is_reported_when_it_is_durable_and_not_before() -> None:
     assert dict(state.metadata) == {"key": b"value"}
 
 
+def test_a_damaged_batch_is_left_out_and_named() -> None:
+    """Only closed segments are damaged; what is read around the damage comes, and what is lost lies between."""
+    world, disk, facts = disk_of(segment_batches=1)
+    assert disk.spoil_log(PUBEND) is None
+    disk.write(Append(PUBEND, 1, (rows_at(5, 6), rows_at(8))), facts.append)
+    world.run(1.0)
+    assert disk.spoil_log(PUBEND) == (0, 6)
+    assert disk.spoil_log(PUBEND) is None
+    found: list[LogRead] = []
+    disk.read(ReadLog(PUBEND, 2, 0, 9, 1000), found.append)
+    disk.read(ReadLog(PUBEND, 3, 5, 9, 1000), found.append)
+    world.run(2.0)
+    found.sort(key=lambda read: read.token)
+    assert [[(each.lo, each.hi) for each in read.lost] for read in found] == [[(0, 6)], [(5, 6)]]
+    assert [[message.tick for batch in read.batches for message in batch] for read in found] == [[8], [8]]
+
+
+def test_a_damaged_record_stays_damaged_until_something_new_is_stored() -> None:
+    """Each start is told of it."""
+    world, disk, facts = disk_of()
+    assert disk.spoil_record() is None
+    disk.write(Store(1, (("key", b"value"),)), facts.append)
+    world.run(1.0)
+    assert disk.spoil_record() == "key"
+    assert [disk.start(1).damaged for _ in range(2)] == [("key",), ("key",)]
+    assert dict(disk.start(1).metadata) == {}
+    disk.write(Store(2, (("key", b"new"),)), facts.append)
+    world.run(2.0)
+    assert disk.start(1).damaged == ()
+    assert dict(disk.start(1).metadata) == {"key": b"new"}
+
+
 def test_a_crash_keeps_a_prefix_of_what_was_not_synced_and_reports_nothing() -> None:
     """Over many seeds each prefix occurs, down to parts of one append; facts of the former life never come."""
     kept = set()
@@ -83,7 +115,7 @@ def test_reading_is_exact_for_ticks_beyond_the_precision_of_floats() -> None:
     now = 1_800_000_000_000 << 16
     disk.write(Append(PUBEND, 1, (rows_at(now, now + 1, now + 2),)), facts.append)
     world.run(1.0)
-    _, found = disk.logs[PUBEND].read(now, now + 1, 1 << 20)
+    _, found, _ = disk.logs[PUBEND].read(now, now + 1, 1 << 20)
     assert [tick for batch in found for tick in batch.ticks().tolist()] == [now + 1]
 
 

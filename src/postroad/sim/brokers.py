@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Final, TypeAlias
 
 from postroad.core.batch.batch import Batch
 from postroad.core.broker.context import BrokerConfig
 from postroad.core.broker.log_reads import READS_MAX
+from postroad.core.broker.lost_ranges import LOST_KEY, lost_ranges
 from postroad.core.broker.machine import Broker
 from postroad.core.protocol.orders import (
     Append,
@@ -38,8 +40,21 @@ from postroad.core.protocol.orders import (
 from postroad.core.protocol.packets import CatchUpReply, Deliver, Flow, Packet, Subscribe, pubend_id
 from postroad.core.tracing import ASKED_MAX, SEARCHES_MAX
 from postroad.sim.disk import Disk, DiskProfile
-from postroad.sim.frames import Reader, to_bytes
-from postroad.sim.history import Freed, History, Logged, Parted, Relayed, Restarted, Sent, Tracks
+from postroad.sim.frames import Reader, Release, to_bytes
+from postroad.sim.history import (
+    DiskLost,
+    Freed,
+    History,
+    Logged,
+    Parted,
+    RecordSpoiled,
+    Relayed,
+    Restarted,
+    Sent,
+    Spoiled,
+    Tracks,
+    WrittenOff,
+)
 from postroad.sim.network import End, Network, Peer
 from postroad.sim.tracks import BrokerTracks
 from postroad.sim.world import World
@@ -48,6 +63,7 @@ from postroad.wire.packets.telesto import Error
 WALL_MS_AT_START: Final = 1_800_000_000_000
 BROKERS_MAX: Final = 16  # of a simulated overlay
 BACKLOG_ROWS_MAX: Final = 65_536  # a publisher's window
+REPLACE_WAIT_S: Final = 30.0  # as a broker that is started with `--replace` waits for a neighbour
 SEARCH_S: Final = 0.002  # for a look into the tracks
 Input: TypeAlias = Callable[[], None]
 
@@ -69,14 +85,16 @@ class BrokerNode:
         self.network = network
         self.history = history
         self.broker: Final = broker
-        self.config: Final = config
+        self.config = config  # of its next start
         self.pubends: Final = tuple(pubend_id(broker, index) for index in range(pubends))
         self.disk: Final = Disk(world, str(broker), disk_profile, self.pubends)
         self.disk.logged = self._logged
         self.disk.freed = self._freed
+        self.disk.stored = self._stored
         self.tracks: Final = BrokerTracks(world, history, self.disk, broker, config.tracking)
         self.clock_offset_ms = 0
         self.clock_rate = 1.0
+        self.release = Release.PRESENT
         self.machine: Broker | None = None
         self._ends: dict[int, End] = {}
         self._readers: dict[int, Reader] = {}
@@ -97,7 +115,7 @@ class BrokerNode:
 
     def start(self) -> None:
         assert self.machine is None
-        state = self.disk.start(self.broker)
+        state = self.disk.start(self.broker, self.wall_ms())
         self.world.note("start", f"broker {self.broker} incarnation {state.incarnation}")
         self.history.add(Restarted(self.world.now, self.broker, self.world.now + self.config.subscriber_grace_s))
         self.tracks.start(state.incarnation, self.wall_ms(), self.disk.logs)
@@ -154,6 +172,33 @@ class BrokerNode:
 
     def step_clock(self, milliseconds: int) -> None:
         self.clock_offset_ms += milliseconds
+
+    def lose(self, *, replaces: bool) -> None:
+        """Lose all files, while the broker is down. It starts with empty ones and waits for word of what it was.
+
+        `replaces`: it is started with `--replace`.
+        """
+        assert self.machine is None
+        self.world.note("crash", f"broker {self.broker} loses its files")
+        self.disk.lose()
+        self.tracks.lose()
+        self.config = replace(self.config, newcomer_wait_s=REPLACE_WAIT_S, replaces=replaces)
+        self.history.add(DiskLost(self.world.now, self.broker, self.pubends))
+
+    def spoil_log(self, pubend: int) -> tuple[int, int] | None:
+        """Damage a record in a closed segment of a log; return the lost (lo, hi]."""
+        lost = self.disk.spoil_log(pubend)
+        if lost is not None:
+            self.history.add(Spoiled(self.world.now, pubend, *lost))
+        return lost
+
+    def spoil_record(self) -> str | None:
+        """Damage a stored record while the broker is down; return its key."""
+        assert self.machine is None
+        key = self.disk.spoil_record()
+        if key is not None:
+            self.history.add(RecordSpoiled(self.world.now, self.broker, key))
+        return key
 
     def wall_ms(self) -> int:
         return WALL_MS_AT_START + self.clock_offset_ms + int(self.world.now * 1000 * self.clock_rate)
@@ -315,7 +360,7 @@ class BrokerNode:
                 self._watch_sent(link, message, batch)
                 end = self._ends.get(link)
                 if end is not None:
-                    end.send(to_bytes(message, packet, batch), data=data)
+                    end.send(to_bytes(message, packet, batch, release=self.release), data=data)
             case Append() | Store():
                 self.disk.write(order, self._fact)
             case ReadLog():
@@ -349,7 +394,7 @@ class BrokerNode:
         if end is None:
             return
         self.world.note("refuse", f"broker {self.broker} on link {order.link}: {type(order.error).__name__}: {order.error}")
-        end.send(to_bytes(Error.of(order.error), order.packet))
+        end.send(to_bytes(Error.of(order.error), order.packet, release=self.release))
         if order.close:
             end.cable.reset()
 
@@ -389,6 +434,12 @@ class BrokerNode:
     def _logged(self, pubend: int, batch: Batch) -> None:
         for message in batch:
             self.history.add(Logged(self.world.now, pubend, message.tick, bytes(message.id), message.payload))
+
+    def _stored(self, key: str, value: bytes) -> None:
+        if key.startswith(LOST_KEY):
+            pubend = int(key.removeprefix(LOST_KEY))
+            for loss in lost_ranges({key: value}).ranges[pubend]:
+                self.history.add(WrittenOff(self.world.now, pubend, loss.lo, loss.hi))
 
     def _freed(self, pubend: int, tick: int, released: int, retention: bool) -> None:
         self.history.add(Freed(self.world.now, pubend, tick, retention))

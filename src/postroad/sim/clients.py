@@ -249,7 +249,7 @@ class ClientNode:
         following = Following(subscription, filter_text, name, earliest=earliest)
         self.following.append(following)
         self.world.note("subscribe", f"{self.name}: {subscription} {'durable ' if name else ''}{filter_text}")
-        self.history.add(seen.Asked(self.world.now, subscription, filter_text, following.durable, earliest))
+        self.history.add(seen.Asked(self.world.now, subscription, filter_text, following.durable, earliest, name or ""))
         if self.session is not None:
             self._subscribe(following)
             self._act()
@@ -325,8 +325,8 @@ class ClientNode:
             self._flush()
             self._act()
 
-    def publish_columns(self, rows: list[tuple[dict[str, AttributeValue], bytes]]) -> None:
-        """Publish rows as columns where the session has room for them, else one by one."""
+    def publish_columns(self, rows: list[tuple[dict[str, AttributeValue], bytes]]) -> bool:
+        """Publish rows as columns where the session has room for them, else one by one; tell whether they are columns."""
         session, publishing = self.session, self.publishing
         registration = None
         if session is not None and publishing is not None and publishing.key is not None and not publishing.pending:
@@ -334,7 +334,7 @@ class ClientNode:
         if registration is None:
             for attributes, payload in rows:
                 self.publish(attributes, payload)
-            return
+            return False
         assert session is not None
         assert publishing is not None
         session.clock(self._clock_ms())
@@ -346,6 +346,7 @@ class ClientNode:
             self.history.add(seen.Published(self.world.now, message_id, attributes, payload))
             publishing.outstanding.setdefault(place, deque()).append(message_id)
         self._act()
+        return True
 
     def record_positions(self) -> None:
         """Write into the history up to where each subscription was told what there is."""

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from postroad.core.batch.batch import Batch
-from postroad.core.broker.former_lives import started_incarnation
+from postroad.core.broker.former_lives import assumed_base, started_incarnation
 from postroad.core.protocol.orders import (
     Append,
     Appended,
     AppendFailed,
     BrokerState,
     LogRead,
+    Lost,
     PubendState,
     ReadLog,
     ReleaseLog,
@@ -55,6 +56,7 @@ class Log:
     released: int = 0
     publishers: dict[int, int] = field(default_factory=dict)
     rows: int = 0
+    spoiled: dict[int, None] = field(default_factory=dict)  # last ticks of batches that cannot be read
 
     def append(self, batch: Batch) -> None:
         ticks = batch.ticks()
@@ -85,9 +87,18 @@ class Log:
             self.rows -= sum(len(batch) for batch in self.batches[:batches])
             del self.batches[:batches], self.last_ticks[:batches]
 
-    def read(self, lo: int, hi: int, bytes_max: int) -> tuple[int, tuple[Batch, ...]]:
-        """Return up to where the answer is complete, and the batches."""
+    def spoil(self, index: int) -> tuple[int, int]:
+        """Let a batch be unreadable from now on; return (lo, hi] that is lost with it."""
+        self.spoiled[self.last_ticks[index]] = None
+        return self._before(index), self.last_ticks[index]
+
+    def _before(self, index: int) -> int:
+        return self.last_ticks[index - 1] if index else self.released
+
+    def read(self, lo: int, hi: int, bytes_max: int) -> tuple[int, tuple[Batch, ...], tuple[Lost, ...]]:
+        """Return up to where the answer is complete, the batches, and what is damaged between them."""
         found: list[Batch] = []
+        lost: list[Lost] = []
         size = 0
         index = bisect_right(self.last_ticks, lo)
         while index < len(self.batches):
@@ -95,18 +106,20 @@ class Log:
             if int(batch.ticks()[0]) > hi:
                 break
             if found and size >= bytes_max:
-                return self.last_ticks[index - 1], tuple(found)
-            part = batch.within(lo, hi)
-            if len(part):
+                return self.last_ticks[index - 1], tuple(found), tuple(lost)
+            if self.last_ticks[index] in self.spoiled:
+                lost.append(Lost(max(lo, self._before(index)), min(hi, self.last_ticks[index]), "the check of a batch fails"))
+            elif len(part := batch.within(lo, hi)):
                 found.append(part)
                 size += part.size
             index += 1
-        return hi, tuple(found)
+        return hi, tuple(found), tuple(lost)
 
     def beyond(self, tick: int) -> Iterator[Batch]:
-        """Yield all rows after a tick."""
-        for batch in self.batches[bisect_right(self.last_ticks, tick) :]:
-            yield batch.within(tick, self.last_tick)
+        """Yield all rows after a tick that can be read."""
+        for index in range(bisect_right(self.last_ticks, tick), len(self.batches)):
+            if self.last_ticks[index] not in self.spoiled:
+                yield self.batches[index].within(tick, self.last_tick)
 
     def state(self) -> PubendState:
         return PubendState(self.pubend, self.last_tick, self.released, tuple(sorted(self.publishers.items())))
@@ -128,7 +141,8 @@ class Disk:
     """What one broker finds again when it starts.
 
     `logged` is called with (pubend, batch) when rows become durable, `freed` with (pubend, tick, released, retention) when a
-    log was told to give back up to a tick, or had to, and has given back up to `released`.
+    log was told to give back up to a tick, or had to, and has given back up to `released`; `stored` with (key, value) when
+    a record becomes durable.
     """
 
     def __init__(self, world: World, name: str, profile: DiskProfile, pubends: tuple[int, ...]) -> None:
@@ -136,9 +150,11 @@ class Disk:
         self.profile = profile
         self.logs = {pubend: Log(pubend) for pubend in pubends}
         self.metadata: dict[str, bytes] = {}
+        self.damaged: dict[str, None] = {}  # keys of metadata that cannot be trusted
         self.incarnation = 0
         self.logged: Callable[[int, Batch], None] = lambda _pubend, _batch: None
         self.freed: Callable[[int, int, int, bool], None] = lambda _pubend, _tick, _released, _retention: None
+        self.stored: Callable[[str, bytes], None] = lambda _key, _value: None
         self._chance = world.chance(f"disk/{name}")
         self._metadata_writes = _Writes()
         self._log_writes = {pubend: _Writes() for pubend in pubends}
@@ -150,13 +166,31 @@ class Disk:
 
     # --- a broker's start and end
 
-    def start(self, broker: int) -> BrokerState:
-        """Hand out what a starting broker finds; its incarnation is stored first."""
+    def start(self, broker: int, wall_ms: int = 0) -> BrokerState:
+        """Hand out what a starting broker finds; its incarnation is stored first, and what stands in for a damaged base."""
         self.incarnation += 1
         pubends = tuple(log.state() for log in self.logs.values())
-        return BrokerState(
-            broker, started_incarnation(self.incarnation, self.metadata), pubends, tuple(sorted(self.metadata.items()))
-        )
+        damaged = tuple(self.damaged)
+        for key, value in assumed_base(damaged, wall_ms // 1000):
+            self._put(key, value)
+        incarnation = started_incarnation(self.incarnation, self.metadata)
+        return BrokerState(broker, incarnation, pubends, tuple(sorted(self.metadata.items())), damaged)
+
+    def spoil_log(self, pubend: int) -> tuple[int, int] | None:
+        """Damage a batch in a closed segment of a log; return (lo, hi] that is lost, None if there is none to damage."""
+        log = self.logs[pubend]
+        closed = len(log.batches) - 1 - (len(log.batches) - 1) % self.profile.segment_batches
+        whole = [index for index in range(closed) if log.last_ticks[index] not in log.spoiled]
+        return log.spoil(self._chance.choice(whole)) if whole else None
+
+    def spoil_record(self) -> str | None:
+        """Damage a stored record; return its key, None if there is none. It stays damaged until something new is stored."""
+        if not self.metadata:
+            return None
+        key = self._chance.choice(sorted(self.metadata))
+        del self.metadata[key]
+        self.damaged[key] = None
+        return key
 
     def crash(self) -> None:
         """Lose what was not synced, but for a prefix that was, untold."""
@@ -176,6 +210,7 @@ class Disk:
         """Be replaced by an empty one, while the broker is down."""
         self.logs = {pubend: Log(pubend) for pubend in self.logs}
         self.metadata = {}
+        self.damaged = {}
         self.incarnation = 0
 
     def settle(self) -> None:
@@ -269,16 +304,13 @@ class Disk:
             return
         self.reading -= 1
         log = self.logs[order.pubend]
-        hi, batches = log.read(order.lo, order.hi, order.bytes_max)
-        report(LogRead(order.pubend, order.token, hi, batches, log.released))
+        hi, batches, lost = log.read(order.lo, order.hi, order.bytes_max)
+        report(LogRead(order.pubend, order.token, hi, batches, log.released, lost))
 
     def _commit(self, order: Append | Store) -> None:
         if isinstance(order, Store):
             for key, value in order.changes:
-                if value is None:
-                    self.metadata.pop(key, None)
-                else:
-                    self.metadata[key] = value
+                self._put(key, value)
             return
         log = self.logs[order.pubend]
         for batch in order.batches:
@@ -286,3 +318,11 @@ class Disk:
             self.logged(order.pubend, batch)
         if log.retain(self.profile.retention_rows_max, self.profile.segment_batches):
             self.freed(order.pubend, log.released, log.released, True)
+
+    def _put(self, key: str, value: bytes | None) -> None:
+        self.damaged.pop(key, None)
+        if value is None:
+            self.metadata.pop(key, None)
+        else:
+            self.metadata[key] = value
+            self.stored(key, value)

@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 
 from postroad.sim.brokers import BrokerNode
 from postroad.sim.clients import ClientNode
+from postroad.sim.frames import Release
 from postroad.sim.network import Cable
 from postroad.sim.overlay import Overlay
 
@@ -106,6 +107,47 @@ def disk_slow(overlay: Overlay, chance: random.Random) -> str:
     node.disk.slow_down(factor)
     overlay.world.after(seconds, node.disk.slow_down, 1.0)
     return f"broker {node.broker} {factor:.0f} times for {seconds:.2f} s"
+
+
+def broker_upgrade(overlay: Overlay, chance: random.Random) -> str:
+    """Stop a broker in good order and start it as another release."""
+    node = _any_broker(overlay, chance)
+    if not node.alive:
+        return ""
+    node.stop()
+    before, node.release = node.release, chance.choice([each for each in Release if each is not node.release])
+    overlay.world.after(chance.uniform(0.05, 1.0), _start_broker, node)
+    return f"broker {node.broker} from the {before.value} to the {node.release.value} release"
+
+
+def disk_loss(overlay: Overlay, chance: random.Random) -> str:
+    """Let a broker come back with an empty disk; its operator says so, or does not."""
+    node = _any_broker(overlay, chance)
+    replaces, down = chance.random() < 0.5, chance.uniform(0.3, 3.0)
+    if len(overlay.nodes) == 1:
+        return ""
+    node.crash()
+    node.lose(replaces=replaces)
+    overlay.world.after(down, _start_broker, node)
+    return f"broker {node.broker} for {down:.2f} s" + (", said to be replaced" if replaces else "")
+
+
+def log_damage(overlay: Overlay, chance: random.Random) -> str:
+    node = _any_broker(overlay, chance)
+    pubend = chance.choice(node.pubends)
+    lost = node.spoil_log(pubend)
+    return f"broker {node.broker}: {lost[0]}..{lost[1]} of pubend {pubend}" if lost is not None else ""
+
+
+def record_damage(overlay: Overlay, chance: random.Random) -> str:
+    """Flip a byte of a stored record of a broker that is down for a moment: each start checks them all."""
+    node = _any_broker(overlay, chance)
+    if not node.alive:
+        return ""
+    node.crash()
+    key = node.spoil_record()
+    overlay.world.after(chance.uniform(0.05, 1.0), _start_broker, node)
+    return f"broker {node.broker}: {key}" if key is not None else ""
 
 
 def link_outage(overlay: Overlay, chance: random.Random) -> str:
@@ -253,6 +295,24 @@ FAULTS: Final[dict[str, tuple[Fault, int]]] = {
 
 
 @dataclass(frozen=True, slots=True)
+class Rare:
+    """A fault that a run has seldom, and then a few times: each draws by itself, so that they leave the others as they are."""
+
+    strike: Fault
+    one_in: int  # of the seeds
+    times_max: int = 1
+
+
+RARE: Final[dict[str, Rare]] = {
+    "broker upgrade": Rare(broker_upgrade, 6, 2),
+    "log damage": Rare(log_damage, 4, 3),
+    "record damage": Rare(record_damage, 4, 2),
+}
+RARE_NUMBER: Final = 1_000_000  # theirs begin here
+RARE_FROM_S: Final = 3.0  # before that there is little to lose
+
+
+@dataclass(frozen=True, slots=True)
 class Swarm:
     """Which kinds of faults a seed has, and how often they strike: a bug may need one to be frequent, or others to be away."""
 
@@ -283,13 +343,26 @@ class Faults:
             if only is None or number in only:
                 overlay.world.at(when, self._strike, kind, number)
             when, number = when + chance.expovariate(per_s), number + 1
+        self._plan_rare(until, only)
+
+    def _plan_rare(self, until: float, only: tuple[int, ...] | None) -> None:
+        number = RARE_NUMBER
+        for kind, rare in RARE.items():
+            chance = self._overlay.world.chance(f"rare/{kind}")
+            times = chance.randint(1, rare.times_max) if chance.randrange(rare.one_in) == 0 else 0
+            for _ in range(times):
+                when = chance.uniform(min(RARE_FROM_S, until), until)
+                if only is None or number in only:
+                    self._overlay.world.at(when, self._strike, kind, number)
+                number += 1
 
     @property
     def total(self) -> int:
         return sum(self.counts.values())
 
     def _strike(self, kind: str, number: int) -> None:
-        text = FAULTS[kind][0](self._overlay, self._overlay.world.chance(f"fault/{number}"))
+        strike = RARE[kind].strike if kind in RARE else FAULTS[kind][0]
+        text = strike(self._overlay, self._overlay.world.chance(f"fault/{number}"))
         if text:
             self.counts[kind] = self.counts.get(kind, 0) + 1
             self.struck.append(number)

@@ -1,16 +1,34 @@
-"""Packets to bytes and back, as the product's own wire does it: nothing crosses the simulated network in any other form."""
+"""Packets to bytes and back, as the product's own wire does it: nothing crosses the simulated network in any other form.
+
+Releases of one version of the protocol differ in two ways, and so may simulated brokers: an older one lacks a feature (rows as
+values), a newer one has appended a field to every packet.
+"""
 
 from __future__ import annotations
 
+import enum
+import struct
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from postroad.core.batch.batch import Batch
 from postroad.wire.codec import decode
 from postroad.wire.deliveries import RowsDecoder, encode_with_rows
-from postroad.wire.framing import FrameDecoder
+from postroad.wire.framing import FrameDecoder, encode_frame
+from postroad.wire.registry import REGISTRY
+
+_LENGTH: Final = struct.Struct(">I")
+_UNKNOWN_FIELD: Final = msgspec.msgpack.encode({"of": "a later release"})
+
+
+class Release(enum.Enum):
+    """Which release of the product a simulated broker runs."""
+
+    OLDER = "older"
+    PRESENT = "present"
+    NEWER = "newer"
 
 
 class Received(NamedTuple):
@@ -21,9 +39,30 @@ class Received(NamedTuple):
     batch: Batch | None
 
 
-def to_bytes(packet: msgspec.Struct, packet_id: int = 0, batch: Batch | None = None) -> bytes:
-    """Return the frame of a packet."""
-    return b"".join(encode_with_rows(packet, packet_id, batch, few=True))
+def to_bytes(
+    packet: msgspec.Struct, packet_id: int = 0, batch: Batch | None = None, *, release: Release = Release.PRESENT
+) -> bytes:
+    """Return the frame of a packet as a release sends it."""
+    frame = b"".join(encode_with_rows(packet, packet_id, batch, few=release is not Release.OLDER))
+    return _with_unknown_field(frame) if release is Release.NEWER else frame
+
+
+def _with_unknown_field(frame: bytes) -> bytes:
+    """Append a field to the packet of a frame."""
+    ((method, packet_id, payload),) = FrameDecoder().feed(frame)
+    payload, body = bytes(payload), b""
+    carries_body = REGISTRY.by_method[method].carries_body
+    if carries_body:
+        (length,) = _LENGTH.unpack_from(payload)
+        end = _LENGTH.size + length
+        payload, body = payload[_LENGTH.size : end], payload[end + -end % 8 :]
+    if not 0x90 <= payload[0] < 0x9F:  # the array of its fields has no room in its head: no packet has so many
+        raise AssertionError(f"a packet begins with {payload[0]:#x}")
+    payload = bytes((payload[0] + 1,)) + payload[1:] + _UNKNOWN_FIELD
+    if carries_body:
+        payload = _LENGTH.pack(len(payload)) + payload
+        payload += bytes(-len(payload) % 8) + body
+    return b"".join(encode_frame(method, packet_id, payload))
 
 
 class Reader:

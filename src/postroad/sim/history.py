@@ -76,14 +76,53 @@ class Freed:
 
 
 @dataclass(frozen=True, slots=True)
+class Spoiled:
+    """What a log held in (lo, hi] cannot be read any more: a record there is damaged."""
+
+    at: float
+    pubend: int
+    lo: int
+    hi: int
+
+
+@dataclass(frozen=True, slots=True)
+class DiskLost:
+    """All files of a broker are gone, with the logs of its pubends; it will start with empty ones."""
+
+    at: float
+    broker: int
+    pubends: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenOff:
+    """A broker has stored that what a former life held in (lo, hi] of a pubend is lost with its files."""
+
+    at: float
+    pubend: int
+    lo: int
+    hi: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSpoiled:
+    """A stored record of a broker is damaged, and the broker has not started since."""
+
+    at: float
+    broker: int
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
 class Asked:
-    """An application wants everything that matches."""
+    """An application wants everything that matches. `name` is that of a durable one."""
 
     at: float
     subscription: str
     filter: str
     durable: bool
     earliest: bool = False  # it wants all there is, from the oldest message still held
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +344,10 @@ Event: TypeAlias = (
     | Abandoned
     | Logged
     | Freed
+    | Spoiled
+    | RecordSpoiled
+    | DiskLost
+    | WrittenOff
     | Asked
     | Began
     | Delivered

@@ -19,6 +19,7 @@ This is the place where both the random runs (`soak`) and the deliberate schedul
 from __future__ import annotations
 
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -52,6 +53,7 @@ class Overlay:
         self.links: Final[list[Cable]] = []
         self.clients: Final[dict[str, ClientNode]] = {}
         self.failure: Violation | None = None
+        self.traits: Final[Counter[str]] = Counter()  # what this run has that not every run has
         self.grow: Callable[[], BrokerNode | None] = lambda: None  # adds a broker as the workload makes them, if it may
         self.world.after(MEASURE_EVERY_S, self._measure)
 

@@ -36,6 +36,7 @@ class Result:
     virtual_s: float
     violations: tuple[Violation, ...]
     kinds: tuple[tuple[str, int], ...] = ()  # of faults, with how many there were
+    traits: tuple[tuple[str, int], ...] = ()  # what the run had that not every run has, and how much of it
     converged: bool = True
     story: tuple[Line, ...] = ()
 
@@ -83,6 +84,7 @@ def run_seed(seed: int, shape: Shape | None = None, *, story: bool = False) -> R
         overlay.world.now,
         violations,
         tuple(sorted(faults.counts.items())),
+        tuple(sorted(overlay.traits.items())),
         not any(violation.checker == Converges.__name__ for violation in violations),
         tuple(overlay.world.story or ()),
     )
@@ -115,6 +117,7 @@ class Summary:
         self.converged = 0
         self.virtual_s = 0.0
         self.kinds: Counter[str] = Counter()  # of faults
+        self.traits: Counter[str] = Counter()
         self.failed: list[int] = []
         self._counts = dict.fromkeys(CONTAINED, 0)
         self._digest = xxhash.xxh3_128()
@@ -127,6 +130,7 @@ class Summary:
         self.converged += result.converged
         self.virtual_s += result.virtual_s
         self.kinds.update(dict(result.kinds))
+        self.traits.update(dict(result.traits))
         self._digest.update(result.digest.encode())
         for kind, count in count_kinds(result.violations).items():
             self._counts[kind] += count
@@ -141,4 +145,5 @@ class Summary:
         counts = {"faults": self.faults, "messages": self.messages, "deliveries": self.deliveries}
         line: dict[str, object] = {"seeds": self.seeds, **self._counts, **counts, "converged": self.converged}
         line |= {"virtual_hours": round(self.virtual_s / 3600, 2), "kinds": dict(sorted(self.kinds.items()))}
+        line["traits"] = dict(sorted(self.traits.items()))
         return line | {"failed": self.failed, "digest": self._digest.hexdigest()}

@@ -79,7 +79,7 @@ class BrokerTracks:
     """The tracks of one broker through all its lives."""
 
     def __init__(self, world: World, history: History, disk: Disk, broker: int, settings: TrackingSettings) -> None:
-        self.files: Final = DurableTracks()
+        self.files = DurableTracks()
         self.settings: Final = settings
         self.tracker: Tracker | None = None
         self._world = world
@@ -112,6 +112,10 @@ class BrokerTracks:
             self._commit(self._writes.popleft())
         self._history.add(Crashed(self._world.now, self._broker, self.tracker.incarnation))
         self._forget()
+
+    def lose(self) -> None:
+        """Be replaced by nothing, while the broker is down."""
+        self.files = DurableTracks()
 
     def stop(self) -> None:
         """Finish what is being written; the broker has said farewell."""

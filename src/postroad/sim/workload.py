@@ -11,6 +11,7 @@ from postroad.core.tracking.settings import Strategy, TrackingSettings
 from postroad.sim.brokers import BrokerNode
 from postroad.sim.clients import ClientNode, Habits
 from postroad.sim.disk import DiskProfile
+from postroad.sim.frames import Release
 from postroad.sim.network import CableProfile
 from postroad.sim.overlay import Overlay
 from postroad.sim.predicates import equals, random_attributes, random_predicate
@@ -19,6 +20,13 @@ BROKERS_MAX: Final = 7
 ADDED_MAX: Final = 2  # brokers while it runs
 CROWD_ONE_IN: Final = 40  # of the seeds has hundreds of subscriptions
 CROWD: Final = (100, 250)
+RELEASES_ONE_IN: Final = 4  # of the seeds has brokers of different releases
+SLOW_ONE_IN: Final = 10  # of the seeds has links of `SLOW_BYTES_PER_S`
+SLOW_BYTES_PER_S: Final = 8e3
+SLOW_PAYLOADS: Final = (0, 10, 100)  # there: nobody slows down for a link that is full, so what users ask of it has to fit
+PAYLOADS: Final = (0, 10, 100, 1500)
+ASKED_BYTES: Final = 150  # what a subscription that catches up costs a link for each pubend, question and answer
+ASKED_AGAIN_S: Final = 4.0  # how long it waits for the answer before it asks again
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +37,7 @@ class Shape:
     faults_per_s: float = 1.6
     messages_per_s: float = 22.0  # over all publishers
     churn_per_s: float = 0.5
-    slowest_bytes_per_s: float = (
-        20e3  # of links; at 8 kB/s what is sent again may starve what is new (docs/internals/simulator.md)
-    )
+    slowest_bytes_per_s: float = 20e3  # of links, but for the seeds that have very slow ones
     strategies: tuple[Strategy, ...] = (Strategy.EXACT, Strategy.BLOOM, Strategy.ASYNC)  # each broker has one of them
     faults: tuple[int, ...] | None = None  # only these strike, by number; None for all
     clients: tuple[str, ...] | None = None  # only these do anything
@@ -51,6 +57,10 @@ class Workload:
         self._world = overlay.world.chance("world")  # what brokers' clocks and machines are like
         self._added = 0
         self._crowded = self._world.randrange(CROWD_ONE_IN) == 0
+        self._slow_links = overlay.world.chance("slow links")
+        self._releases = overlay.world.chance("releases")
+        self._releases_differ = self._releases.randrange(RELEASES_ONE_IN) == 0
+        self._slow = self._slow_links.randrange(SLOW_ONE_IN) == 0
         self._build_brokers()
         overlay.grow = self._add_broker
         self._subscribers = [self._subscriber(index) for index in range(self._chance.randint(2, 5))]
@@ -72,7 +82,7 @@ class Workload:
         )
         config = BrokerConfig(
             cache_bytes=chance.choice((1_500, 20_000, 64 << 20)),
-            silence_s=chance.choice((0.2, 1.0)),
+            silence_s=max(chance.choice((0.2, 1.0)), 1.0 if self._slow else 0.0),
             subscriber_grace_s=chance.choice((0.5, 5.0, 30.0)),
             keep_s=chance.choice((0.0, 0.0, 3.0)),
             home_query_s=chance.choice((0.5, 3.0)),
@@ -98,6 +108,11 @@ class Workload:
         node = overlay.broker(number, disk=self._disk, config=config, pubends=pubends)
         node.clock_offset_ms = chance.randint(-self._clocks_apart_ms, self._clocks_apart_ms)
         node.clock_rate = 1.0 + chance.uniform(-self._clocks_differ, self._clocks_differ)
+        if self._releases_differ:
+            node.release = self._releases.choice(list(Release))
+            overlay.traits[f"brokers of the {node.release.value} release"] += 1
+        if pubends > 1:
+            overlay.traits[f"brokers with {pubends} pubends"] += 1
         return node
 
     def _add_broker(self) -> BrokerNode | None:
@@ -112,11 +127,16 @@ class Workload:
         return node
 
     def _gather_crowd(self) -> None:
-        """Let one client follow hundreds of filters."""
+        """Let one client follow hundreds of filters, as many as the slowest link can answer before they ask again."""
         client, chance = self._client("crowd"), self._world
         if self._left_out(client):
             return
-        for index in range(chance.randint(*CROWD)):
+        pubends = sum(len(node.pubends) for node in self._overlay.nodes.values())
+        slowest = min(cable.profile.bytes_per_s for cable in self._overlay.links)
+        size = min(chance.randint(*CROWD), int(slowest * ASKED_AGAIN_S / (pubends * ASKED_BYTES)))
+        self._overlay.traits["crowds"] += 1
+        self._overlay.traits["subscriptions in crowds"] += size
+        for index in range(size):
             text = self._overlay.filter(equals("symbol", f"{chance.choice('ABC')}{index % 50 or ''}"))
             self._overlay.at(chance.uniform(0.0, 6.0), partial(client.follow, text, subscription=f"c{index}"))
 
@@ -145,12 +165,16 @@ class Workload:
 
     def _link_profile(self) -> CableProfile:
         chance = self._chance
-        return CableProfile(
+        profile = CableProfile(
             latency_s=chance.choice((0.0005, 0.003, 0.03)),
             jitter_s=chance.choice((0.0, 0.002, 0.02)),
-            bytes_per_s=chance.choice((200e3 if self._crowded else self._shape.slowest_bytes_per_s, 200e3, 5e6)),
-            backlog_bytes_max=chance.choice((30_000 if self._crowded else 4_000, 30_000, 200_000)),
+            bytes_per_s=chance.choice((self._shape.slowest_bytes_per_s, 200e3, 5e6)),
+            backlog_bytes_max=chance.choice((4_000, 30_000, 200_000)),
         )
+        if self._slow and self._slow_links.random() < 0.5:
+            self._overlay.traits["very slow links"] += 1
+            return replace(profile, bytes_per_s=SLOW_BYTES_PER_S)
+        return profile
 
     def _client(self, name: str) -> ClientNode:
         chance = self._chance
@@ -197,12 +221,12 @@ class Workload:
         rows = []
         for _ in range(count):
             self._messages += 1
-            payload = f"{self._messages}:".encode() + bytes(self._chance.choice((0, 10, 100, 1500)))
+            payload = f"{self._messages}:".encode() + bytes(self._chance.choice(SLOW_PAYLOADS if self._slow else PAYLOADS))
             rows.append((random_attributes(self._chance), payload))
         if self._left_out(client):
             return
         if self._columns[client.name] and count > 1:
-            client.publish_columns(rows)
+            self._overlay.traits["column batches"] += client.publish_columns(rows)
             return
         for attributes, payload in rows:
             client.publish(attributes, payload)

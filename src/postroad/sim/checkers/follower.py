@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from postroad.core.broker.subscribing.durable import DURABLE_KEY
 from postroad.sim.history import (
     Asked,
     Began,
@@ -20,6 +21,7 @@ from postroad.sim.history import (
     Delivered,
     Discarded,
     Disconnected,
+    DiskLost,
     Ended,
     Event,
     Forgot,
@@ -28,7 +30,9 @@ from postroad.sim.history import (
     History,
     Parted,
     Passed,
+    RecordSpoiled,
     Restarted,
+    WrittenOff,
 )
 
 ALWAYS: Final = float("inf")
@@ -47,6 +51,7 @@ class Stream:
     gaps: list[tuple[int, int]] = field(default_factory=list)
     floor: int = 0  # for one that wants all there is: what was gone already when it began
     links: dict[tuple[int, int], float] = field(default_factory=dict)  # (broker, its link) -> until when the log is held there
+    unheld: bool = False  # its home lost the record, and with it the hold on the log, until it begins again
     resuming: bool = False  # its client forgot, and the broker has not yet said where it goes on
 
     def go_back(self, tick: int) -> None:
@@ -64,6 +69,8 @@ class Follower:
     filter: str
     durable: bool
     earliest: bool = False
+    durable_name: str = ""
+    broker: int = 0  # where it was active last
     streams: dict[int, Stream] = field(default_factory=dict)
     ended: bool = False
     discarded: bool = False  # the broker knows that it ended
@@ -73,7 +80,7 @@ class Follower:
         stream = self.streams.get(pubend)
         if stream is None or self.ended:
             return False
-        return self.durable or any(until > at for until in stream.links.values())
+        return (self.durable and not stream.unheld) or any(until > at for until in stream.links.values())
 
     def apply(self, event: Event, freed: Mapping[int, int]) -> None:
         match event:
@@ -114,7 +121,10 @@ class Follower:
                 pass
 
     def _began(self, event: Began, floor: int) -> None:
+        self.broker = event.broker or self.broker
         stream = self.streams.get(event.pubend)
+        if stream is not None:
+            stream.unheld = False
         if stream is None:
             self.streams[event.pubend] = Stream(event.tick, event.at, event.tick, event.tick, floor=floor)
         elif stream.resuming:
@@ -149,10 +159,19 @@ class Followers:
             self._freed[event.pubend] = max(event.tick, self._freed.get(event.pubend, 0))
             return None
         if isinstance(event, Asked):
-            new = Follower(event.subscription, event.filter, event.durable, event.earliest)
+            new = Follower(event.subscription, event.filter, event.durable, event.earliest, event.name)
             return self.by_name.setdefault(event.subscription, new)
         if isinstance(event, Parted | Restarted):
             self._hold(event)
+            return None
+        if isinstance(event, RecordSpoiled):
+            self._doubt(event.key)
+            return None
+        if isinstance(event, DiskLost):
+            self._forget(event)
+            return None
+        if isinstance(event, WrittenOff):
+            self._freed[event.pubend] = max(event.hi, self._freed.get(event.pubend, 0))
             return None
         name = getattr(event, "subscription", None)
         found = self.by_name.get(name) if name is not None else None
@@ -162,6 +181,24 @@ class Followers:
                 place = event.broker, event.link
                 found.streams[event.pubend].links[place] = self._held.get(place, ALWAYS)
         return found
+
+    def _doubt(self, key: str) -> None:
+        """With the record of a durable subscription goes what was confirmed: it goes on from before, and nothing is skipped."""
+        for follower in self.by_name.values():
+            if follower.durable and key == DURABLE_KEY + follower.durable_name:
+                for stream in follower.streams.values():
+                    stream.confirmed = 0
+
+    def _forget(self, event: DiskLost) -> None:
+        """With a broker's files go the holds and the records of those who were there."""
+        for place in [place for place in self._held if place[0] == event.broker]:
+            self._held[place] = event.at
+        for follower in self.by_name.values():
+            for stream in follower.streams.values():
+                for place in [place for place in stream.links if place[0] == event.broker]:
+                    stream.links[place] = event.at
+                if follower.durable and follower.broker == event.broker:
+                    stream.unheld, stream.confirmed = True, 0
 
     def _hold(self, event: Parted | Restarted) -> None:
         """Note until when a broker holds logs for those who are not connected to it any more."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from postroad.sim.checkers.violations import Matches, Violation
-from postroad.sim.history import Abandoned, Acknowledged, History, Logged, Published, Refused
+from postroad.sim.history import Abandoned, Acknowledged, DiskLost, History, Logged, Published, Refused
 
 
 class OnePubend:
@@ -44,22 +44,26 @@ class OnePubend:
 
 
 class AcknowledgedIsDurable:
-    """An acknowledged message was durable before its publisher heard of it; a refused one never is."""
+    """An acknowledged message was durable before its publisher heard of it; a refused one never is, unless it was lost again."""
 
     def check(self, history: History, matches: Matches) -> Iterator[Violation]:  # noqa: ARG002
-        logged: set[bytes] = set()
+        logged: dict[bytes, int] = {}  # id -> pubend
+        lost: set[bytes] = set()
         refused: set[bytes] = set()
         for event in history:
             match event:
-                case Logged(id=message_id):
-                    logged.add(message_id)
+                case DiskLost(pubends=pubends):
+                    lost |= {message_id for message_id, pubend in logged.items() if pubend in pubends}
+                case Logged(id=message_id, pubend=pubend):
+                    logged[message_id] = pubend
+                    lost.discard(message_id)
                     if message_id in refused:
                         yield Violation("phantom", event.at, f"{message_id.hex()} was refused and then taken")
                 case Acknowledged(id=message_id) if message_id not in logged:
                     yield Violation("lost", event.at, f"{message_id.hex()} was acknowledged but is not durable")
                 case Refused(id=message_id):
                     refused.add(message_id)
-                    if message_id in logged:
+                    if message_id in logged and message_id not in lost:
                         yield Violation("phantom", event.at, f"{message_id.hex()} was taken and then refused")
                 case _:
                     pass

@@ -9,10 +9,25 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from postroad.sim.checkers.follower import Follower, Followers, Stream
 from postroad.sim.checkers.violations import Matches, Violation
-from postroad.sim.history import Attributes, Began, Freed, Gapped, History, Logged, Published, Remains
+from postroad.sim.history import (
+    Attributes,
+    Began,
+    DiskLost,
+    Freed,
+    Gapped,
+    History,
+    Logged,
+    Published,
+    Remains,
+    Spoiled,
+    WrittenOff,
+)
+
+Holes: TypeAlias = dict[int, list[tuple[int, int]]]  # pubend -> ranges (lo, hi] that cannot be read any more
 
 
 @dataclass(slots=True)
@@ -22,6 +37,7 @@ class _Rows:
     attributes: dict[bytes, Attributes] = field(default_factory=dict)
     ticks: dict[int, list[int]] = field(default_factory=dict)  # by pubend
     ids: dict[int, list[bytes]] = field(default_factory=dict)
+    holes: Holes = field(default_factory=dict)
 
     def take(self, event: object) -> None:
         if isinstance(event, Published):
@@ -29,12 +45,19 @@ class _Rows:
         elif isinstance(event, Logged):
             self.ticks.setdefault(event.pubend, []).append(event.tick)
             self.ids.setdefault(event.pubend, []).append(event.id)
+        elif isinstance(event, Spoiled):
+            self.holes.setdefault(event.pubend, []).append((event.lo, event.hi))
+        elif isinstance(event, DiskLost):
+            for pubend in event.pubends:
+                self.holes.setdefault(pubend, []).append((0, max(self.ticks.get(pubend, [0]))))
 
     def first_wanted(self, follower: Follower, pubend: int, lo: int, hi: int, matches: Matches) -> int | None:
         """Return the tick of the first message in (lo, hi] that a subscription wants and was not told to be gone."""
         ticks = self.ticks.get(pubend, [])
         for index in range(bisect_right(ticks, lo), bisect_right(ticks, hi)):
             known = self.attributes.get(self.ids[pubend][index])
+            if any(begin < ticks[index] <= end for begin, end in self.holes.get(pubend, ())):
+                continue  # it cannot be read any more
             if known is not None and matches(follower.filter, known) and not follower.has_told(pubend, ticks[index]):
                 return ticks[index]
         return None
@@ -65,10 +88,11 @@ class ReleaseSafety:
 
 
 class GapsAreEarned:
-    """A gap is told only over what is gone: by retention, or because the subscription was not protected when it went.
+    """A gap is told only over what is gone: by retention, with damaged or lost files, or while a subscription was not protected.
 
     One that wants all there is may get early messages from a cache before it meets what the log let go before it began. No gap
-    covers what the application got.
+    covers what the application got, and none what is published later. One whose home lost its files, and whose client has no
+    position either, is told a gap over all that was before.
     """
 
     def check(self, history: History, matches: Matches) -> Iterator[Violation]:  # noqa: ARG002
@@ -76,7 +100,19 @@ class GapsAreEarned:
         freed: dict[int, int] = {}
         earned: dict[tuple[str, int], int] = {}  # (subscription, pubend) -> up to where a gap may reach
         forced: dict[int, int] = {}
+        holes: Holes = {}
+        told: dict[int, int] = {}  # pubend -> up to where somebody was told a gap
+        astray: set[tuple[str, int]] = set()  # (subscription, pubend) where nobody knows the position
         for event in history:
+            if isinstance(event, Logged) and event.tick <= told.get(event.pubend, 0):
+                text = f"{event.id.hex()} got tick {event.tick} of {event.pubend} after that was told to be gone"
+                yield Violation("released", event.at, text)
+            if isinstance(event, Began):
+                before = followers.stream(event.subscription, event.pubend)
+                lost = before is not None and before.unheld and before.resuming
+                (astray.add if lost else astray.discard)((event.subscription, event.pubend))
+            if isinstance(event, Spoiled | WrittenOff):
+                holes.setdefault(event.pubend, []).append((event.lo, event.hi))
             if isinstance(event, Freed):
                 freed[event.pubend] = max(event.tick, freed.get(event.pubend, 0))
                 if event.retention:
@@ -91,14 +127,20 @@ class GapsAreEarned:
             if isinstance(event, Gapped):
                 held = followers.stream(event.subscription, event.pubend)
                 allowed = max(earned.get((event.subscription, event.pubend), 0), forced.get(event.pubend, 0))
-                yield from self._told(event, held, allowed)
+                if (event.subscription, event.pubend) in astray and not event.lo:
+                    allowed = event.hi
+                told[event.pubend] = max(event.hi, told.get(event.pubend, 0))
+                yield from self._told(event, held, allowed, holes.get(event.pubend, []))
             followers.take(event)
 
     @staticmethod
-    def _told(event: Gapped, stream: Stream | None, allowed: int) -> Iterator[Violation]:
-        if event.hi > max(allowed, stream.floor if stream is not None else 0):
+    def _told(event: Gapped, stream: Stream | None, allowed: int, holes: list[tuple[int, int]]) -> Iterator[Violation]:
+        explained = max(event.lo, allowed, stream.floor if stream is not None else 0)
+        for lo, hi in sorted(holes):
+            explained = max(explained, hi) if lo <= explained else explained
+        if event.hi > explained:
             text = f"{event.subscription} was told that {event.lo}..{event.hi} of {event.pubend} is gone without need"
-            yield Violation("released", event.at, f"{text}: only what lies up to {allowed} is")
+            yield Violation("released", event.at, f"{text}: only what lies up to {explained} is")
         covered = next((tick for tick, _ in stream.rows if event.lo < tick <= event.hi), None) if stream is not None else None
         if covered is not None:
             text = f"{event.subscription} was told that {event.lo}..{event.hi} of {event.pubend} is gone, but it got {covered}"

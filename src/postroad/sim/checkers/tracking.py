@@ -35,19 +35,23 @@ from postroad.sim.history import (
     Arrived,
     Attributes,
     Crashed,
+    DiskLost,
     Freed,
     History,
     Kept,
     Logged,
     Published,
     Relayed,
+    Restarted,
     Sent,
+    Spoiled,
     Tracks,
 )
 
 SIGMAS: Final = 6.0  # of the number of false positives; one in 10**9 runs goes beyond by chance
 Numbers: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 Flags: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
+ALWAYS: Final = float("inf")
 _ID: Final = np.dtype((np.void, 16))
 
 
@@ -90,6 +94,8 @@ class _Truth:
         self.came: dict[tuple[int, int], set[bytes]] = {}  # (broker, upstream)
         self.lives: dict[int, _Lives] = {}
         self.freed: dict[int, int] = {}  # pubend -> up to which tick retention took it
+        self.spoiled: list[Spoiled] = []
+        self.erased: dict[int, float] = {}  # broker -> up to when its tracks are lost with its disk
         self.tracks: dict[int, Tracks] = {}
         for event in history:
             self._take(event)
@@ -121,6 +127,13 @@ class _Truth:
                 self._lives(broker).crashed_at[incarnation] = at
             case Freed(pubend=pubend, tick=tick, retention=True):
                 self.freed[pubend] = max(tick, self.freed.get(pubend, 0))
+            case DiskLost(broker=broker):
+                self.erased[broker] = ALWAYS
+                self.lives.pop(broker, None)
+            case Restarted(broker=broker, at=at) if self.erased.get(broker) == ALWAYS:
+                self.erased[broker] = at
+            case Spoiled():
+                self.spoiled.append(event)
             case Tracks(broker=broker):
                 self.tracks[broker] = event
             case _:
@@ -128,6 +141,15 @@ class _Truth:
 
     def _lives(self, broker: int) -> _Lives:
         return self.lives.setdefault(broker, _Lives())
+
+    def is_erased(self, broker: int, at: float) -> bool:
+        """Tell whether what a broker tracked at a time is lost with its disk."""
+        return at <= self.erased.get(broker, -1.0)
+
+    def is_gone(self, row: Logged) -> bool:
+        """Tell whether a log could not be read any more where a row was, be it that retention or damage took it."""
+        damaged = any(each.pubend == row.pubend and each.lo < row.tick <= each.hi for each in self.spoiled)
+        return damaged or row.tick <= self.freed.get(row.pubend, 0)
 
     def holds(self, broker: int, key: HistoryKey, message_id: bytes) -> bool:
         """Tell whether a history may hold a message."""
@@ -207,13 +229,13 @@ class TracksAreTrue:
     def _published(self, truth: _Truth, found: Mapping[int, _Found]) -> Iterator[Violation]:
         for message_id, row in truth.logged.items():
             broker = pubend_broker(row.pubend)
-            if broker not in found:
+            if broker not in found or truth.is_erased(broker, row.at):
                 continue
             self.tally.entries += 1
             if HistoryKey(Kind.PUBLISHER, broker) in found[broker].keys.get(message_id, ()):
                 continue
-            if row.tick <= truth.freed.get(row.pubend, 0) and truth.lives[broker].crashed_at:
-                self.tally.lost += 1  # the log was over its bound, and the broker crashed before its tracks were written
+            if truth.is_gone(row) and truth.lives[broker].crashed_at:
+                self.tally.lost += 1  # retention or damage took it, and the broker crashed before its tracks were written
                 continue
             yield Violation("mistracked", row.at, f"{message_id.hex()} is not in the publisher history of broker {broker}")
 
@@ -223,6 +245,7 @@ class TracksAreTrue:
             if event.broker not in found:
                 continue
             lost = truth.lives.get(event.broker, _Lives()).may_have_lost(event.incarnation, event.at)
+            lost = lost or truth.is_erased(event.broker, event.at)
             for message_id in event.ids:
                 self.tally.entries += 1
                 if event.subscriber not in found[event.broker].subscribers(message_id):
@@ -256,7 +279,7 @@ class TracksAreTrue:
         sound = any(self._is_routed(truth, found, upstream, message_id, judged) for upstream in sorted(upstreams))
         if not sound:
             lives = truth.lives.get(broker, _Lives())
-            sound = any(lives.may_have_lost(each.incarnation, each.at) for each in came)
+            sound = any(lives.may_have_lost(each.incarnation, each.at) or truth.is_erased(broker, each.at) for each in came)
             self.tally.lost += sound
         judged[place] = sound
         return sound
