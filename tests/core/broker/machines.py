@@ -1,23 +1,30 @@
-"""Broker machines driven by hand: packets between them travel at once, writes finish when the test says so."""
+"""Broker machines driven by hand: packets between them travel at once, writes finish when the test says so.
+
+`Overlay` in `overlay.py` adds publishers, subscribers, crashes and a wire that loses packets.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from postroad.core.batch.batch import Batch
 from postroad.core.broker.context import BrokerConfig
 from postroad.core.broker.machine import Broker
 from postroad.core.protocol.orders import (
     Append,
     Appended,
+    AppendFailed,
     BrokerState,
     ClientUp,
     LinkLost,
     LinkUp,
     LogRead,
+    LogReleased,
     Order,
     PubendState,
     ReadLog,
     Refuse,
+    ReleaseLog,
     Send,
     Store,
     Stored,
@@ -29,17 +36,47 @@ START_MS = 1_000_000
 
 
 @dataclass
+class Log:
+    """The log of one pubend on the disk of its broker."""
+
+    batches: list[Batch] = field(default_factory=list)
+    released: int = 0
+    last: int = 0  # the tick of the last message that was ever in it
+    publishers: dict[int, int] = field(default_factory=dict)  # publisher -> highest tick of its ids
+
+    def append(self, batches: tuple[Batch, ...]) -> None:
+        for batch in batches:
+            self.batches.append(batch)
+            self.last = batch.last_tick
+            for message in batch:
+                self.publishers[message.id.publisher] = message.id.tick
+
+    def read(self, lo: int, hi: int) -> tuple[Batch, ...]:
+        return tuple(part for batch in self.batches if len(part := batch.within(lo, hi)))
+
+    def release(self, tick: int) -> None:
+        self.released = max(self.released, tick)
+        self.batches = list(self.read(self.released, (1 << 64) - 1))
+
+    def state(self, pubend: int) -> PubendState:
+        """Return what a broker finds when it starts with this log."""
+        return PubendState(pubend, max(self.last, self.released), self.released, tuple(self.publishers.items()))
+
+
+@dataclass
 class Machine:
-    """One broker, its stored metadata, and what it said to clients."""
+    """One broker, what is on its disk, and what it said to clients."""
 
     broker: Broker
     number: int
     metadata: dict[str, bytes] = field(default_factory=dict)
+    logs: dict[int, Log] = field(default_factory=dict)  # by pubend
     links: dict[int, tuple[int, int]] = field(default_factory=dict)  # link -> (other broker, its link)
     sent: list[tuple[int, Packet]] = field(default_factory=list)  # to clients, in order
     refused: list[tuple[int, PostroadError]] = field(default_factory=list)
     unfinished: list[Store] = field(default_factory=list)
-    horizon: int = 0
+    unfinished_appends: list[Append] = field(default_factory=list)
+    writes_finish: bool = True
 
     def told(self, kind: type[Packet]) -> list[Packet]:
         return [packet for _, packet in self.sent if isinstance(packet, kind)]
@@ -55,12 +92,23 @@ class Machines:
         self.loses: tuple[type[Packet], ...] = ()  # packets between brokers that do not arrive
         self._config = config or BrokerConfig()
         self._links = 100
+        self._clocks_back_ms: dict[int, int] = {}  # broker -> by how much its clock is behind
+        self._append_errors: dict[int, PostroadError] = {}
 
-    def start(self, number: int, metadata: dict[str, bytes] | None = None, *, incarnation: int = 1, released: int = 0) -> Machine:
-        kept = dict(metadata or {})
-        state = BrokerState(number, incarnation, (PubendState(pubend_id(number), released=released),), tuple(kept.items()))
-        node = self.nodes[number] = Machine(Broker(state, self._config, now=self.now), number, kept)
-        node.broker.clock(START_MS + int(self.now * 1000))
+    def start(
+        self,
+        number: int,
+        metadata: dict[str, bytes] | None = None,
+        *,
+        incarnation: int = 1,
+        released: int = 0,
+        logs: dict[int, Log] | None = None,
+    ) -> Machine:
+        kept, found = dict(metadata or {}), logs or {pubend_id(number): Log(released=released)}
+        pubends = tuple(log.state(pubend) for pubend, log in found.items())
+        state = BrokerState(number, incarnation, pubends, tuple(kept.items()))
+        node = self.nodes[number] = Machine(Broker(state, self._config, now=self.now), number, kept, found)
+        self._set_clock(node)
         return node
 
     def stop(self, number: int) -> dict[str, bytes]:
@@ -106,9 +154,20 @@ class Machines:
         while self.now < until:
             self.now += 0.05
             for node in self.nodes.values():
-                node.broker.clock(START_MS + int(self.now * 1000))
+                self._set_clock(node)
                 node.broker.wake(now=self.now)
             self.settle()
+
+    def set_clock_back(self, number: int, *, seconds: float) -> None:
+        """Let the clock of a broker be behind from now on, also after a restart."""
+        self._clocks_back_ms[number] = int(seconds * 1000)
+
+    def fail_appends(self, number: int, error: PostroadError | None) -> None:
+        """Let the disk of a broker take no messages; None lets it take them again."""
+        if error is None:
+            del self._append_errors[number]
+        else:
+            self._append_errors[number] = error
 
     def settle(self) -> None:
         """Carry out orders until there are none."""
@@ -123,6 +182,9 @@ class Machines:
             waiting, node.unfinished = node.unfinished, []
             for order in waiting:
                 self._finish(node, order)
+            appends, node.unfinished_appends = node.unfinished_appends, []
+            for append in appends:
+                self._finish_append(node, append)
         self.settle()
 
     def _carry_out(self, node: Machine) -> bool:
@@ -133,27 +195,57 @@ class Machines:
 
     def _do(self, node: Machine, order: Order) -> None:
         match order:
-            case Send(link, message, batch, packet=packet):
-                if link in node.links:
-                    other, far = node.links[link]
-                    if other in self.nodes and not isinstance(message, self.loses):
-                        self.nodes[other].broker.receive(message, link=far, now=self.now, batch=batch, packet=packet)
-                else:
-                    node.sent.append((link, message))
-            case Refuse(_, packet, error):
-                node.refused.append((packet, error))
+            case Send(link) if link in node.links:
+                self.carry(node, order)
+            case Send():
+                self.tell_client(node, order)
+            case Refuse():
+                self.refuse_client(node, order)
             case Store():
-                if self.writes_finish:
+                if self.writes_finish and node.writes_finish:
                     self._finish(node, order)
                 else:
                     node.unfinished.append(order)
-            case Append(pubend, token):
-                node.broker.fact(Appended(pubend, token), now=self.now)
-            case ReadLog(pubend, token, _, hi):
-                released = node.broker._pubends[pubend].released
-                node.broker.fact(LogRead(pubend, token, hi, (), released), now=self.now)
+            case Append():
+                if self.writes_finish and node.writes_finish:
+                    self._finish_append(node, order)
+                else:
+                    node.unfinished_appends.append(order)
+            case ReadLog(pubend, token, lo, hi):
+                log = node.logs[pubend]
+                node.broker.fact(LogRead(pubend, token, hi, log.read(lo, hi), log.released), now=self.now)
+            case ReleaseLog(pubend, tick):
+                node.logs[pubend].release(tick)
+                node.broker.fact(LogReleased(pubend, tick), now=self.now)
             case _:
                 pass
+
+    def carry(self, node: Machine, order: Send) -> None:
+        """Carry a packet to a neighbour."""
+        if not isinstance(order.message, self.loses):
+            self.hand_over(*node.links[order.link], order)
+
+    def hand_over(self, number: int, link: int, order: Send) -> None:
+        """Let a broker receive a packet on a link, if both are still there."""
+        if number in self.nodes and link in self.nodes[number].links:
+            receive = self.nodes[number].broker.receive
+            receive(order.message, link=link, now=self.now, batch=order.batch, packet=order.packet)
+
+    def tell_client(self, node: Machine, order: Send) -> None:
+        node.sent.append((order.link, order.message))
+
+    def refuse_client(self, node: Machine, order: Refuse) -> None:
+        node.refused.append((order.packet, order.error))
+
+    def _set_clock(self, node: Machine) -> None:
+        node.broker.clock(START_MS + int(self.now * 1000) - self._clocks_back_ms.get(node.number, 0))
+
+    def _finish_append(self, node: Machine, order: Append) -> None:
+        if node.number in self._append_errors:
+            node.broker.fact(AppendFailed(order.pubend, order.token, self._append_errors[node.number]), now=self.now)
+        else:
+            node.logs[order.pubend].append(order.batches)
+            node.broker.fact(Appended(order.pubend, order.token), now=self.now)
 
     def _finish(self, node: Machine, order: Store) -> None:
         for key, value in order.changes:
