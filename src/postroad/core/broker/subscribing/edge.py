@@ -458,6 +458,9 @@ class Edge:
 
     # --- catching up ---
 
+    def anyone_is_behind(self, pubend: int) -> bool:
+        return bool(self._behind.get(pubend))
+
     def catching_up(self, pubend: int) -> Iterator[tuple[Subscription, Progress]]:
         """Yield who wants a piece now: behind, with a link that takes rows, and no answer outstanding."""
         for subscription in list(self._behind.get(pubend, {}).values()):

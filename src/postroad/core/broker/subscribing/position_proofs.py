@@ -109,6 +109,8 @@ class PositionProofs:
 
     def ask(self, now: float) -> None:
         """Ask the brokers of unproven positions how far their pubends are."""
+        if not self._unproven and not self._asked and not self._fresh:
+            return
         brokers = dict.fromkeys(pubend_broker(pubend) for pubend, waiting in self._unproven.items() if waiting)
         for broker in brokers:
             _, again_at = self._asked.get(broker, (0, 0.0))

@@ -428,6 +428,8 @@ class Subscribing:
 
     def catch_up(self, pubend: int, now: float) -> None:
         """Get the next piece for everyone who is behind: from the cache, the log here, or the pubend's broker."""
+        if not self._edge.anyone_is_behind(pubend):
+            return
         for count, (subscription, progress) in enumerate(self._edge.catching_up(pubend)):
             if count >= CATCH_UP_AT_ONCE:
                 break
