@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -15,6 +16,7 @@ from postroad.cli import main
 from postroad.sim.checkers import KINDS, Violation
 from postroad.sim.faults import FAULTS, RARE, Swarm
 from postroad.sim.soak import Result, Summary, run_seed
+from postroad.sim.workload import Shape
 
 BLOCK = 12
 SEEDS_MAX = 30  # in which every kind of fault occurs, and everything else that only some runs have
@@ -56,6 +58,13 @@ def test_a_seed_gives_the_same_digest_in_every_process() -> None:
 def test_different_seeds_are_different_runs() -> None:
     """The seed decides the run."""
     assert run_seed(1).digest != run_seed(2).digest
+
+
+def test_a_run_leaves_the_collector_as_it_was() -> None:
+    """A run collects garbage rarely; whoever called it does not."""
+    before = gc.get_threshold()
+    run_seed(1, Shape(busy_s=1.0))
+    assert gc.get_threshold() == before
 
 
 def test_every_kind_of_fault_occurs_within_the_seeds_of_the_suite() -> None:
