@@ -30,7 +30,6 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 
 import postroad
 from postroad.core.batch.batch import Ids
-from postroad.core.tracking.tracker import omitted
 from postroad.runtime.config import Links, Neighbour, NodeConfig, Overlay, Tracking
 from postroad.runtime.process import BrokerProcess
 from postroad.spark import session
@@ -40,6 +39,7 @@ from postroad.spark.jobs.published import all_ids, open_logs
 from postroad.spark.jobs.trace import entries, trace
 from postroad.spark.jobs.tracks import open_tracks
 from postroad.testing import free_ports
+from postroad.tracking.histories.tracker import omitted
 
 DIALS: Final = {1: (), 2: (1,), 3: (1,), 4: (2, 3), 5: (4,)}
 ORIGINS: Final = (1, 3, 5)

@@ -33,8 +33,9 @@ import postroad
 from postroad.core.protocol import packets
 from postroad.core.protocol.packets import pubend_id
 from postroad.runtime.config import NodeConfig
-from postroad.runtime.process import BrokerProcess, own_environment
+from postroad.runtime.process import BrokerProcess
 from postroad.testing import free_ports
+from postroad.transport.programs import own_environment
 from postroad.wire.codec import encode
 from postroad.wire.packets.session import Hello, Role
 from postroad.wire.packets.telesto import GetMessages, Ping, RegisterClient

@@ -27,16 +27,16 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from postroad.core.batch.batch import Ids
-from postroad.core.tracking import blooms
-from postroad.core.tracking.elements import ID_DTYPE, Element, HistoryKey, Kind
-from postroad.core.tracking.settings import Strategy
 from postroad.spark import session
 from postroad.spark.jobs.arrow import id_column
 from postroad.spark.jobs.trace import trace
 from postroad.spark.jobs.tracks import open_tracks
-from postroad.storage.tracks.catalog import FileName
-from postroad.storage.tracks.format import Head, pack
-from postroad.storage.tracks.schema import to_table
+from postroad.tracking.files.catalog import FileName
+from postroad.tracking.files.format import Head, pack
+from postroad.tracking.files.schema import to_table
+from postroad.tracking.histories import blooms
+from postroad.tracking.histories.elements import ID_DTYPE, Element, HistoryKey, Kind
+from postroad.tracking.histories.settings import Strategy
 
 EPOCH_MS: Final = 1_700_000_000_000
 RATE_PER_MS: Final = 5  # messages

@@ -83,7 +83,7 @@ class Switch:
     async def start(self, host: ServiceHost) -> None:
         self._node = cast("Node", host)
         self._broker = self._node._broker  # noqa: SLF001  # what is switched here, nobody else needs to
-        self._notes = self._broker._context.notes  # noqa: SLF001
+        self._notes = self._broker.recorder
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(OFF, self.off)
         loop.add_signal_handler(ON, self.on)
@@ -96,7 +96,7 @@ class Switch:
 
     def off(self) -> None:
         """Have everything written that was noted, and note nothing more."""
-        self._broker._flush_tracks = True  # noqa: SLF001
+        self._broker.flush_tracks()
         self._node._pump()  # noqa: SLF001
         self._note_with(None)
 
@@ -106,8 +106,7 @@ class Switch:
         self._note_with(self._notes)
 
     def _note_with(self, notes: Any) -> None:
-        broker = self._broker
-        broker._context.notes = broker._edge._notes = notes  # noqa: SLF001
+        self._broker.recorder = notes
 
 
 def _serve(config: NodeConfig, pipe: Connection) -> None:

@@ -20,13 +20,13 @@ from experiments.tracking.load import PUBEND, WALL_MS, Load
 
 from benchmarks.filters import best
 from postroad.core.batch.batch import Ids
-from postroad.core.tracking import blooms
-from postroad.core.tracking.elements import Element, Flush, Kind
-from postroad.core.tracking.events import Published, TrackEvent
-from postroad.core.tracking.search import search
-from postroad.core.tracking.settings import Strategy, TrackingSettings
-from postroad.core.tracking.tracker import Tracker
-from postroad.storage.tracks.schema import WRITE_OPTIONS, Stamp, to_table
+from postroad.tracking.files.schema import WRITE_OPTIONS, Stamp, to_table
+from postroad.tracking.histories import blooms
+from postroad.tracking.histories.elements import Element, Flush, Kind
+from postroad.tracking.histories.events import Published, TrackEvent
+from postroad.tracking.histories.settings import Strategy, TrackingSettings
+from postroad.tracking.histories.tracker import Tracker
+from postroad.tracking.queries.search import search
 
 SHAPES = ((1 << 16, 16, 2_521), (1 << 16, 8, 5_461), (1 << 20, 12, 38_836), (1 << 20, 16, 38_836), (1_000_003, 12, 38_836))
 KINDS = (Strategy.ASYNC, Strategy.BLOOM, Strategy.EXACT)

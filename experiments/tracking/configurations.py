@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from postroad.core.tracking.settings import Strategy, TrackingSettings
+from postroad.tracking.histories.settings import Strategy, TrackingSettings
 from postroad.types import MESSAGE_ID_BYTES
 
 RATE: Final = 5_000

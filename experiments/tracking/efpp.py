@@ -15,13 +15,13 @@ from matplotlib.figure import Figure
 from experiments.outcome import Finding, Outcome, Row, Values, as_number
 from experiments.tracking.configurations import BLOOMS, EFPP, NEVER_MS, RATE
 from experiments.tracking.load import PUBEND, WALL_MS, Load, published, strangers
-from postroad.core.tracking import blooms
-from postroad.core.tracking.elements import Element
-from postroad.core.tracking.events import Published
-from postroad.core.tracking.search import matching_sets, search
-from postroad.core.tracking.settings import Strategy, TrackingSettings
-from postroad.core.tracking.tracker import Tracker
-from postroad.core.tracking.tuning import efpp
+from postroad.tracking.histories import blooms
+from postroad.tracking.histories.elements import Element
+from postroad.tracking.histories.events import Published
+from postroad.tracking.histories.settings import Strategy, TrackingSettings
+from postroad.tracking.histories.tracker import Tracker
+from postroad.tracking.histories.tuning import efpp
+from postroad.tracking.queries.search import matching_sets, search
 
 TITLE = "Measured false positives against configured ones"
 STEP = 1 << 18

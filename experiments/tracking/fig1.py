@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 from experiments.outcome import Finding, Outcome, Values, as_number
 from experiments.tracking.load import published, strangers
-from postroad.core.tracking import blooms
-from postroad.core.tracking.tuning import optimal_k
+from postroad.tracking.histories import blooms
+from postroad.tracking.histories.tuning import optimal_k
 
 TITLE = "False positive rate against bits per message"
 M = 65_536

@@ -25,8 +25,8 @@ from matplotlib.figure import Figure
 from experiments.outcome import Finding, Outcome, Row, Values, as_number
 from experiments.tracking.configurations import ALL, BLOOMS, Configuration
 from experiments.tracking.load import Load
-from postroad.core.tracking.settings import Strategy
 from postroad.runtime.config import Tracking
+from postroad.tracking.histories.settings import Strategy
 
 TITLE = "Latency of tracking strategies"
 NULL = Tracking(strategy="null")

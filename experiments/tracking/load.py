@@ -15,8 +15,8 @@ import numpy as np
 
 from postroad.core.batch.batch import Ids
 from postroad.core.protocol.packets import pubend_id
-from postroad.core.tracking.elements import ID_DTYPE
-from postroad.core.tracking.events import Delivered, Published, TrackEvent
+from postroad.tracking.histories.elements import ID_DTYPE
+from postroad.tracking.histories.events import Delivered, Published, TrackEvent
 
 WALL_MS: Final = 1_780_000_000_000
 BROKER: Final = 1

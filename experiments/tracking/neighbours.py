@@ -16,11 +16,11 @@ from matplotlib.figure import Figure
 
 from experiments.outcome import Finding, Outcome, Row, Values, as_number
 from experiments.tracking.load import PUBEND, WALL_MS, Load
-from postroad.core.tracking.elements import Element, Kind
-from postroad.core.tracking.events import Forwarded, Routed, TrackEvent
-from postroad.core.tracking.search import search
-from postroad.core.tracking.settings import Strategy, TrackingSettings
-from postroad.core.tracking.tracker import Tracker
+from postroad.tracking.histories.elements import Element, Kind
+from postroad.tracking.histories.events import Forwarded, Routed, TrackEvent
+from postroad.tracking.histories.settings import Strategy, TrackingSettings
+from postroad.tracking.histories.tracker import Tracker
+from postroad.tracking.queries.search import search
 
 TITLE = "Histories per neighbour and routing sets"
 METHODS = ("plain", "per_neighbour", "routing_sets")

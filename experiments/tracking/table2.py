@@ -26,11 +26,11 @@ from matplotlib.figure import Figure
 from experiments.outcome import Finding, Outcome, Row, Values, as_number
 from experiments.tracking.configurations import ALL, Configuration
 from experiments.tracking.load import PUBEND, WALL_MS, Load
-from postroad.core.tracking.elements import Element, Kind
-from postroad.core.tracking.events import Delivered, Published, TrackEvent
-from postroad.core.tracking.settings import Strategy, TrackingSettings
-from postroad.core.tracking.tracker import Tracker
-from postroad.storage.tracks.schema import WRITE_OPTIONS, Stamp, to_table
+from postroad.tracking.files.schema import WRITE_OPTIONS, Stamp, to_table
+from postroad.tracking.histories.elements import Element, Kind
+from postroad.tracking.histories.events import Delivered, Published, TrackEvent
+from postroad.tracking.histories.settings import Strategy, TrackingSettings
+from postroad.tracking.histories.tracker import Tracker
 
 TITLE = "All test configurations, and what they store"
 EVERYBODY = "everybody"

@@ -17,11 +17,11 @@ from experiments.outcome import Finding, Outcome, Row, Values, as_number
 from experiments.tracking.configurations import NEVER_MS, RATE
 from experiments.tracking.load import PUBEND, WALL_MS, Load
 from postroad.core.batch.batch import Ids
-from postroad.core.tracking.elements import Element
-from postroad.core.tracking.events import Published
-from postroad.core.tracking.search import matching_sets
-from postroad.core.tracking.settings import Strategy, TrackingSettings
-from postroad.core.tracking.tracker import Tracker
+from postroad.tracking.histories.elements import Element
+from postroad.tracking.histories.events import Published
+from postroad.tracking.histories.settings import Strategy, TrackingSettings
+from postroad.tracking.histories.tracker import Tracker
+from postroad.tracking.queries.search import matching_sets
 
 TITLE = "Matching sets against skew and jitter"
 N = 2_521

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from postroad.core.filters.filter import Filter
     from postroad.core.filters.index.filter_index import FilterIndex
     from postroad.core.filters.language.limits import FilterLimits
-    from postroad.core.tracking.explaining import Explanation
-    from postroad.core.tracking.reconstruction import Trace
+    from postroad.tracking.queries.explaining import Explanation
+    from postroad.tracking.queries.reconstruction import Trace
 
     __version__: str
 
@@ -45,7 +45,7 @@ _LATER: Final = {
     "Batch": "postroad.core.batch.batch",
     "Client": "postroad.client.connection",
     "ClientConfig": "postroad.client.connection",
-    "Explanation": "postroad.core.tracking.explaining",
+    "Explanation": "postroad.tracking.queries.explaining",
     "Filter": "postroad.core.filters.filter",
     "FilterIndex": "postroad.core.filters.index.filter_index",
     "FilterLimits": "postroad.core.filters.language.limits",
@@ -53,7 +53,7 @@ _LATER: Final = {
     "Publisher": "postroad.client.publisher",
     "ReceivedMessage": "postroad.client.subscription",
     "Subscription": "postroad.client.subscription",
-    "Trace": "postroad.core.tracking.reconstruction",
+    "Trace": "postroad.tracking.queries.reconstruction",
     "connect": "postroad.client.connection",
 }
 

@@ -8,9 +8,9 @@ import msgspec
 from rich.console import Console, RenderableType
 
 from postroad.cli.trees import draw, draw_explanation, explanation_json, trace_json, when
-from postroad.core.tracking.explaining import Explanation, Verdict
-from postroad.core.tracking.questions import Status
-from postroad.core.tracking.reconstruction import Receipt, Trace, TrackHole, Unasked, Visit
+from postroad.tracking.queries.explaining import Explanation, Verdict
+from postroad.tracking.queries.questions import Status
+from postroad.tracking.queries.reconstruction import Receipt, Trace, TrackHole, Unasked, Visit
 from postroad.types import AttributeValue, MessageId
 
 ID = MessageId.make(7, 1, 1_790_000_000_123, 4)

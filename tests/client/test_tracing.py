@@ -11,11 +11,15 @@ import pytest
 
 import postroad
 from postroad.client.tracing import BUSY_TRIES, Tracer
-from postroad.core.protocol.packets import AskTracks, TracksAnswered
 from postroad.core.session.events import QuestionAnswered, QuestionFailed
 from postroad.core.session.machine import QUESTIONS_MAX, Session
-from postroad.core.tracking.explaining import Verdict
-from postroad.core.tracking.questions import (
+from postroad.errors import ClosedError, NotConnectedError, OverlayError, ProtocolViolationError
+from postroad.runtime.config import NodeConfig, Overlay, Storage, Tracking
+from postroad.runtime.node import Node
+from postroad.testing import free_ports
+from postroad.tracking.queries.explaining import Verdict
+from postroad.tracking.queries.packets import AskTracks, TracksAnswered
+from postroad.tracking.queries.questions import (
     MapAnswer,
     MapQuestion,
     Question,
@@ -23,10 +27,6 @@ from postroad.core.tracking.questions import (
     TracksAnswer,
     TracksQuestion,
 )
-from postroad.errors import ClosedError, NotConnectedError, OverlayError, ProtocolViolationError
-from postroad.runtime.config import NodeConfig, Overlay, Storage, Tracking
-from postroad.runtime.node import Node
-from postroad.testing import free_ports
 from postroad.types import MessageId
 
 ID = MessageId.make(5, 1, 1_790_000_000_000)
@@ -68,7 +68,7 @@ def connected() -> Session:
 def test_a_question_is_answered_under_its_number() -> None:
     """And the same answer again means nothing."""
     session = connected()
-    number = session.ask(9, MapQuestion())
+    number = session.ask(AskTracks(9, MapQuestion()))
     assert number is not None
     (send,) = session.outputs()
     assert (send.message, send.packet) == (AskTracks(9, MapQuestion()), number)
@@ -81,7 +81,7 @@ def test_a_question_is_answered_under_its_number() -> None:
 def test_questions_end_with_the_connection_and_with_a_refusal() -> None:
     """Nobody waits for an answer that cannot come."""
     session = connected()
-    first, second = session.ask(9, MapQuestion()), session.ask(8, MapQuestion())
+    first, second = session.ask(AskTracks(9, MapQuestion())), session.ask(AskTracks(8, MapQuestion()))
     assert first is not None
     refusal = OverlayError("no")
     session.refused(first, refusal, link=1, now=0.0)
@@ -90,13 +90,13 @@ def test_questions_end_with_the_connection_and_with_a_refusal() -> None:
     (failed,) = [event for event in session.events() if isinstance(event, QuestionFailed)]
     assert failed.question == second
     assert isinstance(failed.error, NotConnectedError)
-    assert session.ask(9, MapQuestion()) is None
+    assert session.ask(AskTracks(9, MapQuestion())) is None
 
 
 def test_questions_under_way_are_bounded() -> None:
     """As many as a broker takes of one client."""
     session = connected()
-    numbers = [session.ask(9, MapQuestion()) for _ in range(QUESTIONS_MAX + 3)]
+    numbers = [session.ask(AskTracks(9, MapQuestion())) for _ in range(QUESTIONS_MAX + 3)]
     assert [number is None for number in numbers].count(True) == 3
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.core.tracking.ids import make_ids
+from tests.tracking.ids import make_ids
 
 from postroad import compiled
-from postroad.core.tracking import blooms
+from postroad.tracking.histories import blooms
 
 needs_compiler = pytest.mark.skipif(not hatch_build.compiler(), reason="there is no C compiler")
 

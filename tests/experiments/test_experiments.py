@@ -14,7 +14,7 @@ from experiments.tracking import fig1, theorem1
 from experiments.tracking.configurations import ALL, PAPER
 from experiments.tracking.load import Load
 
-from postroad.core.tracking.events import Delivered, Published
+from postroad.tracking.histories.events import Delivered, Published
 
 
 def test_the_page_of_results_is_written_from_the_results() -> None:

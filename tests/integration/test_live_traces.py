@@ -17,11 +17,11 @@ from tests.integration.brokers import BrokerProcess, config
 
 import postroad
 import postroad.sync
-from postroad.core.tracking.explaining import Verdict
-from postroad.core.tracking.questions import Status
 from postroad.errors import InvalidValueError
 from postroad.runtime.config import Tracking
 from postroad.testing import free_ports
+from postroad.tracking.queries.explaining import Verdict
+from postroad.tracking.queries.questions import Status
 from postroad.types import MessageId
 
 SOURCE = Path(__file__).parents[2] / "src"

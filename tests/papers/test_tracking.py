@@ -13,17 +13,17 @@ from math import comb, sqrt
 
 import numpy as np
 import pytest
-from tests.core.tracking.ids import WALL_MS, ids_at, make_ids
+from tests.tracking.ids import WALL_MS, ids_at, make_ids
 
 from postroad.core.batch.batch import Ids
 from postroad.core.protocol.packets import pubend_id
-from postroad.core.tracking import blooms
-from postroad.core.tracking.elements import ID_DTYPE, Element, Flush, HistoryKey, Kind
-from postroad.core.tracking.events import Delivered, Forwarded, Published, Routed, TrackEvent
-from postroad.core.tracking.search import matching_sets, search
-from postroad.core.tracking.settings import Strategy, TrackingSettings
-from postroad.core.tracking.tracker import Tracker
-from postroad.core.tracking.tuning import Wish, efpp, optimal_k, plan, unnecessary_searches
+from postroad.tracking.histories import blooms
+from postroad.tracking.histories.elements import ID_DTYPE, Element, Flush, HistoryKey, Kind
+from postroad.tracking.histories.events import Delivered, Forwarded, Published, Routed, TrackEvent
+from postroad.tracking.histories.settings import Strategy, TrackingSettings
+from postroad.tracking.histories.tracker import Tracker
+from postroad.tracking.histories.tuning import Wish, efpp, optimal_k, plan, unnecessary_searches
+from postroad.tracking.queries.search import matching_sets, search
 from postroad.types import MessageId
 
 PUBEND = pubend_id(1)

@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from postroad.core.broker.context import BrokerConfig
-from postroad.core.protocol.packets import TracksAnswered
-from postroad.core.tracking.questions import HitFound, KeyFound, MapAnswer, Status, TracksAnswer
-from postroad.core.tracking.reconstruction import Reconstruction, Trace
-from postroad.core.tracking.settings import Strategy, TrackingSettings
 from postroad.sim import traces
 from postroad.sim.history import Logged, Relayed
 from postroad.sim.overlay import Overlay
 from postroad.sim.predicates import everything
+from postroad.tracking.histories.settings import Strategy, TrackingSettings
+from postroad.tracking.queries.packets import TracksAnswered
+from postroad.tracking.queries.questions import HitFound, KeyFound, MapAnswer, Status, TracksAnswer
+from postroad.tracking.queries.reconstruction import Reconstruction, Trace
+from postroad.tracking.tap.tracked_broker import TrackedConfig
 from postroad.types import MessageId
 
 EXACT = TrackingSettings(strategy=Strategy.EXACT, persistence_ms=1000)
@@ -24,7 +24,7 @@ BLOOM = TrackingSettings(strategy=Strategy.BLOOM, persistence_ms=1000, few_as_id
 
 def star(tracking: TrackingSettings, leaves: int) -> Overlay:
     """Broker 1 - broker 2 - leaves; the only subscriber is behind the first leaf."""
-    overlay = Overlay(3, config=BrokerConfig(tracking=tracking))
+    overlay = Overlay(3, config=TrackedConfig(tracking=tracking))
     overlay.brokers(*range(1, leaves + 3))
     overlay.link(1, 2)
     for leaf in range(3, leaves + 3):
@@ -103,7 +103,7 @@ def test_3_3_the_cost_is_proportional_to_the_brokers_that_routed_the_message(len
 
 def test_2_a_query_before_the_message_is_completely_routed_gives_partial_tracks() -> None:
     """What is known at that moment, and the rest when it is asked for again."""
-    overlay = Overlay(4, config=BrokerConfig(tracking=EXACT))
+    overlay = Overlay(4, config=TrackedConfig(tracking=EXACT))
     overlay.brokers(1, 2, 3)
     overlay.link(1, 2)
     overlay.link(2, 3)

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from postroad.core.batch.batch import Ids
 from postroad.core.protocol.packets import pubend_id
-from postroad.core.tracking.elements import ID_DTYPE, Element
-from postroad.core.tracking.events import Published
-from postroad.core.tracking.search import matching_sets, search
-from postroad.core.tracking.settings import Strategy, TrackingSettings
-from postroad.core.tracking.tracker import Tracker
+from postroad.tracking.histories.elements import ID_DTYPE, Element
+from postroad.tracking.histories.events import Published
+from postroad.tracking.histories.settings import Strategy, TrackingSettings
+from postroad.tracking.histories.tracker import Tracker
+from postroad.tracking.queries.search import matching_sets, search
 
 START_MS = 1_780_000_000_000
 

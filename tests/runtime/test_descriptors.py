@@ -16,8 +16,8 @@ import postroad
 from postroad.runtime import descriptors
 from postroad.runtime.config import Limits, Storage, dump_config
 from postroad.runtime.descriptors import connections_within
-from postroad.runtime.process import own_command, own_environment
 from postroad.testing import free_ports
+from postroad.transport.programs import own_command, own_environment
 from postroad.wire.codec import decode
 from postroad.wire.framing import FrameDecoder
 from postroad.wire.packets.telesto import Error

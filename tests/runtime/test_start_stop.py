@@ -19,9 +19,9 @@ import postroad
 from postroad.queues.client import QueueClient
 from postroad.runtime.config import NodeConfig, Tracking, dump_config
 from postroad.runtime.node import Node
-from postroad.runtime.process import own_command, own_environment
 from postroad.runtime.services import Answer, Exchanges, ServiceHost
 from postroad.testing import free_ports
+from postroad.transport.programs import own_command, own_environment
 
 END_S_MAX = 30.0
 

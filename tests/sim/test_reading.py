@@ -7,21 +7,21 @@ from functools import partial
 
 import pytest
 
-from postroad.core.broker.context import BrokerConfig
 from postroad.core.protocol.packets import pubend_id
 from postroad.errors import GapError, PubendUnreachableError, UnknownPubendError
 from postroad.sim.clients import RangeSeen
 from postroad.sim.disk import DiskProfile
 from postroad.sim.network import CableProfile
 from postroad.sim.overlay import Overlay
+from postroad.tracking.tap.tracked_broker import TrackedConfig
 
 PUBEND = pubend_id(1)
 LOSSY = CableProfile(latency_s=0.02, backlog_bytes_max=4000, bytes_per_s=40_000.0)
 
 
-def chain(seed: int = 1, profile: CableProfile | None = None, config: BrokerConfig | None = None) -> Overlay:
+def chain(seed: int = 1, profile: CableProfile | None = None, config: TrackedConfig | None = None) -> Overlay:
     """Three brokers in a row, a writer at the first, a reader at the last."""
-    overlay = Overlay(seed, config=config or BrokerConfig(keep_s=3600.0))
+    overlay = Overlay(seed, config=config or TrackedConfig(keep_s=3600.0))
     overlay.broker(1, disk=DiskProfile(segment_batches=1))
     overlay.brokers(2, 3)
     overlay.link(1, 2, profile)
@@ -150,7 +150,7 @@ def test_lost_pieces_and_crashes_neither_drop_nor_repeat_a_row(seed: int) -> Non
 
 def test_what_was_released_is_a_gap() -> None:
     """The error names the ticks; what is left can still be read from there."""
-    overlay = chain(config=BrokerConfig(cache_bytes=1000))
+    overlay = chain(config=TrackedConfig(cache_bytes=1000))
     publish(overlay, 20, step=0.5)
     overlay.run(15.0)
     hi = horizon(overlay)

@@ -7,10 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from postroad.core.broker.context import BrokerConfig
 from postroad.core.protocol.packets import pubend_id
-from postroad.core.tracing import ASKED_BY_ONE_MAX, PATIENCE_S
-from postroad.core.tracking.questions import (
+from postroad.sim.clients import ClientNode
+from postroad.sim.history import Logged, Relayed, Sent
+from postroad.sim.overlay import Overlay
+from postroad.sim.predicates import between, everything
+from postroad.sim.traces import ask_all, trace_many
+from postroad.tracking.histories.settings import Strategy, TrackingSettings
+from postroad.tracking.queries.questions import (
     CoverageAnswer,
     CoverageQuestion,
     MapAnswer,
@@ -21,13 +25,9 @@ from postroad.core.tracking.questions import (
     TracksAnswer,
     TracksQuestion,
 )
-from postroad.core.tracking.reconstruction import Trace
-from postroad.core.tracking.settings import Strategy, TrackingSettings
-from postroad.sim.clients import ClientNode
-from postroad.sim.history import Logged, Relayed, Sent
-from postroad.sim.overlay import Overlay
-from postroad.sim.predicates import between, everything
-from postroad.sim.traces import ask_all, trace_many
+from postroad.tracking.queries.reconstruction import Trace
+from postroad.tracking.tap.tracing import ASKED_BY_ONE_MAX, PATIENCE_S
+from postroad.tracking.tap.tracked_broker import TrackedConfig
 from postroad.types import MessageId
 
 QUICK = TrackingSettings(strategy=Strategy.EXACT, persistence_ms=1000)
@@ -35,7 +35,7 @@ QUICK = TrackingSettings(strategy=Strategy.EXACT, persistence_ms=1000)
 
 def overlay_of(seed: int, *links: tuple[int, int], tracking: TrackingSettings = QUICK) -> Overlay:
     """Join brokers by these links."""
-    made = Overlay(seed, config=BrokerConfig(tracking=tracking))
+    made = Overlay(seed, config=TrackedConfig(tracking=tracking))
     made.brokers(*sorted({broker for link in links for broker in link}))
     for a, b in links:
         made.link(a, b)
@@ -236,9 +236,9 @@ def test_an_unknown_broker_is_told_apart_from_one_that_is_away() -> None:
 
 def test_a_broker_without_tracks_says_so() -> None:
     """Tracking may be off at some brokers; the search goes on behind them."""
-    overlay = Overlay(7, config=BrokerConfig(tracking=QUICK))
+    overlay = Overlay(7, config=TrackedConfig(tracking=QUICK))
     overlay.broker(1)
-    overlay.broker(2, config=BrokerConfig())
+    overlay.broker(2, config=TrackedConfig())
     overlay.broker(3)
     overlay.link(1, 2)
     overlay.link(2, 3)

@@ -11,9 +11,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from postroad.core.broker.context import BrokerConfig
-from postroad.core.tracking.elements import Crash, Element, Kind
-from postroad.core.tracking.settings import Strategy, TrackingSettings
 from postroad.sim.checkers.tracking import SIGMAS, Tally, TracksAreTrue
 from postroad.sim.disk import DiskProfile
 from postroad.sim.history import Arrived, History, Kept, Refused, Tracks
@@ -21,6 +18,9 @@ from postroad.sim.overlay import Overlay
 from postroad.sim.predicates import everything
 from postroad.sim.soak import play, run_seed
 from postroad.sim.workload import Shape
+from postroad.tracking.histories.elements import Crash, Element, Kind
+from postroad.tracking.histories.settings import Strategy, TrackingSettings
+from postroad.tracking.tap.tracked_broker import TrackedConfig
 
 T_P_S = 1.0
 EXACT = TrackingSettings(persistence_ms=int(T_P_S * 1000))
@@ -30,7 +30,7 @@ KINDS = [Strategy.EXACT, Strategy.BLOOM, Strategy.ASYNC]
 
 def line(settings: TrackingSettings, *, disk: DiskProfile | None = None) -> Overlay:
     """Three brokers in a line, a writer at the first, readers at the last, one durable and one not."""
-    overlay = Overlay(1, config=BrokerConfig(tracking=settings, silence_s=0.2))
+    overlay = Overlay(1, config=TrackedConfig(tracking=settings, silence_s=0.2))
     for number in (1, 2, 3):
         overlay.broker(number, disk=disk)
     overlay.link(1, 2)
@@ -298,7 +298,7 @@ def test_brokers_that_do_not_track_leave_the_others_alone() -> None:
     """A path through such a broker cannot be followed further, and nobody complains."""
     overlay = Overlay(1)
     for number, strategy in ((1, Strategy.EXACT), (2, Strategy.NULL), (3, Strategy.BLOOM)):
-        overlay.broker(number, config=BrokerConfig(tracking=replace(EXACT, strategy=strategy)))
+        overlay.broker(number, config=TrackedConfig(tracking=replace(EXACT, strategy=strategy)))
     overlay.link(1, 2)
     overlay.link(2, 3)
     overlay.client("writer", 1)

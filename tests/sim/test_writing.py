@@ -7,13 +7,13 @@ from functools import partial
 
 import pytest
 
-from postroad.core.broker.context import BrokerConfig
 from postroad.core.protocol.packets import pubend_id
 from postroad.errors import EpochChangedError, StaleEpochError
 from postroad.sim.brokers import BrokerNode
 from postroad.sim.clients import BatchSeen, ClientNode
 from postroad.sim.history import Logged
 from postroad.sim.overlay import Overlay
+from postroad.tracking.tap.tracked_broker import TrackedConfig
 from postroad.types import AttributeValue
 
 PUBEND = pubend_id(1)
@@ -26,7 +26,7 @@ def rows(first: int, count: int) -> Rows:
 
 def build(seed: int = 1) -> Overlay:
     """One broker, two clients that write at it."""
-    overlay = Overlay(seed, config=BrokerConfig(keep_s=3600.0, publish_window_bytes=4000))
+    overlay = Overlay(seed, config=TrackedConfig(keep_s=3600.0, publish_window_bytes=4000))
     overlay.broker(1)
     overlay.client("writer", 1)
     overlay.client("other", 1)

@@ -7,11 +7,11 @@ from pathlib import Path
 import click
 import msgspec
 
-from postroad.core.tracking.settings import Strategy
 from postroad.queues.mount import queues_of
 from postroad.runtime.config import DEFAULT_PORT, Neighbour, NodeConfig, Queues, load_config, split_address
 from postroad.runtime.serve import serve
 from postroad.runtime.services import Service
+from postroad.tracking.histories.settings import Strategy
 
 
 def _services(config: NodeConfig) -> list[Service]:

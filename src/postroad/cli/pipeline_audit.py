@@ -22,7 +22,6 @@ from postroad.cli.pipeline_options import (
     out_option,
     published_in,
 )
-from postroad.core.tracking.answers import HoleKind
 from postroad.errors import PostroadError
 from postroad.spark.jobs import audit as auditing
 from postroad.spark.jobs.audit import Audit
@@ -30,6 +29,7 @@ from postroad.spark.jobs.evidence import Scope, Verdict
 from postroad.spark.jobs.published import log_paths
 from postroad.spark.jobs.running import running, write
 from postroad.spark.jobs.tracks import open_tracks
+from postroad.tracking.queries.answers import HoleKind
 from postroad.types import MessageId
 
 log = logging.getLogger("postroad.pipeline")

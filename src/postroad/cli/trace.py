@@ -12,8 +12,8 @@ from rich.console import Console
 from postroad.cli.publish import DEFAULT_URL
 from postroad.cli.trees import draw, draw_explanation, explanation_json, trace_json
 from postroad.client.connection import ClientConfig, connect
-from postroad.core.tracking.explaining import Explanation
-from postroad.core.tracking.reconstruction import Trace
+from postroad.tracking.queries.explaining import Explanation
+from postroad.tracking.queries.reconstruction import Trace
 from postroad.transport.loops import run
 from postroad.types import MessageId
 

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
-from postroad.core.tracking.tuning import Plan, Wish
-from postroad.core.tracking.tuning import plan as make_plan
+from postroad.tracking.histories.tuning import Plan, Wish
+from postroad.tracking.histories.tuning import plan as make_plan
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -11,8 +11,8 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 from rich.tree import Tree
 
-from postroad.core.tracking.explaining import Explanation, Verdict
-from postroad.core.tracking.reconstruction import Receipt, Trace, TrackHole, Visit
+from postroad.tracking.queries.explaining import Explanation, Verdict
+from postroad.tracking.queries.reconstruction import Receipt, Trace, TrackHole, Visit
 from postroad.types import AttributeValue
 
 _GOOD = frozenset({Verdict.DELIVERED, Verdict.FILTERED, Verdict.NOT_SUBSCRIBED})

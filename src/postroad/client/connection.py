@@ -27,7 +27,7 @@ from postroad.client.tracing import AnyId, Tracer
 from postroad.client.writer import Writer
 from postroad.core.batch.batch import Batch
 from postroad.core.filters.filter import Filter
-from postroad.core.protocol.packets import DurableEntry, Packet, PubendSpan, TracksAnswered
+from postroad.core.protocol.packets import DurableEntry, Packet, PubendSpan
 from postroad.core.session.events import (
     AcknowledgementStored,
     Delivered,
@@ -50,9 +50,6 @@ from postroad.core.session.events import (
     WriterSealed,
 )
 from postroad.core.session.machine import Session, SessionConfig
-from postroad.core.tracking.explaining import Explanation
-from postroad.core.tracking.questions import Question
-from postroad.core.tracking.reconstruction import Trace
 from postroad.errors import (
     ClosedError,
     DurableElsewhereError,
@@ -64,6 +61,10 @@ from postroad.errors import (
     UnfinishedError,
     UnknownDurableError,
 )
+from postroad.tracking.queries.explaining import Explanation
+from postroad.tracking.queries.packets import AskTracks, TracksAnswered
+from postroad.tracking.queries.questions import Question
+from postroad.tracking.queries.reconstruction import Trace
 from postroad.transport.writes import Writes
 
 log = logging.getLogger("postroad.client")
@@ -392,7 +393,7 @@ class Client:
         return self._main.broker
 
     async def _ask(self, target: int, question: Question) -> TracksAnswered:
-        number = self.session.ask(target, question)
+        number = self.session.ask(AskTracks(target, question))
         if number is None:
             raise NotConnectedError("no broker is connected now, or it is asked too much at once")
         future: asyncio.Future[TracksAnswered] = self._loop.create_future()
@@ -487,6 +488,7 @@ class Client:
                 if event.request in self._requests:
                     self._requests[event.request].told(event)
             case QuestionAnswered(number, answer):
+                assert isinstance(answer, TracksAnswered)
                 self._answered(number, answer)
             case QuestionFailed(number, error):
                 self._answered(number, error)

@@ -25,9 +25,9 @@ from postroad.core.batch.batch import Batch
 from postroad.core.filters.filter import Filter
 from postroad.core.protocol.packets import DurableEntry, PubendSpan
 from postroad.core.session.publishing import Doubt
-from postroad.core.tracking.explaining import Explanation
-from postroad.core.tracking.reconstruction import Trace
 from postroad.errors import PublishRefusedError
+from postroad.tracking.queries.explaining import Explanation
+from postroad.tracking.queries.reconstruction import Trace
 from postroad.transport.background import BackgroundLoop
 from postroad.types import AttributeValue, MessageId
 

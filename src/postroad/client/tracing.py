@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 
-from postroad.core.protocol.packets import TracksAnswered, pubend_id
+from postroad.core.protocol.packets import pubend_id
 from postroad.core.session.machine import QUESTIONS_MAX
-from postroad.core.tracking.explaining import Evidence, Explanation, approximate_tick, explain
-from postroad.core.tracking.questions import (
+from postroad.errors import InvalidValueError, ProtocolViolationError
+from postroad.tracking.queries.explaining import Evidence, Explanation, approximate_tick, explain
+from postroad.tracking.queries.packets import TracksAnswered
+from postroad.tracking.queries.questions import (
     IDS_MAX,
     NAME_MAX,
     CoverageAnswer,
@@ -23,8 +25,7 @@ from postroad.core.tracking.questions import (
     TracksAnswer,
     TracksQuestion,
 )
-from postroad.core.tracking.reconstruction import Reconstruction, Trace, Unasked
-from postroad.errors import InvalidValueError, ProtocolViolationError
+from postroad.tracking.queries.reconstruction import Reconstruction, Trace, Unasked
 from postroad.types import MessageId
 
 AnyId: TypeAlias = MessageId | str | bytes

@@ -15,8 +15,8 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 from msgspec import Meta
 
-from postroad.core.tracking.settings import Strategy, TrackingSettings
 from postroad.errors import ConfigError
+from postroad.tracking.histories.settings import Strategy, TrackingSettings
 
 DEFAULT_PORT: Final = 7400
 

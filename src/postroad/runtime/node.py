@@ -15,8 +15,6 @@ from contextlib import suppress
 from typing import Final
 
 from postroad.core.batch.batch import Batch
-from postroad.core.broker.context import BrokerConfig
-from postroad.core.broker.machine import Broker
 from postroad.core.filters.filter import Filter
 from postroad.core.protocol.orders import (
     Append,
@@ -25,25 +23,17 @@ from postroad.core.protocol.orders import (
     ClientUp,
     Congested,
     Drained,
-    Fact,
     LinkLost,
     LinkUp,
     Notice,
-    Order,
     ReadLog,
     Refuse,
     ReleaseLog,
-    SearchTracks,
     Send,
     Store,
     Stored,
-    Track,
-    Tracked,
-    TracksSearched,
 )
 from postroad.core.protocol.packets import Packet, ReadRange
-from postroad.core.tracking.answers import Findings
-from postroad.core.tracking.settings import Strategy
 from postroad.errors import (
     BufferLimitError,
     FilterError,
@@ -62,10 +52,14 @@ from postroad.runtime.listener import Listener
 from postroad.runtime.peer import Peer
 from postroad.runtime.preparing import Preparation
 from postroad.runtime.services import Service
-from postroad.runtime.tracking import Keeper, Tracking
-from postroad.runtime.tracking_process import TrackingProcess
-from postroad.runtime.tracks import LogIds
-from postroad.storage.tracks.catalog import TrackOptions
+from postroad.tracking.files.catalog import TrackOptions
+from postroad.tracking.histories.settings import Strategy
+from postroad.tracking.process.parent import TrackingProcess
+from postroad.tracking.process.recording import LogIds
+from postroad.tracking.process.worker import Keeper, Tracking
+from postroad.tracking.queries.answers import Findings
+from postroad.tracking.tap.orders import SearchTracks, Track, Tracked, TrackedFact, TrackedOrder, TracksSearched
+from postroad.tracking.tap.tracked_broker import TrackedBroker, TrackedConfig
 from postroad.transport.budget import Budget
 from postroad.transport.outbox import OutboxLimits
 from postroad.transport.turns import Turns
@@ -126,7 +120,7 @@ class Node:
         self._turns: Turns
         self.budget: Budget
         self.connections_max = config.limits.connections_max  # or less, see `start`
-        self._broker: Broker
+        self._broker: TrackedBroker
         self._disk: Disk
         self.tracking: Keeper | None = None  # None: nothing is tracked
         self._listener: Listener | None = None
@@ -144,7 +138,7 @@ class Node:
         self.connections_max = connections_max(self.config.limits.connections_max, len(self.config.neighbours))
         self._disk = await asyncio.to_thread(open_disk, self.config, self._loop, self._disk_fact, self._fail)
         try:
-            self._broker = Broker(self._disk.state, self._machine_config(), now=self._loop.time())
+            self._broker = TrackedBroker(self._disk.state, self._machine_config(), now=self._loop.time())
             self.tracking = await self._open_tracking()
             self._listener = Listener(self.config.listen, self.config.limits, self.connections_max, self._make_peer, self._count)
             await self._listener.bind()
@@ -262,9 +256,9 @@ class Node:
         if gone:
             await asyncio.wait(gone)
 
-    def _machine_config(self) -> BrokerConfig:
+    def _machine_config(self) -> TrackedConfig:
         overlay, limits = self.config.overlay, self.config.limits
-        return BrokerConfig(
+        return TrackedConfig(
             cache_bytes=overlay.cache_bytes,
             silence_s=overlay.silence_s,
             subscriber_grace_s=overlay.subscriber_grace_s,
@@ -336,7 +330,7 @@ class Node:
 
     # --- the machine -----------------------------------------------------------------------------------------------------
 
-    def _fact(self, fact: Fact) -> None:
+    def _fact(self, fact: TrackedFact) -> None:
         """Tell the machine. If it fails on a write, nobody knows what was acknowledged: the broker stops and reads its disk back.
 
         Any other fact concerns one connection or one read.
@@ -358,7 +352,7 @@ class Node:
                     pass
         self._plan_pump()
 
-    def _disk_fact(self, fact: Fact) -> None:
+    def _disk_fact(self, fact: TrackedFact) -> None:
         """Tell the machine, and act on it at once: publishers and subscribers wait for it, and the disk for the next write."""
         self._fact(fact)
         self._pump()
@@ -410,7 +404,7 @@ class Node:
         self._timer = None
         self._plan_pump()
 
-    def _carry_out(self, order: Order) -> None:
+    def _carry_out(self, order: TrackedOrder) -> None:
         match order:
             case Send():
                 self._send(order)
@@ -436,7 +430,7 @@ class Node:
             case Notice(text, error):
                 log.log(logging.ERROR if error else logging.INFO, text)
 
-    def _order_failed(self, order: Order, error: Exception) -> None:
+    def _order_failed(self, order: TrackedOrder, error: Exception) -> None:
         """Limit a failure to what the order concerns: a connection or a question. Only a failed write stops the broker."""
         match order:
             case Send() | Refuse():

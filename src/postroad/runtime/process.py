@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Final, Self
 
 from postroad.errors import OverlayError
 from postroad.runtime.config import NodeConfig, dump_config
+from postroad.transport.programs import own_command, own_environment
 
 END_S_MAX: Final = 20.0
 POLL_S: Final = 0.005
-
-
-def own_command(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs a module of ours with this interpreter."""
-    return [sys.executable, "-m", module, *arguments]
-
-
-def own_environment() -> dict[str, str]:
-    """Return an environment in which that finds the same code as here, installed or not."""
-    source = str(Path(__file__).parents[2])
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))}
 
 
 def with_children(pid: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""One simulated broker: the real `Broker` machine with a simulated disk, network and wall clock around it.
+"""One simulated broker: the real machine of a tracked broker with a simulated disk, network and wall clock around it.
 
 It can crash (the machine is thrown away; the disk keeps what was synced), start again with the next incarnation, have its
 wall clock stepped, and be paused, which is what a long garbage collection or a stopped virtual machine looks like.
@@ -12,33 +12,25 @@ from dataclasses import replace
 from typing import Final, TypeAlias
 
 from postroad.core.batch.batch import Batch
-from postroad.core.broker.context import BrokerConfig
 from postroad.core.broker.log_reads import READS_MAX
 from postroad.core.broker.lost_ranges import LOST_KEY, lost_ranges
-from postroad.core.broker.machine import Broker
 from postroad.core.protocol.orders import (
     Append,
     ClientUp,
     Congested,
     Drained,
-    Fact,
     LinkLost,
     LinkUp,
     LogRead,
     LogReleased,
     Notice,
-    Order,
     ReadLog,
     Refuse,
     ReleaseLog,
-    SearchTracks,
     Send,
     Store,
-    Track,
-    TracksSearched,
 )
 from postroad.core.protocol.packets import CatchUpReply, Deliver, Flow, Packet, Subscribe, pubend_id
-from postroad.core.tracing import ASKED_MAX, SEARCHES_MAX
 from postroad.sim.disk import Disk, DiskProfile
 from postroad.sim.frames import Reader, Release, to_bytes
 from postroad.sim.history import (
@@ -58,6 +50,9 @@ from postroad.sim.history import (
 from postroad.sim.network import End, Network, Peer
 from postroad.sim.tracks import BrokerTracks
 from postroad.sim.world import World
+from postroad.tracking.tap.orders import SearchTracks, Track, TrackedFact, TrackedOrder, TracksSearched
+from postroad.tracking.tap.tracing import ASKED_MAX, SEARCHES_MAX
+from postroad.tracking.tap.tracked_broker import TrackedBroker, TrackedConfig
 from postroad.wire.packets.telesto import Error
 
 WALL_MS_AT_START: Final = 1_800_000_000_000
@@ -77,7 +72,7 @@ class BrokerNode:
         network: Network,
         history: History,
         broker: int,
-        config: BrokerConfig,
+        config: TrackedConfig,
         disk_profile: DiskProfile,
         pubends: int = 1,
     ) -> None:
@@ -95,7 +90,7 @@ class BrokerNode:
         self.clock_offset_ms = 0
         self.clock_rate = 1.0
         self.release = Release.PRESENT
-        self.machine: Broker | None = None
+        self.machine: TrackedBroker | None = None
         self._ends: dict[int, End] = {}
         self._readers: dict[int, Reader] = {}
         self._wake_at: float | None = None
@@ -119,7 +114,7 @@ class BrokerNode:
         self.world.note("start", f"broker {self.broker} incarnation {state.incarnation}")
         self.history.add(Restarted(self.world.now, self.broker, self.world.now + self.config.subscriber_grace_s))
         self.tracks.start(state.incarnation, self.wall_ms(), self.disk.logs)
-        self.machine = Broker(state, self.config, now=self.world.now)
+        self.machine = TrackedBroker(state, self.config, now=self.world.now)
         self.machine.clock(self.wall_ms())
         self.machine.wake(now=self.world.now)
         self._act()
@@ -284,7 +279,7 @@ class BrokerNode:
 
     # --- inputs
 
-    def _fact(self, fact: Fact) -> None:
+    def _fact(self, fact: TrackedFact) -> None:
         self._input(lambda: self._take(fact))
 
     def _input(self, action: Input) -> None:
@@ -299,7 +294,7 @@ class BrokerNode:
         while self._inbox and self.world.now >= self._paused_until:
             self._inbox.popleft()()
 
-    def _take(self, fact: Fact) -> None:
+    def _take(self, fact: TrackedFact) -> None:
         assert self.machine is not None
         if isinstance(fact, Congested):
             self._held_back[fact.link, None] = self._rounds
@@ -352,7 +347,7 @@ class BrokerNode:
             self._wake_at = max(deadline, self.world.now)
             self.world.at(self._wake_at, self._wake, self._wake_at)
 
-    def _carry_out(self, order: Order) -> None:
+    def _carry_out(self, order: TrackedOrder) -> None:
         machine = self.machine
         assert machine is not None
         match order:
@@ -385,7 +380,7 @@ class BrokerNode:
             known = [self._held_back.get((order.link, None)), self._held_back.get((order.link, order.message.handle))]
             self._overruns += any(since is not None and since < this_round for since in known)
 
-    def _searched(self, machine: Broker, fact: TracksSearched) -> None:
+    def _searched(self, machine: TrackedBroker, fact: TracksSearched) -> None:
         if self.machine is machine:
             self._fact(fact)
 
@@ -421,7 +416,7 @@ class BrokerNode:
     def record_tracks(self) -> None:
         """Write into the history what the tracks hold, with what the machine has noted."""
         if self.machine is not None:
-            self.machine.order_notes()
+            self.machine.order_records()
             self._act()
         tracks = self.tracks
         spans = tuple((incarnation, span) for (incarnation, _, _), span in tracks.files.spans.items())

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from postroad.core.batch.build import build_batches
-from postroad.core.protocol.packets import Packet, TracksAnswered
+from postroad.core.protocol.packets import Packet
 from postroad.core.session.events import (
     AcknowledgementStored,
     Delivered,
@@ -37,7 +37,6 @@ from postroad.core.session.events import (
     WriterSealed,
 )
 from postroad.core.session.machine import Session, SessionConfig
-from postroad.core.tracking.questions import Question
 from postroad.errors import PostroadError, ProtocolViolationError, error_of_code
 from postroad.sim import history as seen
 from postroad.sim.brokers import WALL_MS_AT_START, BrokerNode, ids_of
@@ -45,6 +44,8 @@ from postroad.sim.frames import Reader, to_bytes
 from postroad.sim.history import History
 from postroad.sim.network import Cable, CableProfile, End, Network
 from postroad.sim.world import World
+from postroad.tracking.queries.packets import AskTracks, TracksAnswered
+from postroad.tracking.queries.questions import Question
 from postroad.types import AttributeValue
 from postroad.wire.packets.telesto import Error
 
@@ -240,7 +241,7 @@ class ClientNode:
         """Ask a broker about its tracks; the answer comes to `answers` under this number. None without a connection."""
         if self.session is None:
             return None
-        number = self.session.ask(target, question)
+        number = self.session.ask(AskTracks(target, question))
         self._act()
         return number
 
@@ -597,6 +598,7 @@ class ClientNode:
                 if key in self.ranges:
                     self.ranges[key].error, self.ranges[key].done = error, not error.retryable
             case QuestionAnswered(number, answer):
+                assert isinstance(answer, TracksAnswered)
                 self.answers[number] = answer
             case QuestionFailed(number, error):
                 self.answers[number] = error

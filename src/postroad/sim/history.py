@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from postroad.core.tracking.elements import Element, Record, Span
-from postroad.core.tracking.settings import TrackingSettings
+from postroad.tracking.histories.elements import Element, Record, Span
+from postroad.tracking.histories.settings import TrackingSettings
 from postroad.types import AttributeValue
 
 Attributes: TypeAlias = Mapping[str, AttributeValue]

@@ -23,7 +23,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from postroad.core.broker.context import BrokerConfig
 from postroad.sim.brokers import BrokerNode
 from postroad.sim.checkers import Violation, check
 from postroad.sim.clients import IDLE_SAVE_S, ClientNode, Habits
@@ -32,6 +31,7 @@ from postroad.sim.history import Delivered, History, Logged, Measured, Remains, 
 from postroad.sim.network import Cable, CableProfile, Network
 from postroad.sim.predicates import Predicate, Predicates
 from postroad.sim.world import World
+from postroad.tracking.tap.tracked_broker import TrackedConfig
 from postroad.types import tick_milliseconds
 
 SETTLE_S_MAX: Final = 300.0  # what a healed overlay may take to converge
@@ -43,12 +43,12 @@ REST_MARGIN_S: Final = 3.0  # on top of what brokers promise to wait before they
 class Overlay:
     """All there is in one run."""
 
-    def __init__(self, seed: int = 0, *, config: BrokerConfig | None = None, story: bool = False) -> None:
+    def __init__(self, seed: int = 0, *, config: TrackedConfig | None = None, story: bool = False) -> None:
         self.world: Final = World(seed, story=story)
         self.network: Final = Network(self.world)
         self.history: Final = History()
         self.predicates: Final = Predicates()
-        self.config: Final = config or BrokerConfig()
+        self.config: Final = config or TrackedConfig()
         self.nodes: Final[dict[int, BrokerNode]] = {}
         self.links: Final[list[Cable]] = []
         self.clients: Final[dict[str, ClientNode]] = {}
@@ -60,7 +60,7 @@ class Overlay:
     # --- building
 
     def broker(
-        self, number: int, *, disk: DiskProfile | None = None, config: BrokerConfig | None = None, pubends: int = 1
+        self, number: int, *, disk: DiskProfile | None = None, config: TrackedConfig | None = None, pubends: int = 1
     ) -> BrokerNode:
         node = BrokerNode(self.world, self.network, self.history, number, config or self.config, disk or DiskProfile(), pubends)
         self.nodes[number] = node

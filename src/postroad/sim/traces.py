@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from postroad.core.protocol.packets import TracksAnswered
-from postroad.core.tracking.questions import IDS_MAX, MapAnswer, MapQuestion, Question, Status, TracksAnswer, TracksQuestion
-from postroad.core.tracking.reconstruction import Reconstruction, Trace
 from postroad.sim.clients import ClientNode
 from postroad.sim.overlay import Overlay
+from postroad.tracking.queries.packets import TracksAnswered
+from postroad.tracking.queries.questions import IDS_MAX, MapAnswer, MapQuestion, Question, Status, TracksAnswer, TracksQuestion
+from postroad.tracking.queries.reconstruction import Reconstruction, Trace
 from postroad.types import MessageId
 
 ROUND_S_MAX: Final = 20.0

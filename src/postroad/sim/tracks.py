@@ -14,17 +14,17 @@ from typing import Final
 
 import numpy as np
 
-from postroad.core.protocol.orders import Track, Tracked
-from postroad.core.tracking.answers import STILL, Covered, Findings, Hole, HoleKind, Searched, covered, ended
-from postroad.core.tracking.elements import Crash, Element, Farewell, Flush, Horizon, Links, Lost, Record, Span
-from postroad.core.tracking.events import Published
-from postroad.core.tracking.questions import CoverageQuestion, TracksQuestion
-from postroad.core.tracking.search import search
-from postroad.core.tracking.settings import Strategy, TrackingSettings
-from postroad.core.tracking.tracker import Tracker
 from postroad.sim.disk import Disk, Log
 from postroad.sim.history import Crashed, History, Kept
 from postroad.sim.world import World
+from postroad.tracking.histories.elements import Crash, Element, Farewell, Flush, Horizon, Links, Lost, Record, Span
+from postroad.tracking.histories.events import Published
+from postroad.tracking.histories.settings import Strategy, TrackingSettings
+from postroad.tracking.histories.tracker import Tracker
+from postroad.tracking.queries.answers import STILL, Covered, Findings, Hole, HoleKind, Searched, covered, ended
+from postroad.tracking.queries.questions import CoverageQuestion, TracksQuestion
+from postroad.tracking.queries.search import search
+from postroad.tracking.tap.orders import Track, Tracked
 
 WRITE_S: Final = 0.002
 JITTER_S: Final = 0.004

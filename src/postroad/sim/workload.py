@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from postroad.core.broker.context import BrokerConfig
-from postroad.core.tracking.settings import Strategy, TrackingSettings
 from postroad.sim.brokers import BrokerNode
 from postroad.sim.clients import ClientNode, Habits
 from postroad.sim.disk import DiskProfile
@@ -15,6 +13,8 @@ from postroad.sim.frames import Release
 from postroad.sim.network import CableProfile
 from postroad.sim.overlay import Overlay
 from postroad.sim.predicates import equals, random_attributes, random_predicate
+from postroad.tracking.histories.settings import Strategy, TrackingSettings
+from postroad.tracking.tap.tracked_broker import TrackedConfig
 
 BROKERS_MAX: Final = 7
 ADDED_MAX: Final = 2  # brokers while it runs
@@ -80,7 +80,7 @@ class Workload:
             segment_batches=chance.choice((1, 2, 8)),
             retention_rows_max=chance.choice((1 << 30, 1 << 30, 1 << 30, 60)),
         )
-        config = BrokerConfig(
+        config = TrackedConfig(
             cache_bytes=chance.choice((1_500, 20_000, 64 << 20)),
             silence_s=max(chance.choice((0.2, 1.0)), 1.0 if self._slow else 0.0),
             subscriber_grace_s=chance.choice((0.5, 5.0, 30.0)),

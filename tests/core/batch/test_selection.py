@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.core.tracking.overlay import FakeOverlay
+from tests.tracking.overlay import FakeOverlay
 
 from postroad.core.batch import selection
 from postroad.core.batch.build import build_batches

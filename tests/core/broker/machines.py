@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from postroad.core.batch.batch import Batch
 from postroad.core.broker.context import BrokerConfig
 from postroad.core.broker.machine import Broker
+from postroad.core.protocol.observations import Output
 from postroad.core.protocol.orders import (
     Append,
     Appended,
@@ -20,7 +21,6 @@ from postroad.core.protocol.orders import (
     LinkUp,
     LogRead,
     LogReleased,
-    Order,
     PubendState,
     ReadLog,
     Refuse,
@@ -193,7 +193,7 @@ class Machines:
             self._do(node, order)
         return bool(orders)
 
-    def _do(self, node: Machine, order: Order) -> None:
+    def _do(self, node: Machine, order: Output) -> None:
         match order:
             case Send(link) if link in node.links:
                 self.carry(node, order)

@@ -14,12 +14,12 @@ from postroad.core.broker.publishing.named_writers import WRITER_KEY
 from postroad.core.broker.publishing.pubend import RESERVE_MS
 from postroad.core.broker.publishing.publishers import HORIZON_KEY, PUBLISHER_KEY
 from postroad.core.broker.subscribing.durable import DURABLE_KEY, HOME_KEY, DurableRecord
+from postroad.core.protocol.observations import Output
 from postroad.core.protocol.orders import (
     BrokerState,
     ClientUp,
     LinkUp,
     Notice,
-    Order,
     PubendState,
     Refuse,
     ReleaseLog,
@@ -56,7 +56,7 @@ WHOLE = {
 }
 
 
-def start(*damaged: str, **changed: bytes) -> tuple[Broker, list[Order]]:
+def start(*damaged: str, **changed: bytes) -> tuple[Broker, list[Output]]:
     """Start a broker, some of whose records are damaged (by key) or hold other bytes."""
     pairs = {key: value for key, value in {**WHOLE, **changed}.items() if key not in damaged}
     state = BrokerState(1, 3, (LOG,), tuple(sorted(pairs.items())), damaged)
@@ -67,7 +67,7 @@ def start(*damaged: str, **changed: bytes) -> tuple[Broker, list[Order]]:
     return broker, [*orders, *run(broker, until=0.5)]
 
 
-def alerts(orders: list[Order]) -> list[str]:
+def alerts(orders: list[Output]) -> list[str]:
     return [order.text for order in orders if isinstance(order, Notice) and order.error]
 
 
@@ -98,7 +98,7 @@ def test_a_durable_record_is_read_without_the_bounds_of_packets(cursors: int) ->
     assert alerts(orders) == []
 
 
-def subscribe(broker: Broker, at: dict[int, int] | None = None) -> tuple[list[Order], list[Subscribed]]:
+def subscribe(broker: Broker, at: dict[int, int] | None = None) -> tuple[list[Output], list[Subscribed]]:
     """Subscribe as the durable subscription of the records, from a position or without one."""
     packet = Subscribe(1, "x > 1", "alice", positions=at or {}, acknowledged=at or {})
     broker.receive(packet, link=CLIENT, now=0.6, packet=8)
@@ -138,7 +138,7 @@ def test_a_damaged_cursor_holds_the_log_while_its_client_is_away() -> None:
     assert all(order.tick <= 50 for order in orders if isinstance(order, ReleaseLog))
 
 
-def released(orders: list[Order]) -> int:
+def released(orders: list[Output]) -> int:
     return max((order.tick for order in orders if isinstance(order, ReleaseLog)), default=0)
 
 

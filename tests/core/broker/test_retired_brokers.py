@@ -8,12 +8,12 @@ import pytest
 from postroad.core.broker.context import KNOWN_KEY, BrokerConfig
 from postroad.core.broker.holding.table import HOLD_KEY, HoldRecord
 from postroad.core.broker.machine import Broker
+from postroad.core.protocol.observations import Output
 from postroad.core.protocol.orders import (
     Append,
     Appended,
     BrokerState,
     ClientUp,
-    Order,
     PubendState,
     Refuse,
     ReleaseLog,
@@ -31,9 +31,9 @@ METADATA = (
 )
 
 
-def run(broker: Broker, *, until: float) -> list[Order]:
+def run(broker: Broker, *, until: float) -> list[Output]:
     """Carry out everything but sends until a time; return all orders."""
-    done: list[Order] = []
+    done: list[Output] = []
     now = 0.0
     while now < until:
         broker.clock(1_000_000 + int(now * 1000))
@@ -49,7 +49,7 @@ def run(broker: Broker, *, until: float) -> list[Order]:
     return done
 
 
-def started(retired: tuple[int, ...]) -> tuple[Broker, list[Order]]:
+def started(retired: tuple[int, ...]) -> tuple[Broker, list[Output]]:
     broker = Broker(BrokerState(1, 1, (PubendState(PUBEND, last_tick=1000 << 16),), METADATA), BrokerConfig(retired=retired))
     broker.fact(ClientUp(LINK), now=0.0)
     return broker, run(broker, until=0.5)

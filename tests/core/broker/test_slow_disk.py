@@ -6,7 +6,8 @@ from tests.core.broker.machines import Machine, Machines
 
 from postroad.core.broker.holding.table import HOLD_KEY
 from postroad.core.broker.publishing.publishers import HORIZON_KEY
-from postroad.core.protocol.orders import Order, Send, Store
+from postroad.core.protocol.observations import Output
+from postroad.core.protocol.orders import Send, Store
 from postroad.core.protocol.packets import Hold, HoldConfirmed, pubend_id
 
 PUBEND = pubend_id(1)
@@ -38,7 +39,7 @@ class Confirmations(Machines):
         super().__init__()
         self.confirmed: list[int] = []
 
-    def _do(self, node: Machine, order: Order) -> None:
+    def _do(self, node: Machine, order: Output) -> None:
         if isinstance(order, Send) and isinstance(order.message, HoldConfirmed):
             self.confirmed.append(order.message.version)
         super()._do(node, order)

@@ -11,20 +11,22 @@ from typing import Any, Final
 
 import pytest
 
-from postroad.core.broker.context import BrokerConfig, Context
+from postroad.core.broker.context import Context
 from postroad.core.broker.subscribing.range_reads import OF_A_READ
-from postroad.core.protocol.packets import CatchUp, PubendsQuery, TrackQuery, Unicast, pubend_id
-from postroad.core.tracking.questions import TracksQuestion
+from postroad.core.protocol.packets import CatchUp, PubendsQuery, Unicast, pubend_id
 from postroad.sim.clients import Habits
 from postroad.sim.disk import DiskProfile
 from postroad.sim.network import CableProfile
 from postroad.sim.overlay import Overlay
 from postroad.sim.predicates import equals, everything
+from postroad.tracking.queries.packets import TrackQuery
+from postroad.tracking.queries.questions import TracksQuestion
+from postroad.tracking.tap.tracked_broker import TrackedConfig
 
 FORGETFUL: Final = Habits(keeps_file=False)
 
 
-def line_of(*brokers: int, config: BrokerConfig | None = None, profile: CableProfile | None = None) -> Overlay:
+def line_of(*brokers: int, config: TrackedConfig | None = None, profile: CableProfile | None = None) -> Overlay:
     """Join brokers in a line."""
     overlay = Overlay(1, config=config)
     for broker in brokers:
@@ -62,7 +64,7 @@ def test_rows_do_not_overtake_the_answer_to_subscribe() -> None:
 
 def test_a_gap_larger_than_the_cache_is_filled() -> None:
     """After a long cut more is missing than the cache can hold."""
-    overlay = line_of(1, 2, config=BrokerConfig(cache_bytes=1_500))
+    overlay = line_of(1, 2, config=TrackedConfig(cache_bytes=1_500))
     overlay.client("writer", 1)
     reader = overlay.client("reader", 2)
     text = overlay.filter(everything())
@@ -90,7 +92,7 @@ def test_the_last_message_is_missed_though_nothing_follows_it() -> None:
 
 def test_catching_up_ends_over_a_link_slower_than_the_retry() -> None:
     """An answer that takes longer than the retry counts all the same."""
-    overlay = line_of(1, 2, config=BrokerConfig(keep_s=60.0), profile=CableProfile(bytes_per_s=15_000))
+    overlay = line_of(1, 2, config=TrackedConfig(keep_s=60.0), profile=CableProfile(bytes_per_s=15_000))
     overlay.client("writer", 1)
     reader = overlay.client("reader", 2)
     publish_all(overlay, "writer", 1.0, 3.0, step=0.05, size=1_500)
@@ -177,7 +179,7 @@ def test_no_question_has_the_number_of_one_of_a_former_life(monkeypatch: pytest.
         return unicast(context, packet, **how)
 
     monkeypatch.setattr(Context, "unicast", watched)
-    overlay = line_of(1, 2, config=BrokerConfig(cache_bytes=1))
+    overlay = line_of(1, 2, config=TrackedConfig(cache_bytes=1))
     overlay.client("writer", 2)
     reader, other = overlay.client("reader", 1), overlay.client("other", 1)
     text = overlay.filter(everything())
@@ -199,7 +201,7 @@ def test_no_question_has_the_number_of_one_of_a_former_life(monkeypatch: pytest.
 
 def test_a_pubend_that_comes_into_reach_later_is_held_before_it_is_announced() -> None:
     """What its broker writes between the announcement and the hold must not be released."""
-    overlay = line_of(1, 2, config=BrokerConfig(silence_s=0.1), profile=CableProfile(latency_s=0.3))
+    overlay = line_of(1, 2, config=TrackedConfig(silence_s=0.1), profile=CableProfile(latency_s=0.3))
     overlay.client("writer", 1)
     reader = overlay.client("reader", 2, habits=Habits(acknowledges_after_s=2.0))
     text = overlay.filter(everything())
@@ -234,7 +236,7 @@ def release_all(overlay: Overlay, until: float) -> None:
 
 def test_a_broker_that_needs_nothing_says_so_after_a_restart() -> None:
     """It crashes while it cannot tell the pubend's broker that its last subscription has ended."""
-    overlay = line_of(1, 2, config=BrokerConfig(subscriber_grace_s=0.5))
+    overlay = line_of(1, 2, config=TrackedConfig(subscriber_grace_s=0.5))
     overlay.client("writer", 1)
     reader = overlay.client("reader", 2)
     text = overlay.filter(everything())
@@ -249,7 +251,7 @@ def test_a_broker_that_needs_nothing_says_so_after_a_restart() -> None:
 
 def test_a_hold_that_rose_is_told_again_when_the_pubends_broker_has_crashed() -> None:
     """It had confirmed the higher hold before that was on its disk."""
-    overlay = line_of(1, 2, config=BrokerConfig(subscriber_grace_s=0.5))
+    overlay = line_of(1, 2, config=TrackedConfig(subscriber_grace_s=0.5))
     overlay.client("writer", 1)
     reader = overlay.client("reader", 2)
     text = overlay.filter(everything())
@@ -276,7 +278,7 @@ def test_a_durable_name_is_forgotten_while_it_moves() -> None:
 
 def move_where_it_cannot_settle(habits: Habits) -> Overlay:
     """Let a durable subscription move from broker 1 to 2 and back, while a pubend it has a cursor in is out of reach."""
-    overlay = line_of(1, 2, 3, config=BrokerConfig(subscriber_grace_s=0.5))
+    overlay = line_of(1, 2, 3, config=TrackedConfig(subscriber_grace_s=0.5))
     overlay.client("writer", 1)
     reader = overlay.client("reader", 1, habits=habits)
     text = overlay.filter(everything())

@@ -6,8 +6,6 @@ from functools import partial
 
 import pytest
 
-from postroad.core.broker.context import BrokerConfig
-from postroad.core.broker.machine import Broker
 from postroad.core.broker.trust import COUNT_MAX, INCARNATION_MAX
 from postroad.core.protocol.packets import (
     HOPS_MAX,
@@ -24,6 +22,7 @@ from postroad.core.protocol.packets import (
 from postroad.sim.brokers import WALL_MS_AT_START
 from postroad.sim.overlay import Overlay
 from postroad.sim.predicates import everything
+from postroad.tracking.tap.tracked_broker import TrackedBroker, TrackedConfig
 
 P1, P3 = pubend_id(1), pubend_id(3)
 HUGE = ((1 << 64) - 1, (1 << 64) - 2, 1 << 63, 1 << 62, COUNT_MAX)
@@ -31,7 +30,7 @@ HUGE = ((1 << 64) - 1, (1 << 64) - 2, 1 << 63, 1 << 62, COUNT_MAX)
 
 def line() -> Overlay:
     """Join 1, 2 and 3; a client of 3 follows what one of 1 publishes."""
-    overlay = Overlay(1, config=BrokerConfig(silence_s=0.5))
+    overlay = Overlay(1, config=TrackedConfig(silence_s=0.5))
     overlay.brokers(1, 2, 3)
     overlay.link(1, 2)
     overlay.link(2, 3)
@@ -50,7 +49,7 @@ def say(overlay: Overlay, to: int, by: int, packet: Packet) -> None:
     node._receive(link, packet, 0, None)
 
 
-def machine(overlay: Overlay, broker: int) -> Broker:
+def machine(overlay: Overlay, broker: int) -> TrackedBroker:
     found = overlay.node(broker).machine
     assert found is not None
     return found
@@ -87,9 +86,9 @@ def test_an_origin_outbids_a_newer_record_of_itself(record: LinkState) -> None:
     overlay = line()
     overlay.at(3.0, partial(say, overlay, 2, 3, record))
     overlay.run(4.0)
-    assert machine(overlay, 3)._router.reachable(1)
+    assert machine(overlay, 3).machine._router.reachable(1)
     finish(overlay, 1)
-    assert machine(overlay, 1)._context.incarnation > record.incarnation - 1
+    assert machine(overlay, 1).machine._context.incarnation > record.incarnation - 1
 
 
 def test_incarnations_rise_over_one_that_was_outbid() -> None:
@@ -97,11 +96,11 @@ def test_incarnations_rise_over_one_that_was_outbid() -> None:
     overlay = line()
     overlay.at(3.0, partial(say, overlay, 1, 2, LinkState(1, 500, 1, [], [])))
     overlay.run(4.0)
-    seen = [machine(overlay, 1)._context.incarnation]
+    seen = [machine(overlay, 1).machine._context.incarnation]
     for _ in range(2):
         overlay.node(1).crash()
         overlay.node(1).start()
-        seen.append(machine(overlay, 1)._context.incarnation)
+        seen.append(machine(overlay, 1).machine._context.incarnation)
     assert seen == [501, 502, 503]
 
 
@@ -143,8 +142,8 @@ def test_a_hold_keeps_to_what_its_target_hosts_and_has_announced() -> None:
     overlay = line()
     overlay.run(3.0)
     say(overlay, 1, 2, Hold(1, 9, HOPS_MAX, 1, 1, {P1: 1 << 63, P3: 5, 1 << 40: 7}))
-    held = machine(overlay, 1)._table._records[9].ticks
-    assert held == {P1: machine(overlay, 1)._pubends[P1].horizon}
+    held = machine(overlay, 1).machine._table._records[9].ticks
+    assert held == {P1: machine(overlay, 1).machine._pubends[P1].horizon}
 
 
 def tick(offset_s: float) -> int:
@@ -168,7 +167,7 @@ def test_silence_far_beyond_the_clock_is_ignored_from_the_parent_too(hi: int) ->
     """It would keep everything from being delivered for as long as it reaches."""
     overlay = line()
     overlay.run(3.05)
-    epoch = machine(overlay, 3)._streams[P1].epoch_active
+    epoch = machine(overlay, 3).machine._streams[P1].epoch_active
     say(overlay, 3, 2, Knowledge(P1, tick(0.0), hi, epoch))
     say(overlay, 3, 2, Released(P1, hi))
     assert machine(overlay, 3).stats()["disbelieved"] == 2
@@ -180,4 +179,4 @@ def test_a_confirmation_of_what_was_never_sent_confirms_nothing() -> None:
     overlay = line()
     overlay.run(3.0)
     say(overlay, 3, 2, HoldConfirmed(3, 1, HOPS_MAX, 1, 1 << 40, {P1: tick(1.0)}))
-    assert not machine(overlay, 3)._keeper.is_confirmed(1, 1 << 20)
+    assert not machine(overlay, 3).machine._keeper.is_confirmed(1, 1 << 20)

@@ -7,18 +7,18 @@ from functools import partial
 
 import pytest
 
-from postroad.core.broker.context import BrokerConfig
 from postroad.sim.clients import ClientNode, Following, Habits
 from postroad.sim.disk import DiskProfile
 from postroad.sim.history import Discarded, Freed, Logged
 from postroad.sim.overlay import Overlay
 from postroad.sim.predicates import equals, everything
+from postroad.tracking.tap.tracked_broker import TrackedConfig
 
 SMALL = DiskProfile(segment_batches=1)
 
 
 def two_brokers() -> Overlay:
-    overlay = Overlay(seed=1, config=BrokerConfig(silence_s=0.2, subscriber_grace_s=0.5, home_query_s=0.5))
+    overlay = Overlay(seed=1, config=TrackedConfig(silence_s=0.2, subscriber_grace_s=0.5, home_query_s=0.5))
     for number in (1, 2):
         overlay.broker(number, disk=SMALL)
     overlay.link(1, 2)
@@ -86,4 +86,4 @@ def test_a_deletion_that_was_not_confirmed_is_asked_for_again(
     finish(overlay)
     assert [event.subscription for event in overlay.history if isinstance(event, Discarded)] == ["orders"]
     machines = [node.machine for node in overlay.nodes.values() if node.machine is not None]
-    assert not any(machine._durables.here for machine in machines)
+    assert not any(machine.machine._durables.here for machine in machines)

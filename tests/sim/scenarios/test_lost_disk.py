@@ -8,19 +8,19 @@ from functools import partial
 
 import pytest
 
-from postroad.core.broker.context import BrokerConfig
 from postroad.core.protocol.packets import pubend_id
 from postroad.sim.brokers import WALL_MS_AT_START
 from postroad.sim.clients import Habits
 from postroad.sim.history import Delivered, Gapped, Logged
 from postroad.sim.overlay import Overlay
 from postroad.sim.predicates import everything
+from postroad.tracking.tap.tracked_broker import TrackedConfig
 
 P1 = pubend_id(1)
-CONFIG = BrokerConfig(silence_s=0.5, newcomer_wait_s=2.0)
+CONFIG = TrackedConfig(silence_s=0.5, newcomer_wait_s=2.0)
 
 
-def line(config: BrokerConfig = CONFIG) -> Overlay:
+def line(config: TrackedConfig = CONFIG) -> Overlay:
     """Join 1, 2 and 3, with a publisher at each end."""
     overlay = Overlay(1, config=config)
     overlay.brokers(1, 2, 3)
@@ -132,7 +132,7 @@ def test_subscriptions_at_the_returned_broker_become_active(restarts: int) -> No
     assert len(received(overlay, "reader")) == 20
     machine = overlay.node(1).machine
     assert machine is not None
-    assert machine._context.incarnation > restarts + 1
+    assert machine.machine._context.incarnation > restarts + 1
     assert_nothing_is_silent(overlay)
 
 
@@ -189,7 +189,7 @@ def test_files_that_were_replaced_by_an_old_copy_are_recognised() -> None:
 @pytest.mark.parametrize("wait_s", [0.0, 2.0])
 def test_a_new_broker_loses_nothing(wait_s: float) -> None:
     """Brokers that are new to each other, restart and link again tell nobody of a gap."""
-    overlay = line(BrokerConfig(silence_s=0.5, newcomer_wait_s=wait_s))
+    overlay = line(TrackedConfig(silence_s=0.5, newcomer_wait_s=wait_s))
     overlay.client("reader", 3)
     follow(overlay, "reader", 1.0, "kept")
     publish(overlay, "writer", 0.1, 6.0)
@@ -264,7 +264,7 @@ def test_a_broker_that_is_alone_believes_its_clients(keeps_file: bool) -> None:
 
 def test_messages_of_the_new_life_are_kept_where_the_loss_is_recognised_late() -> None:
     """The broker began before a neighbour could tell: the lost range ends where it began."""
-    overlay = line(BrokerConfig(silence_s=0.5, newcomer_wait_s=0.2))
+    overlay = line(TrackedConfig(silence_s=0.5, newcomer_wait_s=0.2))
     overlay.client("reader", 3)
     follow(overlay, "reader", 1.0, "kept")
     publish(overlay, "writer", 2.0, 6.0)

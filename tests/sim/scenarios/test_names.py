@@ -26,7 +26,7 @@ def began(overlay: Overlay) -> set[str]:
 def _held(overlay: Overlay, broker: int) -> list[str]:
     """Return the durable names of which a broker has a record."""
     machine = overlay.node(broker).machine
-    return list(machine._durables.here) if machine is not None else []
+    return list(machine.machine._durables.here) if machine is not None else []
 
 
 def test_two_creators_during_a_partition_share_no_name() -> None:
@@ -41,7 +41,7 @@ def test_two_creators_during_a_partition_share_no_name() -> None:
     overlay.run(20.0)
     assert began(overlay) == {"s-right"}
     machines = [node.machine for node in overlay.nodes.values() if node.machine is not None]
-    assert [machine._durables.homes["orders"].broker for machine in machines] == [3, 3, 3]
+    assert [machine.machine._durables.homes["orders"].broker for machine in machines] == [3, 3, 3]
 
 
 def test_two_creators_at_one_moment_share_no_name() -> None:

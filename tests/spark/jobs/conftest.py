@@ -9,8 +9,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from tests.spark.jobs.synthetic import Subscriber, World, some_subscribers
 
-from postroad.core.tracking.settings import Strategy, TrackingSettings
 from postroad.spark.jobs.tracks import Tracks, open_tracks
+from postroad.tracking.histories.settings import Strategy, TrackingSettings
 
 SMALL = TrackingSettings(strategy=Strategy.BLOOM, m=16_384, k=12, n=500, persistence_ms=2_000, few_as_ids=False)
 MIXED = {

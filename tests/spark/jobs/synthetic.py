@@ -17,13 +17,13 @@ import numpy as np
 
 from postroad.core.batch.batch import Batch, Ids
 from postroad.core.protocol.packets import pubend_id
-from postroad.core.tracking.elements import ID_DTYPE, Horizon, Links, Span
-from postroad.core.tracking.events import Delivered, Forwarded, Published, Routed, TrackEvent
-from postroad.core.tracking.settings import TrackingSettings
-from postroad.core.tracking.tracker import Tracker
 from postroad.storage.directory import BrokerStorage, open_broker_storage
 from postroad.storage.segment.log import LogOptions
-from postroad.storage.tracks.store import TrackStore
+from postroad.tracking.files.track_store import TrackStore
+from postroad.tracking.histories.elements import ID_DTYPE, Horizon, Links, Span
+from postroad.tracking.histories.events import Delivered, Forwarded, Published, Routed, TrackEvent
+from postroad.tracking.histories.settings import TrackingSettings
+from postroad.tracking.histories.tracker import Tracker
 
 EPOCH_MS = 1_700_000_000_000
 KINDS = ("quote", "trade", "news", "order")

@@ -12,14 +12,14 @@ from pyspark.sql import SparkSession
 from tests.spark.jobs.conftest import SMALL, Opened
 from tests.spark.jobs.synthetic import World, some_subscribers
 
-from postroad.core.tracking.settings import Strategy, TrackingSettings
-from postroad.core.tracking.tracker import omitted
 from postroad.errors import UnclaimedPubendError
 from postroad.spark.jobs.audit import Audit, audit
 from postroad.spark.jobs.books import sweep
 from postroad.spark.jobs.claims import is_temporary
 from postroad.spark.jobs.published import open_logs
 from postroad.spark.jobs.tracks import open_tracks
+from postroad.tracking.histories.settings import Strategy, TrackingSettings
+from postroad.tracking.histories.tracker import omitted
 
 
 def run(spark: SparkSession, data: list[str], **options: Any) -> Audit:

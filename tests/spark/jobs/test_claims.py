@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from postroad.core.batch.batch import Batch
-from postroad.core.tracking.elements import ID_DTYPE
 from postroad.spark.jobs.claims import (
     STANDINGS,
     TICK_END,
@@ -21,6 +20,7 @@ from postroad.spark.jobs.claims import (
     claim_stream,
     claim_unstarted,
 )
+from postroad.tracking.histories.elements import ID_DTYPE
 
 PUBEND = 7 << 8
 ALL = "value >= 0"

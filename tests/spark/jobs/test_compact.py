@@ -12,15 +12,15 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.spark.jobs.synthetic import EPOCH_MS, World, some_subscribers
 
-from postroad.core.tracking.elements import ID_DTYPE
-from postroad.core.tracking.events import Published
-from postroad.core.tracking.settings import Strategy, TrackingSettings
-from postroad.core.tracking.tracker import Tracker
 from postroad.spark.jobs.compact import Options, compact, join
 from postroad.spark.jobs.trace import entries, trace
 from postroad.spark.jobs.tracks import Tracks, open_tracks
-from postroad.storage.tracks import merging
-from postroad.storage.tracks.store import TrackStore
+from postroad.tracking.files import merging
+from postroad.tracking.files.track_store import TrackStore
+from postroad.tracking.histories.elements import ID_DTYPE
+from postroad.tracking.histories.events import Published
+from postroad.tracking.histories.settings import Strategy, TrackingSettings
+from postroad.tracking.histories.tracker import Tracker
 
 SETTINGS = TrackingSettings(strategy=Strategy.BLOOM, persistence_ms=1_000, few_as_ids=False)
 

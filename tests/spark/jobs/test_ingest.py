@@ -11,7 +11,6 @@ from pyspark.sql import SparkSession
 from tests.spark.jobs.synthetic import EPOCH_MS, World, some_subscribers
 
 from postroad.core.batch.batch import Batch
-from postroad.core.tracking.elements import ID_DTYPE
 from postroad.errors import CorruptSegmentError, LakeError
 from postroad.spark.jobs import lake as lakes
 from postroad.spark.jobs.audit import audit
@@ -21,6 +20,7 @@ from postroad.spark.jobs.places import LocalPlace
 from postroad.spark.jobs.published import all_ids
 from postroad.spark.jobs.tracks import open_tracks
 from postroad.storage.segment.log import LogOptions, SegmentLog
+from postroad.tracking.histories.elements import ID_DTYPE
 
 
 def make_world(path: Path) -> World:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from postroad.core.batch.batch import Ids
-from postroad.core.tracking import blooms
-from postroad.core.tracking.elements import ID_DTYPE, Element, HistoryKey, Kind
-from postroad.core.tracking.search import search
-from postroad.core.tracking.settings import Strategy
 from postroad.spark.jobs import matching
 from postroad.spark.jobs.matching import Elements, Matches, find, match
+from postroad.tracking.histories import blooms
+from postroad.tracking.histories.elements import ID_DTYPE, Element, HistoryKey, Kind
+from postroad.tracking.histories.settings import Strategy
+from postroad.tracking.queries.search import search
 
 ID = np.dtype((np.void, 16))
 EVER = 1 << 47

@@ -17,9 +17,9 @@ from tests.spark.jobs.conftest import SMALL, Opened
 from tests.spark.jobs.synthetic import World, some_subscribers
 
 from postroad.cli import main, pipeline_audit, pipeline_report, pipeline_trace, pipeline_upkeep
-from postroad.core.tracking.settings import TrackingSettings
-from postroad.core.tracking.tracker import omitted
 from postroad.spark.jobs.running import plain_errors
+from postroad.tracking.histories.settings import TrackingSettings
+from postroad.tracking.histories.tracker import omitted
 from postroad.types import MessageId
 
 

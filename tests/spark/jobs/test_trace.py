@@ -10,11 +10,11 @@ from pyspark.sql import SparkSession
 from tests.spark.jobs.conftest import SMALL, Opened
 from tests.spark.jobs.synthetic import EPOCH_MS, Entry, World, some_subscribers
 
-from postroad.core.tracking.settings import Strategy, TrackingSettings
 from postroad.spark.jobs import passes
 from postroad.spark.jobs.passes import History, histories_of, plan
 from postroad.spark.jobs.trace import entries, trace
 from postroad.spark.jobs.tracks import open_tracks
+from postroad.tracking.histories.settings import Strategy, TrackingSettings
 from postroad.types import MessageId
 
 

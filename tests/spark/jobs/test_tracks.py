@@ -10,10 +10,10 @@ from pyspark.sql import SparkSession
 from tests.spark.jobs.conftest import Opened
 from tests.spark.jobs.synthetic import World, some_subscribers
 
-from postroad.core.tracking.settings import Strategy, TrackingSettings
 from postroad.errors import TrackFileError, TracksMissingError
 from postroad.spark.jobs.running import plain_errors
 from postroad.spark.jobs.tracks import Tracks, open_tracks, track_files
+from postroad.tracking.histories.settings import Strategy, TrackingSettings
 
 
 def entries_of(tracks: Tracks) -> int:

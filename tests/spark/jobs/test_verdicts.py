@@ -20,16 +20,16 @@ import postroad.sync
 from postroad.cli import main, pipeline_audit, pipeline_upkeep
 from postroad.core.broker.subscribing.durable import DURABLE_KEY, DurableRecord
 from postroad.core.protocol.packets import pubend_id
-from postroad.core.tracking.elements import Lost
-from postroad.core.tracking.settings import Strategy, TrackingSettings
 from postroad.runtime.config import Tracking
 from postroad.runtime.process import BrokerProcess
 from postroad.spark.jobs.running import plain_errors
 from postroad.storage.directory import METADATA_NAME, open_broker_storage
 from postroad.storage.segment.log import LogOptions
 from postroad.storage.sqlite.metadata import SqliteMetadata
-from postroad.storage.tracks.format import pack, unpack
 from postroad.testing import free_ports
+from postroad.tracking.files.format import pack, unpack
+from postroad.tracking.histories.elements import Lost
+from postroad.tracking.histories.settings import Strategy, TrackingSettings
 
 EXACT = TrackingSettings(strategy=Strategy.EXACT, persistence_ms=1_000)
 CLOSES, DOES_NOT_CLOSE, CANNOT_TELL, ERROR = 0, 1, 3, 4

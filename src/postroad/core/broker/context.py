@@ -16,10 +16,9 @@ import msgspec
 
 from postroad.core.broker.views import Routes
 from postroad.core.filters.filter import Filter
-from postroad.core.protocol.orders import LinkId, Order, Refuse, Send, Store
+from postroad.core.protocol.observations import Output
+from postroad.core.protocol.orders import LinkId, Refuse, Send, Store
 from postroad.core.protocol.packets import HOPS_MAX, Packet, Unicast
-from postroad.core.tracking.notes import Notes
-from postroad.core.tracking.settings import OFF, TrackingSettings
 from postroad.errors import FilterError, PostroadError
 
 FILTERS_REMEMBERED: Final = 1 << 14
@@ -44,7 +43,8 @@ class BrokerConfig:
     has_neighbours: bool = False  # it is to link to other brokers: it is not alone, though it may know nobody yet
     home_query_s: float = 3.0  # how long to wait for the former home of a durable subscription
     retired: tuple[int, ...] = ()  # brokers that are gone for good: nobody asks them, and their holds do not count
-    tracking: TrackingSettings = OFF
+    skew_tolerance_ms: int = 4_000  # how far a message may be from the broker's clock
+    observed: bool = False  # make observations, and keep of each log what the observer has not recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +71,11 @@ class Context:
     broker: int
     incarnation: int
     config: BrokerConfig
-    orders: list[Order]
+    orders: list[Output]
     routes: Routes
     known: dict[int, list[int]] = field(default_factory=dict)  # every other broker ever heard of, with its pubends; stored
     wall_ms: int = 0
     keep_all_until: float = 0.0  # nothing is released before: those who hold our logs have to say so again
-    notes: Notes | None = None  # None: nothing is tracked
     writes: dict[int, Write] = field(default_factory=dict)
     token: int = 0
     epoch: int = 0

@@ -30,6 +30,7 @@ from postroad.core.broker.context import FULL_HOPS, Context
 from postroad.core.broker.lost_ranges import Loss, Losses
 from postroad.core.broker.trust import COUNT_MAX, INCARNATION_MAX, believable
 from postroad.core.broker.views import ConfirmedHolds, HostedPubends, RelayedStreams
+from postroad.core.protocol.observations import RangeLost
 from postroad.core.protocol.orders import LinkId, Notice
 from postroad.core.protocol.packets import HoldConfirmed, LinkState, Positions, Released, Remembered, pubend_broker
 from postroad.types import COUNTER_BITS
@@ -255,8 +256,8 @@ class FormerLives:
         else:
             hint = "if that was intended, start it with --replace next time; else see whether the right disk is mounted"
             context.orders.append(Notice(f"{text}; subscribers that did not have them are told of the gap; {hint}", error=True))
-        if context.notes is not None:
-            context.notes.pubend_lost(pubend, lo, hi)
+        if context.config.observed:
+            context.orders.append(RangeLost(pubend, lo, hi))
         return self._losses.add(pubend, Loss(lo, hi, context.incarnation, context.wall_ms))
 
     # --- what we remember of others ---

@@ -34,6 +34,11 @@ class LogReads:
         self.context.orders.append(ReadLog(order.pubend, token, part.lo, part.hi, order.bytes_max))
         return True
 
+    def purpose(self, token: int) -> object | None:
+        """Return what a read under way is for."""
+        waiting = self.waiting.get(token)
+        return None if waiting is None else waiting[1]
+
     def answered(self, result: LogRead) -> tuple[object, LogRead] | None:
         """Return what a read was for, with the answer; None for one that nobody waits for."""
         order, purpose = self.waiting.pop(result.token, (None, None))

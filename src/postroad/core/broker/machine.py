@@ -20,6 +20,7 @@ and carries over what one role learned and another must know. `docs/internals/ov
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -55,6 +56,7 @@ from postroad.core.broker.subscribing.subscribing import (
 from postroad.core.broker.trust import believable, check, latest_tick
 from postroad.core.filters.filter import Filter
 from postroad.core.protocol import packets as p
+from postroad.core.protocol.observations import Output, Published, Routed
 from postroad.core.protocol.orders import (
     Appended,
     AppendFailed,
@@ -69,25 +71,15 @@ from postroad.core.protocol.orders import (
     LogRead,
     LogReadFailed,
     LogReleased,
-    Order,
+    Observed,
     Send,
     Stored,
-    Track,
-    Tracked,
-    TracksSearched,
 )
-from postroad.core.tracing import MessageFromLog, Tracing
-from postroad.core.tracking.notes import Notes, link_brokers
-from postroad.core.tracking.settings import Strategy, TrackingSettings
 from postroad.errors import FilterError, ImplausibleError, PostroadError, TooManyError, WrongRoleError
 from postroad.types import COUNTER_BITS
 
 FAST_S: Final = 0.05  # how often gaps and catch-ups are looked at while there are any
 TELLING_PERIODS: Final = 5  # of silence, in which every client is told its positions once
-NOTES_S: Final = 0.5  # after which notes are ordered to be tracked,
-NOTES_BYTES: Final = 16 << 10  # or when they are so many, at the next look: some hundred messages, a fraction of a millisecond;
-NOTES_BYTES_MAX: Final = 1 << 20  # or so many, at once
-MEMBERSHIP_S: Final = 1.0  # after which a new attachment is on disk
 STREAMS_MAX: Final = 1 << 16
 PARKED_MAX: Final = 4096
 
@@ -98,26 +90,18 @@ class Broker:
     def __init__(self, state: BrokerState, config: BrokerConfig, *, now: float = 0.0) -> None:
         records = load_records(state)
         self._config = config
-        self._orders: list[Order] = []
+        self._orders: list[Output] = []
         self._neighbours: dict[LinkId, int] = {}  # links to brokers
         self._clients: dict[LinkId, str] = {}  # links to clients, with their names
         self._disbelieved = 0  # packets of other brokers that were left out; see `trust`
         self._parked: list[tuple[LinkId, p.Subscribe, int]] = []  # subscriptions that wait for word of a former life
         self._slow_at = now
         self._fast_at = now
-        self._track_at = now + config.tracking.persistence_ms / 1000
-        self._links_changed = True  # since the tracker was told
-        self._notes_since = now  # when notes were ordered last
-        self._notes_at = float("inf")  # when they are to be ordered next
-        self._notes_due = False
-        self._flush_tracks = False
-        self._farewell = False
         self._forget_unreadable = UNREADABLE in state.damaged
         ids = tuple(sorted(s.pubend for s in state.pubends))
         self._router = LinkStateRouter(state.broker, state.incarnation, ids, self._orders)
         known = {broker: pubends for broker, pubends in records.known.items() if broker not in config.retired}
-        notes = _notes(config.tracking)
-        self._context = Context(state.broker, state.incarnation, config, self._orders, self._router, known, notes=notes)
+        self._context = Context(state.broker, state.incarnation, config, self._orders, self._router, known)
         self._log_reads = LogReads(self._context, records.losses)
         self._pubends = {s.pubend: Pubend(s, records.horizons.get(s.pubend, 0), self._orders) for s in state.pubends}
         self._streams = Streams(self._context, tuple(self._pubends))
@@ -133,12 +117,10 @@ class Broker:
         self._writing = Writing(self._context, self._publishing)
         self._load_writers(records)
         self._past = Past(self._context, self._pubends, self._streams, self._log_reads)
-        self._edge = Edge(self._streams, self._orders, notes)
+        self._edge = Edge(self._streams, self._orders, observed=config.observed)
         self._releasing = Releasing(
             self._context, self._table, self._keeper, self._pubends, self._streams, self._edge, self._durables, records.floor
         )
-        if notes is not None:
-            self._releasing.tracked = {}
         self._subscribing = Subscribing(
             self._context,
             self._pubends,
@@ -148,11 +130,9 @@ class Broker:
             self._keeper,
             self._releasing,
             self._log_reads,
-            self._clients,
         )
         self._subscribing.naming.load(records.reservations)
         self._range_reads = RangeReads(self._context, self._pubends, self._streams, self._edge, self._durables, self._log_reads)
-        self._tracing = Tracing(self._context, self._pubends, self._log_reads, self._clients, self._neighbours)
         self._unknown_horizons = [pubend for pubend in records.unknown_horizons if pubend in self._pubends]
         self._orders.extend(records.notices())
         self._damaged = len(records.damaged)
@@ -180,8 +160,6 @@ class Broker:
             pubend.wall_ms = wall_ms
         if self._unknown_horizons:
             self._restart_above(wall_ms)
-        if self._context.notes is not None:
-            self._context.notes.wall_ms = wall_ms
 
     def _restart_above(self, wall_ms: int) -> None:
         """Go on above everything a pubend whose horizon is damaged can have announced."""
@@ -195,8 +173,8 @@ class Broker:
         match fact:
             case Appended(pubend, token):
                 for segment in self._publishing.appended(pubend, token):
-                    if self._context.notes is not None and segment.rows is not None:
-                        self._context.notes.published(pubend, segment.rows)
+                    if self._config.observed and segment.rows is not None:
+                        self._orders.append(Published(pubend, segment.rows))
                     self._learned(pubend, segment, now)
                     if segment.rows is not None:
                         segment.rows.forget()
@@ -222,10 +200,8 @@ class Broker:
                 self._edge.drained(link)
                 for pubend in self._streams:
                     self._subscribing.catch_up(pubend, now)
-            case Tracked():
-                self._tracked(fact)
-            case TracksSearched(token, found):
-                self._tracing.searched(token, found)
+            case Observed(ticks):
+                self._releasing.observed(ticks)
 
     def _stored(self, token: int, now: float) -> None:
         """Go on with the work that waited for a write."""
@@ -277,8 +253,6 @@ class Broker:
                 self._subscribing.take_log(purpose, self._without_former_life(purpose, result), now)
             case RangeFromLog():
                 self._range_reads.take_log(purpose, result)
-            case MessageFromLog():
-                self._tracing.take_log(purpose, result)
             case _:
                 raise AssertionError(purpose)
 
@@ -325,51 +299,18 @@ class Broker:
             self._subscribing.wake(now)
             self._range_reads.wake(now)
             self._writing.wake()
-            self._tracing.expire(now)
             self._edge.tell_positions()
         self._lives.wake(now)
         if now >= self._slow_at:
             self._slow_at = now + self._config.silence_s
             self._housekeeping(now)
-        if self._context.notes is not None:
-            self._look_at_notes(self._context.notes, now, fast=fast)
-        if now >= self._track_at:
-            self._track_at = now + self._config.tracking.persistence_ms / 1000
-            self._flush_tracks = True
-
-    def _look_at_notes(self, notes: Notes, now: float, *, fast: bool) -> None:
-        """Let notes be ordered in a turn of their own: the slowest messages are those of the fast turns as it is."""
-        if now >= self._notes_at + (FAST_S / 4 if fast else 0.0):  # a broker that is so late has no better time for it
-            self._notes_since = now
-            self._notes_due = True
-        elif fast and self._notes_at > now:
-            due = notes.size >= NOTES_BYTES or (notes.any and now >= self._notes_since + NOTES_S)
-            self._notes_at = now + FAST_S / 2 if due else float("inf")
-        if notes.membership_changed:  # who is attached is known after a crash, too (section 3.2)
-            notes.membership_changed = False
-            self._track_at = min(self._track_at, now + MEMBERSHIP_S)
 
     def deadline(self) -> float | None:
-        return min(self._slow_at, self._fast_at, self._notes_at)  # the fast one is never much later than the tracker's
+        return min(self._slow_at, self._fast_at)
 
-    def order_notes(self) -> None:
-        """Let the next outputs order all that was noted to be tracked; by itself that happens within `NOTES_S`, about."""
-        self._notes_due = True
-
-    def farewell(self) -> None:
-        """Let the next outputs end the tracks of this incarnation; nothing may happen after them."""
-        self._flush_tracks = self._farewell = True
-
-    def outputs(self) -> list[Order]:
+    def outputs(self) -> list[Output]:
         """Take the orders; what was published since the last time goes into one append."""
         self._publishing.commit()
-        notes = self._context.notes
-        if notes is not None:
-            if notes.per_neighbour:
-                self._note_forwarded(notes)
-            if self._flush_tracks or self._notes_due or notes.size > NOTES_BYTES_MAX or self._tracing.searching:
-                self._track(notes)
-        self._orders.extend(self._tracing.take_orders())
         taken = list(self._orders)
         self._orders.clear()
         return taken
@@ -392,7 +333,6 @@ class Broker:
             "reads": len(self._log_reads),
             "clients_reads": len(self._range_reads),
             "writers": len(self._writing),
-            "traces": self._tracing.waiting,
             "disbelieved": self._disbelieved,
         }
 
@@ -410,6 +350,39 @@ class Broker:
             pubend: {**stream.stats(), "frontier": stream.cache.frontier, "delivered": self._edge.streams[pubend].delivered}
             for pubend, stream in self._streams.items()
         }
+
+    # --- what an observer needs ---
+
+    @property
+    def context(self) -> Context:
+        return self._context
+
+    @property
+    def log_reads(self) -> LogReads:
+        return self._log_reads
+
+    @property
+    def clients(self) -> Mapping[LinkId, str]:
+        """The links to clients, with their names."""
+        return self._clients
+
+    @property
+    def neighbours(self) -> Mapping[LinkId, int]:
+        """The links to brokers."""
+        return self._neighbours
+
+    @property
+    def next_round_at(self) -> float:
+        """When the next `wake` looks at everything that is behind."""
+        return self._fast_at
+
+    def horizons(self) -> dict[int, int]:
+        """Return how far each pubend hosted here is announced."""
+        return {pubend_id: pubend.horizon for pubend_id, pubend in self._pubends.items()}
+
+    def reached(self, subscription: int, pubend: int) -> int:
+        """Return up to where a subscription was sent everything that matches."""
+        return self._edge.reached_by(subscription, pubend)
 
     # --- packets ---
 
@@ -437,8 +410,6 @@ class Broker:
                 self._writing.open(link, message, packet)
             case p.SealEpoch():
                 self._writing.seal(link, message, packet)
-            case p.AskTracks():
-                self._tracing.ask(link, message, packet, now)
             case _:
                 raise WrongRoleError(f"a client may not send {type(message).__name__}")
 
@@ -546,10 +517,10 @@ class Broker:
             onward = self._router.route(message.target)
             if onward is not None and onward != link and message.hops > 0:
                 passed = msgspec.structs.replace(message, hops=message.hops - 1)
-                self._orders.append(Send(onward, passed, batch, data=batch is not None or isinstance(message, p.TrackReply)))
-                self._note_past(message, link, batch, onward)
+                self._orders.append(Send(onward, passed, batch, data=batch is not None or message.is_data))
+                self._observe_past(message, link, batch, onward)
             return
-        self._note_past(message, link, batch, None)
+        self._observe_past(message, link, batch, None)
         match message:
             case p.Hold():
                 self._releasing.take(message)
@@ -581,10 +552,6 @@ class Broker:
             case p.HomeReply():
                 cursors = believable(message.cursors, self._context.wall_ms)
                 self._subscribing.home_answered(msgspec.structs.replace(message, cursors=cursors), now)
-            case p.TrackQuery():
-                self._tracing.asked(message)
-            case p.TrackReply():
-                self._tracing.replied(message)
             case _:
                 pass  # a catch-up for a pubend that is not here any more: it is asked again
 
@@ -593,12 +560,7 @@ class Broker:
     def _learned(self, pubend: int, segment: Segment, now: float, *, upstream: int = 0) -> None:
         stream = self._streams.ensure(pubend)
         frontier = stream.cache.frontier
-        notes = self._context.notes
-        if notes is None or segment.rows is None or stream.hosted_here:
-            news = stream.learn(segment)
-        else:
-            brokers = self._neighbours
-            news = stream.learn(segment, lambda rows, sent: notes.routed(pubend, upstream, rows, link_brokers(sent, brokers)))
+        news = stream.learn(segment, upstream if self._config.observed else 0)
         if news or stream.cache.frontier > frontier:
             self._edge.advance(pubend, now)
 
@@ -611,54 +573,17 @@ class Broker:
 
     def _log_released(self, pubend: int, tick: int) -> None:
         self._pubends[pubend].released = max(self._pubends[pubend].released, tick)
-        if tick > (self._releasing.tracked or {}).get(
-            pubend, 0
-        ):  # retention was over its bound: what is gone cannot be read after a crash
-            self._flush_tracks = True
 
-    # --- tracking ---
-
-    def _track(self, notes: Notes) -> None:
-        """Order what was noted to be tracked, now and then and before a search; at a flush, after it, how far everything is."""
-        if self._links_changed:
-            self._links_changed = False
-            notes.links(self._neighbours.values())
-        flush, farewell = self._flush_tracks, self._farewell
-        self._flush_tracks = self._farewell = False
-        if flush:
-            horizons = {pubend_id: pubend.horizon for pubend_id, pubend in self._pubends.items()}
-            notes.farewell(horizons) if farewell else notes.flush(horizons)
-        self._notes_due, self._notes_at = False, float("inf")
-        events, entries, size = notes.take()
-        if events or flush:
-            self._orders.append(Track(self._context.wall_ms, events, entries, size, flush, farewell))
-
-    def _tracked(self, fact: Tracked) -> None:
-        if self._releasing.tracked is not None:
-            self._releasing.tracked.update({each.pubend: each.tick for each in fact.horizons})
-        if fact.forgotten and self._context.notes is not None:
-            self._links_changed = True
-            self._context.notes.forgotten = True
-
-    def _note_forwarded(self, notes: Notes) -> None:
-        for order in self._orders:
-            if isinstance(order, Send) and order.batch is not None and order.link in self._neighbours:
-                assert isinstance(order.message, p.Knowledge | p.CatchUpReply)
-                notes.forwarded(order.message.pubend, self._neighbours[order.link], order.batch)
-
-    def _note_past(self, message: p.Unicast, link: LinkId, batch: Batch | None, onward: LinkId | None) -> None:
-        """Note the rows of a catch-up that is for us or on its way."""
-        notes = self._context.notes
-        if notes is None or batch is None or not isinstance(message, p.CatchUpReply):
-            return
-        sent = {} if onward is None else {self._neighbours[onward]: np.arange(len(batch))}
-        notes.routed(message.pubend, self._neighbours[link], batch, sent)
+    def _observe_past(self, message: p.Unicast, link: LinkId, batch: Batch | None, onward: LinkId | None) -> None:
+        """Observe the rows of a catch-up that is for us or on its way."""
+        if self._config.observed and batch is not None and isinstance(message, p.CatchUpReply):
+            sent = {} if onward is None else {onward: np.arange(len(batch))}
+            self._orders.append(Routed(message.pubend, self._neighbours[link], batch, sent))
 
     # --- links and time ---
 
     def _link_up(self, link: LinkId, broker: int, cost: int, now: float) -> None:
         self._neighbours[link] = broker
-        self._links_changed = True
         self._router.link_up(link, broker, cost)
         for home in self._durables.homes.values():
             self._context.send(link, home)
@@ -673,10 +598,8 @@ class Broker:
             self._subscribing.link_lost(link, now)
             self._range_reads.link_lost(link)
             self._writing.link_lost(link)
-            self._tracing.link_lost(link)
         elif link in self._neighbours:
             del self._neighbours[link]
-            self._links_changed = True
             for stream in self._streams.values():
                 stream.link_lost(link, now)
             self._router.link_lost(link)
@@ -690,7 +613,6 @@ class Broker:
             if not stream.hosted_here:
                 stream.set_parent(router.parent(pubend), now)
         self._subscribing.routes_changed(now)
-        self._tracing.routes_changed()
         self._releasing.tell(again=True)
 
     def _housekeeping(self, now: float) -> None:
@@ -709,9 +631,3 @@ class Broker:
         self._releasing.release(now)
         if self._durables.dirty:
             self._context.store(self._durables.changes())
-
-
-def _notes(settings: TrackingSettings) -> Notes | None:
-    if settings.strategy is Strategy.NULL:
-        return None
-    return Notes(per_neighbour=settings.per_neighbour, routing_sets=settings.routing_sets)

@@ -14,10 +14,6 @@ import msgspec
 
 from postroad.core.batch.batch import Batch
 from postroad.core.protocol.packets import Packet
-from postroad.core.tracking.answers import Findings
-from postroad.core.tracking.elements import Horizon
-from postroad.core.tracking.events import TrackEvent
-from postroad.core.tracking.questions import CoverageQuestion, TracksQuestion
 from postroad.errors import PostroadError
 
 LinkId: TypeAlias = int  # a connection, to a client or a neighbour; never used twice by one driver
@@ -82,28 +78,6 @@ class ReleaseLog:
     tick: int
 
 
-class Track(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Hand events to the tracker, in order. With `flush`, make durable what it holds, then report `Tracked`.
-
-    Nothing waits for it: a tracker that fails or lags costs traces, never messages. `farewell` ends the incarnation.
-    """
-
-    wall_ms: int
-    events: tuple[TrackEvent, ...]
-    entries: int = 0  # ids that the events add to histories
-    size: int = 0  # bytes that the events take while they wait, about
-    flush: bool = False
-    farewell: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class SearchTracks:
-    """Look something up in the tracks, with all that was ordered to be tracked before, then report `TracksSearched`."""
-
-    token: int
-    question: TracksQuestion | CoverageQuestion
-
-
 @dataclass(frozen=True, slots=True)
 class Notice:
     """Tell the operator, in the log of the broker."""
@@ -112,7 +86,7 @@ class Notice:
     error: bool = False
 
 
-Order: TypeAlias = Send | Refuse | Append | Store | ReadLog | ReleaseLog | Track | SearchTracks | Notice
+Order: TypeAlias = Send | Refuse | Append | Store | ReadLog | ReleaseLog | Notice
 
 
 # --- facts ---------------------------------------------------------------------------------------------------------------
@@ -232,22 +206,10 @@ class LogReleased:
 
 
 @dataclass(frozen=True, slots=True)
-class Tracked:
-    """Publisher histories are durable up to these horizons: after a crash the log is needed only beyond them.
+class Observed:
+    """Whoever observes the broker has recorded its pubends durably up to these ticks; see `BrokerConfig.observed`."""
 
-    `forgotten`: something that was ordered to be tracked was dropped, so what lasts has to be noted again.
-    """
-
-    horizons: tuple[Horizon, ...]
-    forgotten: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class TracksSearched:
-    """The answer to `SearchTracks`, or why there is none."""
-
-    token: int
-    found: Findings | PostroadError
+    ticks: tuple[tuple[int, int], ...]
 
 
 Fact: TypeAlias = (
@@ -262,8 +224,7 @@ Fact: TypeAlias = (
     | LogRead
     | LogReadFailed
     | LogReleased
-    | Tracked
-    | TracksSearched
+    | Observed
 )
 
 

@@ -10,13 +10,12 @@ hop (`target`, `source` and `hops` come first in each of those).
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 import msgspec
 from msgspec import Meta
 
 from postroad.core.batch.row_codec import Binary, FewRows, Rows
-from postroad.core.tracking.questions import Answer, Question, Reason, Status
 
 U32 = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
 U64 = Annotated[int, Meta(ge=0)]  # MessagePack itself ends at 64 bits, and msgspec takes no larger bound than int64
@@ -405,6 +404,8 @@ class Released(Packet, frozen=True, array_like=True):
 class Unicast(Packet, frozen=True, array_like=True):
     """Base of what travels from `source` to `target`, at most `hops` links far."""
 
+    is_data: ClassVar[bool] = False  # it may wait for the data ahead of it
+
     target: U32
     source: U32
     hops: Annotated[int, Meta(ge=0, le=HOPS_MAX)]
@@ -548,38 +549,3 @@ class PubendsReply(Unicast, frozen=True, array_like=True):
     spans: Spans
     durables: DurablePage = []
     more: bool = False
-
-
-# --- tracking -----------------------------------------------------------------------------------------------------------
-
-
-class AskTracks(Packet, frozen=True, array_like=True):
-    """Ask any broker of the overlay about its tracks, by way of the one the client is connected to."""
-
-    target: U32
-    question: Question
-
-
-class TracksAnswered(Packet, frozen=True, array_like=True):
-    """What became of the question, and the answer if there is one."""
-
-    broker: U32
-    status: Status
-    reason: Reason = ""
-    answer: Answer | None = None
-
-
-class TrackQuery(Unicast, frozen=True, array_like=True):
-    """A client of the source asks this."""
-
-    request: U64
-    question: Question
-
-
-class TrackReply(Unicast, frozen=True, array_like=True):
-    """The answer to a query."""
-
-    request: U64
-    status: Status
-    reason: Reason = ""
-    answer: Answer | None = None

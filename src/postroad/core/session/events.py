@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from postroad.core.batch.batch import Batch
-from postroad.core.protocol.packets import DurableEntry, PubendSpan, TracksAnswered
+from postroad.core.protocol.packets import DurableEntry, Packet, PubendSpan
 from postroad.errors import PostroadError
 
 
@@ -153,10 +153,10 @@ class WriterFailed:
 
 @dataclass(frozen=True, slots=True)
 class QuestionAnswered:
-    """A question about tracks was answered; the answer may be that nobody could be asked."""
+    """A question was answered."""
 
     question: int
-    answer: TracksAnswered
+    answer: Packet
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,6 @@ from postroad.core.protocol.packets import (
     Acknowledge,
     AcknowledgementStored,
     Advance,
-    AskTracks,
     Deliver,
     EpochOpened,
     EpochSealed,
@@ -40,7 +39,6 @@ from postroad.core.protocol.packets import (
     RangeRead,
     Started,
     Subscribed,
-    TracksAnswered,
     Unsubscribe,
     Unsubscribed,
 )
@@ -63,7 +61,6 @@ from postroad.core.session.publishing import Doubt, PublishingConfig, Registrati
 from postroad.core.session.reading import Reading
 from postroad.core.session.subscribing import SubscriptionState
 from postroad.core.session.writing import Writing
-from postroad.core.tracking.questions import Question
 from postroad.errors import (
     DurableBusyError,
     NotConnectedError,
@@ -213,10 +210,9 @@ class Session:
                 self.writing.opened(message, packet, self._clock_ms)
             case EpochSealed():
                 self.writing.sealed(message, packet)
-            case TracksAnswered():
-                if packet in self._questions:
-                    del self._questions[packet]
-                    self._events.append(QuestionAnswered(packet, message))
+            case _ if packet in self._questions:
+                del self._questions[packet]
+                self._events.append(QuestionAnswered(packet, message))
             case _:
                 raise ProtocolViolationError(f"a broker does not send {type(message).__name__} to a client")
 
@@ -708,8 +704,8 @@ class Session:
 
     # --- asking ----------------------------------------------------------------------------------------------------------
 
-    def ask(self, target: int, question: Question) -> int | None:
-        """Ask a broker about its tracks, by way of the main link; `QuestionAnswered` or `QuestionFailed` name this number.
+    def ask(self, question: Packet) -> int | None:
+        """Ask the broker of the main link something; `QuestionAnswered` or `QuestionFailed` name this number.
 
         None when there is no main link, or too many questions are under way.
         """
@@ -717,7 +713,7 @@ class Session:
             return None
         packet = self._next_packet()
         self._questions[packet] = None
-        self._outputs.append(Send(self.main, AskTracks(target, question), packet=packet))
+        self._outputs.append(Send(self.main, question, packet=packet))
         return packet
 
     def _fail_questions(self, error: PostroadError) -> None:

@@ -26,10 +26,6 @@ import numpy as np
 from postroad.core.batch.batch import Ids
 from postroad.core.filters.filter import Filter
 from postroad.core.protocol.packets import pubend_broker
-from postroad.core.tracking import blooms
-from postroad.core.tracking.elements import Crash, Element, HistoryKey, Kind, Lost, Span
-from postroad.core.tracking.search import Hits, search
-from postroad.core.tracking.settings import Strategy
 from postroad.sim.checkers.violations import Matches, Violation
 from postroad.sim.history import (
     Arrived,
@@ -47,6 +43,10 @@ from postroad.sim.history import (
     Spoiled,
     Tracks,
 )
+from postroad.tracking.histories import blooms
+from postroad.tracking.histories.elements import Crash, Element, HistoryKey, Kind, Lost, Span
+from postroad.tracking.histories.settings import Strategy
+from postroad.tracking.queries.search import Hits, search
 
 SIGMAS: Final = 6.0  # of the number of false positives; one in 10**9 runs goes beyond by chance
 Numbers: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]

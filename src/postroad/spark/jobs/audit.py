@@ -21,8 +21,6 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 
 from postroad.core.filters.filter import Filter
 from postroad.core.protocol.packets import pubend_broker
-from postroad.core.tracking.answers import HoleKind
-from postroad.core.tracking.elements import ID_DTYPE
 from postroad.errors import UnclaimedPubendError
 from postroad.spark.jobs import books, evidence
 from postroad.spark.jobs.arrow import array, flat, floats, record_batch, schema_of
@@ -43,6 +41,8 @@ from postroad.spark.jobs.matching import Flags, Floats, Longs
 from postroad.spark.jobs.passes import History, histories_of, search
 from postroad.spark.jobs.published import Published
 from postroad.spark.jobs.tracks import TrackHole, Tracks
+from postroad.tracking.histories.elements import ID_DTYPE
+from postroad.tracking.queries.answers import HoleKind
 from postroad.types import COUNTER_BITS, MILLISECONDS_MAX
 
 INTERVALS_MAX: Final = 100_000  # that do not close; beyond, everything is looked at

@@ -37,12 +37,12 @@ from postroad.core.batch.batch import Batch
 from postroad.core.filters.filter import Filter
 from postroad.core.filters.index.filter_index import FilterIndex
 from postroad.core.protocol.packets import pubend_broker
-from postroad.core.tracking.answers import HoleKind
-from postroad.core.tracking.elements import ID_DTYPE
 from postroad.spark.jobs.arrow import array, id_column, lists, record_batch
 from postroad.spark.jobs.matching import Flags, Longs
 from postroad.spark.jobs.published import Numbered
 from postroad.spark.jobs.tracks import Tracks
+from postroad.tracking.histories.elements import ID_DTYPE
+from postroad.tracking.queries.answers import HoleKind
 from postroad.types import COUNTER_BITS
 
 TICK_END: Final = (1 << 63) - 1

@@ -26,19 +26,19 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from postroad.core.tracking.elements import Element, Record
-from postroad.core.tracking.settings import Strategy, TrackingSettings
-from postroad.core.tracking.strategies import sort_ids
 from postroad.errors import StorageFailedError, TrackFileError, TracksMissingError
 from postroad.spark.jobs.arrow import schema_of
 from postroad.spark.jobs.published import pieces, pieces_of
 from postroad.storage.segment.disk import Disk
-from postroad.storage.tracks.catalog import FileName, Sort
-from postroad.storage.tracks.files import merge_lock, write_durably
-from postroad.storage.tracks.format import FileEnd, FormatError, TrackTable, pack, unpack, unpack_end
-from postroad.storage.tracks.index import Identity, identity_of
-from postroad.storage.tracks.merging import merged_head, merged_rows
-from postroad.storage.tracks.schema import RowError, elements_of, records_of, to_table
+from postroad.tracking.files.catalog import FileName, Sort
+from postroad.tracking.files.directories import merge_lock, write_durably
+from postroad.tracking.files.format import FileEnd, FormatError, TrackTable, pack, unpack, unpack_end
+from postroad.tracking.files.merging import merged_head, merged_rows
+from postroad.tracking.files.row_index import Identity, identity_of
+from postroad.tracking.files.schema import RowError, elements_of, records_of, to_table
+from postroad.tracking.histories.elements import Element, Record
+from postroad.tracking.histories.settings import Strategy, TrackingSettings
+from postroad.tracking.histories.strategies import sort_ids
 
 UNIT_BYTES_MAX: Final = 64 << 20  # of files that become one
 IDS_MAX: Final = TrackingSettings().ids_max

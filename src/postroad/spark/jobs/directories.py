@@ -10,12 +10,12 @@ import msgspec
 
 from postroad.core.broker.subscribing.durable import DURABLE_KEY, Durables
 from postroad.core.protocol.packets import pubend_broker
-from postroad.core.tracking.notes import subscriber_name
 from postroad.errors import PostroadError
 from postroad.spark.jobs.places import is_uri
 from postroad.storage.directory import METADATA_NAME, broker_of, logs_in
 from postroad.storage.sqlite.metadata import UNREADABLE
 from postroad.storage.sqlite.observer import copied_metadata
+from postroad.tracking.tap.recorder import name_subscriber
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def _look(path: Path, broker: int) -> DataDirectory:
     except (PostroadError, msgspec.MsgspecError) as error:
         problem = str(error)
     names = tuple(
-        DurableName(subscriber_name(durable.name, broker, 0, 0), durable.filter, dict(durable.cursors), dict(durable.starts))
+        DurableName(name_subscriber(durable.name, broker, 0, 0), durable.filter, dict(durable.cursors), dict(durable.starts))
         for durable in durables.here.values()
         if durable.settled
     )

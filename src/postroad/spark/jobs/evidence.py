@@ -20,14 +20,14 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 
 from postroad.core.protocol.packets import pubend_broker
-from postroad.core.tracking.notes import QUIET_MS
-from postroad.core.tracking.settings import TrackingSettings
 from postroad.spark.jobs.arrow import array, integers
 from postroad.spark.jobs.claims import GRAIN_MS, Claims, Standing
 from postroad.spark.jobs.directories import DataDirectory, DurableName
 from postroad.spark.jobs.passes import History
 from postroad.spark.jobs.published import LogHole, Published
 from postroad.spark.jobs.tracks import LATE_MS, Tracks
+from postroad.tracking.histories.settings import TrackingSettings
+from postroad.tracking.tap.recorder import QUIET_MS
 from postroad.types import COUNTER_BITS, MILLISECONDS_MAX
 
 T_P_MS: Final = TrackingSettings().persistence_ms  # of brokers that do not say

@@ -19,8 +19,8 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from postroad.core.batch.batch import Ids
-from postroad.core.tracking import blooms
-from postroad.core.tracking.elements import ID_DTYPE
+from postroad.tracking.histories import blooms
+from postroad.tracking.histories.elements import ID_DTYPE
 from postroad.types import COUNTER_BITS, COUNTER_MAX, MESSAGE_ID_BYTES
 
 Longs: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]

@@ -14,9 +14,9 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 
 from postroad.core.batch.batch import Batch
 from postroad.core.broker.stats import STEP_MS, RateMeter
-from postroad.core.tracking.elements import ID_DTYPE
 from postroad.spark.jobs.arrow import Longs, array, binary_bytes, integers, record_batch, schema_of
 from postroad.spark.jobs.published import Numbered, Published
+from postroad.tracking.histories.elements import ID_DTYPE
 from postroad.types import COUNTER_BITS
 
 VERSION: Final = 1

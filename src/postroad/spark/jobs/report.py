@@ -15,13 +15,13 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 
 from postroad.core.broker.stats import Histogram
 from postroad.core.protocol.packets import pubend_broker
-from postroad.core.tracking.elements import ID_DTYPE
 from postroad.figures import Cell, Document, Plot, Section, Table
 from postroad.spark.jobs.arrow import array, record_batch
 from postroad.spark.jobs.passes import History, histories_of
 from postroad.spark.jobs.published import Numbered, Published
 from postroad.spark.jobs.rates import payload_sizes
 from postroad.spark.jobs.tracks import Tracks
+from postroad.tracking.histories.elements import ID_DTYPE
 from postroad.types import COUNTER_BITS
 
 POINTS: Final = 120  # of a series over time

@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from postroad.core.tracking.blooms import K_MAX, M_MAX
-from postroad.core.tracking.elements import ID_DTYPE
 from postroad.errors import TrackFileError
 from postroad.spark.jobs.arrow import array, binaries, flags, flat, integers, record_batch, schema_of
-from postroad.storage.tracks.chain import digest_text
-from postroad.storage.tracks.format import FormatError, TrackTable, unpack
-from postroad.storage.tracks.schema import HISTORY_KINDS
+from postroad.tracking.files.chain import digest_text
+from postroad.tracking.files.format import FormatError, TrackTable, unpack
+from postroad.tracking.files.schema import HISTORY_KINDS
+from postroad.tracking.histories.blooms import K_MAX, M_MAX
+from postroad.tracking.histories.elements import ID_DTYPE
 from postroad.types import COUNTER_BITS, MESSAGE_ID_BYTES
 
 COPIES_SUFFIX: Final = ".open.parquet"

@@ -17,17 +17,17 @@ from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 
-from postroad.core.tracking.answers import HoleKind
-from postroad.core.tracking.settings import TrackingSettings
 from postroad.errors import TrackFileError, TracksMissingError
 from postroad.spark.jobs import trackfiles
 from postroad.spark.jobs.places import is_uri, place
 from postroad.spark.jobs.trackfiles import COPIES_SUFFIX, DAMAGED, FILE, GONE, INDEX
 from postroad.storage.directory import broker_of, logs_in
-from postroad.storage.tracks.catalog import FileName
-from postroad.storage.tracks.chain import ChainEnds, breaks, decode_ends, is_named
-from postroad.storage.tracks.files import read_chain
-from postroad.storage.tracks.schema import HISTORY_KINDS
+from postroad.tracking.files.catalog import FileName
+from postroad.tracking.files.chain import ChainEnds, breaks, decode_ends, is_named
+from postroad.tracking.files.directories import read_chain
+from postroad.tracking.files.schema import HISTORY_KINDS
+from postroad.tracking.histories.settings import TrackingSettings
+from postroad.tracking.queries.answers import HoleKind
 from postroad.types import MILLISECONDS_MAX
 
 OnDamage: TypeAlias = Literal["fail", "skip"]

@@ -1,8 +1,8 @@
-"""Tracking: the method ids of what `postroad.core.protocol.packets` says of it (0x0400-0x04ff)."""
+"""Tracking: the method ids of what `postroad.tracking.queries.packets` says of it (0x0400-0x04ff)."""
 
 from __future__ import annotations
 
-from postroad.core.protocol import packets
+from postroad.tracking.queries import packets
 from postroad.wire.registry import Direction, request, response
 
 request(0x0401, Direction.CLIENT_TO_BROKER)(packets.AskTracks)

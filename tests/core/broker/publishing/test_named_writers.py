@@ -9,13 +9,13 @@ from postroad.core.batch.batch import Batch
 from postroad.core.broker.context import BrokerConfig
 from postroad.core.broker.machine import Broker
 from postroad.core.broker.publishing.pubend import id_ticks
+from postroad.core.protocol.observations import Output
 from postroad.core.protocol.orders import (
     Append,
     Appended,
     AppendFailed,
     BrokerState,
     ClientUp,
-    Order,
     PubendState,
     Refuse,
     Send,
@@ -62,7 +62,7 @@ class Driver:
             for order in orders:
                 self._carry_out(order)
 
-    def _carry_out(self, order: Order) -> None:
+    def _carry_out(self, order: Output) -> None:
         match order:
             case Store(token, changes):
                 for key, value in changes:

@@ -8,7 +8,8 @@ from postroad.core.batch.batch import Batch
 from postroad.core.batch.build import build_batches
 from postroad.core.batch.row_codec import Row
 from postroad.core.broker.publishing.pubend import RESERVE_MS, Pubend
-from postroad.core.protocol.orders import Append, Order, PubendState, Send
+from postroad.core.protocol.observations import Output
+from postroad.core.protocol.orders import Append, PubendState, Send
 from postroad.core.protocol.packets import PublishAcknowledged, PublishRefused, pubend_id
 from postroad.errors import InvalidValueError, PostroadError
 from postroad.types import MessageId
@@ -20,7 +21,7 @@ class Bench:
     """A pubend with its orders, and a log that takes appends when told to."""
 
     def __init__(self, state: PubendState | None = None, reserved: int = 0) -> None:
-        self.orders: list[Order] = []
+        self.orders: list[Output] = []
         self.pubend = Pubend(state or PubendState(PUBEND), reserved, self.orders)
         self.log: list[Batch] = []
 

@@ -7,7 +7,6 @@ broker takes lies within its tolerance or was told to be old.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -19,14 +18,13 @@ from postroad.core.protocol.orders import Append, Appended, BrokerState, ClientU
 from postroad.core.protocol.packets import Packet, Publish, PublishColumns, PublisherOpened, PublishRefused, pubend_id
 from postroad.core.session.events import Event, MessagesRefused
 from postroad.core.session.machine import SKEWS_MAX, Session
-from postroad.core.tracking.settings import OFF
 from postroad.errors import SkewError
 from postroad.types import MessageId
 
 WALL_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000
 T_S = 5_000
-CONFIG = BrokerConfig(tracking=replace(OFF, skew_tolerance_ms=T_S))
+CONFIG = BrokerConfig(skew_tolerance_ms=T_S)
 
 
 class Pair:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from postroad.core.broker.relaying.asking import RESEND_S, Asking
 from postroad.core.broker.relaying.children import Child
 from postroad.core.filters.filter import Filter
-from postroad.core.protocol.orders import Order, Send
+from postroad.core.protocol.observations import Output
+from postroad.core.protocol.orders import Send
 from postroad.core.protocol.packets import Interest
 
 PUBEND = 1
@@ -30,7 +31,7 @@ class Parent:
     """What a parent makes of the packets: the filters of each epoch."""
 
     def __init__(self) -> None:
-        self.orders: list[Order] = []
+        self.orders: list[Output] = []
         self.asking = Asking(PUBEND, count(1).__next__, self.orders)
         self.child = Child(1)
         self.interests: dict[int, list[Filter]] = {}

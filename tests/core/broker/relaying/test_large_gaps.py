@@ -13,7 +13,8 @@ from postroad.core.broker.knowledge import Segment
 from postroad.core.broker.relaying.stream import Stream
 from postroad.core.broker.subscribing.edge import NACK_DELAY_S, Edge, Phase, Subscription
 from postroad.core.filters.filter import Filter
-from postroad.core.protocol.orders import Order, Send
+from postroad.core.protocol.observations import Output
+from postroad.core.protocol.orders import Send
 from postroad.core.protocol.packets import Nack
 
 PUBEND, PARENT, CLIENT = 256, 1, 2
@@ -25,7 +26,7 @@ class Subscriber:
     """One live subscription to a pubend of another broker."""
 
     def __init__(self) -> None:
-        self.orders: list[Order] = []
+        self.orders: list[Output] = []
         self.stream = Stream(PUBEND, hosted_here=False, cache_bytes=CACHE_BYTES, next_epoch=count(1).__next__, orders=self.orders)
         self.edge = Edge({PUBEND: self.stream}, self.orders)
         self.stream.set_parent(PARENT, 0.0)

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 import pytest
 
 from postroad.core.broker.relaying.link_state import LinkStateRouter
-from postroad.core.protocol.orders import Order, Send
+from postroad.core.protocol.observations import Output
+from postroad.core.protocol.orders import Send
 from postroad.core.protocol.packets import LinkState, pubend_id
 
 
@@ -16,7 +17,7 @@ class Net:
     """Routers joined by links; `settle` carries every packet to its end."""
 
     def __init__(self, brokers: Iterable[int], pubends: int = 1) -> None:
-        self.orders: dict[int, list[Order]] = {b: [] for b in brokers}
+        self.orders: dict[int, list[Output]] = {b: [] for b in brokers}
         self.pubends = {b: tuple(pubend_id(b, i) for i in range(pubends)) for b in self.orders}
         self.routers = {b: LinkStateRouter(b, 1, self.pubends[b], self.orders[b]) for b in self.orders}
         self.ends: dict[int, tuple[int, int]] = {}  # link -> (broker, its link)
@@ -102,7 +103,7 @@ def test_a_link_counts_only_when_both_ends_name_it() -> None:
 
 def test_an_older_record_never_replaces_a_newer_one() -> None:
     """The incarnation counts before the sequence."""
-    orders: list[Order] = []
+    orders: list[Output] = []
     router = LinkStateRouter(1, 1, (), orders)
     new = LinkState(9, 2, 1, [], [pubend_id(9)])
     assert router.receive(new, 0)

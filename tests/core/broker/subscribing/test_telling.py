@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.core.tracking.overlay import FakeOverlay
+from tests.tracking.overlay import FakeOverlay
 
-from postroad.core.broker.context import BrokerConfig
 from postroad.core.broker.machine import TELLING_PERIODS
 from postroad.core.protocol.orders import Send
 from postroad.core.protocol.packets import Advance
+from postroad.tracking.tap.tracked_broker import TrackedConfig
 
 SILENCE_S = 0.5
 SUBSCRIPTIONS = 40
@@ -17,7 +17,7 @@ SUBSCRIPTIONS = 40
 
 def test_every_client_is_told_its_position_once_in_five_periods_of_silence_and_few_at_a_time() -> None:
     """A broker with many clients at rest has little to do, and a message never waits for all of them to be told."""
-    overlay = FakeOverlay(1, config=BrokerConfig(silence_s=SILENCE_S))
+    overlay = FakeOverlay(1, config=TrackedConfig(silence_s=SILENCE_S))
     for handle in range(1, SUBSCRIPTIONS + 1):
         overlay.subscribe(1, handle)
     overlay.run(3 * TELLING_PERIODS * SILENCE_S)

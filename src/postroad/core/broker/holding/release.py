@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -46,7 +47,7 @@ class Releasing:
         self._streams = streams
         self._connected = connected  # the subscriptions of connected clients
         self._durables = durables
-        self.tracked: Positions | None = None  # up to where the publisher history is durable; None: nothing is tracked
+        self._observed: Positions = {}  # up to where an observer has recorded our pubends
         self._floor = dict(floor)  # as stored
         self._store_at = 0.0
         self._ordered: dict[int, int] = {}  # pubend -> tick already ordered to be released
@@ -137,6 +138,10 @@ class Releasing:
         else:
             self._context.unicast(packet)
 
+    def observed(self, ticks: Iterable[tuple[int, int]]) -> None:
+        """Take note of how far an observer has recorded our pubends: it holds the logs beyond."""
+        self._observed.update(ticks)
+
     def release(self, now: float) -> None:
         """Order the release of what nobody holds and the configured time has passed; store lazily what rose."""
         homes = self._durables.home_brokers() - set(self._context.config.retired)
@@ -146,8 +151,8 @@ class Releasing:
             held = self._table.lowest(pubend_id)
             kept = (self._context.wall_ms - int(self._context.config.keep_s * 1000)) << 16
             tick = min(pubend.last if held is None else held, kept, pubend.last)  # where no message is, nothing is gone
-            if self.tracked is not None:  # what is not tracked yet must be there after a crash
-                tick = min(tick, self.tracked.get(pubend_id, 0))
+            if self._context.config.observed:  # what is not recorded yet must be there after a crash
+                tick = min(tick, self._observed.get(pubend_id, 0))
             if tick > max(pubend.released, self._ordered.get(pubend_id, 0)):
                 self._ordered[pubend_id] = tick
                 self._context.orders.append(ReleaseLog(pubend_id, tick))

@@ -25,7 +25,8 @@ from postroad.core.batch.batch import Batch, concat
 from postroad.core.batch.build import build_batches
 from postroad.core.batch.row_codec import Row
 from postroad.core.batch.schema import BatchLimits
-from postroad.core.protocol.orders import Append, LinkId, Order, PubendState, Send
+from postroad.core.protocol.observations import Output
+from postroad.core.protocol.orders import Append, LinkId, PubendState, Send
 from postroad.core.protocol.packets import PublishAcknowledged, PublishRefused
 from postroad.errors import InvalidValueError, PostroadError
 
@@ -58,7 +59,7 @@ class _Waiting:
 class Pubend:
     """One stream. The broker feeds it and takes what became durable from `appended`."""
 
-    def __init__(self, state: PubendState, reserved: int, orders: list[Order]) -> None:
+    def __init__(self, state: PubendState, reserved: int, orders: list[Output]) -> None:
         self.pubend = state.pubend
         self.released = state.released
         self.reserved = reserved

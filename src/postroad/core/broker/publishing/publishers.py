@@ -231,7 +231,7 @@ class Publishing:
         if self._skews.pop(publisher, None) in {_Skew.REFUSED_OLD, _Skew.OLD}:
             self._skews[publisher] = _Skew.OLD
         last = pubend.open(publisher, link)
-        window, tolerance = self._context.config.publish_window_bytes, self._context.config.tracking.skew_tolerance_ms
+        window, tolerance = self._context.config.publish_window_bytes, self._context.config.skew_tolerance_ms
         packet = PublisherOpened(publisher, self._context.broker, pubend.pubend, self._context.wall_ms, window, last, tolerance)
         self._context.send(link, packet, request)
 
@@ -246,7 +246,7 @@ class Publishing:
         newest, accepted = int.from_bytes(last[8:], "big"), pubend.accepted(publisher)
         if newest <= accepted:
             return True  # all of it was taken before
-        known, tolerance = self._skews.get(publisher), self._context.config.tracking.skew_tolerance_ms
+        known, tolerance = self._skews.get(publisher), self._context.config.skew_tolerance_ms
         skew = self._context.wall_ms - tick_milliseconds(newest) - age_ms
         refused = known is _Skew.REFUSED or known is _Skew.REFUSED_OLD
         if -tolerance <= skew <= tolerance and not refused:

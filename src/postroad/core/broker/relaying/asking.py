@@ -16,7 +16,8 @@ from typing import Final
 
 from postroad.core.broker.relaying.interest import ReducedSet, interest_packets
 from postroad.core.filters.filter import Filter
-from postroad.core.protocol.orders import LinkId, Order, Send
+from postroad.core.protocol.observations import Output
+from postroad.core.protocol.orders import LinkId, Send
 
 RESEND_S: Final = 2.0
 RESEND_DOUBLINGS_MAX: Final = 5
@@ -25,7 +26,7 @@ RESEND_DOUBLINGS_MAX: Final = 5
 class Asking:
     """The interest of one broker in one pubend of another."""
 
-    def __init__(self, pubend: int, next_epoch: Callable[[], int], orders: list[Order]) -> None:
+    def __init__(self, pubend: int, next_epoch: Callable[[], int], orders: list[Output]) -> None:
         self.pubend = pubend
         self.epoch_sent = 0
         self._next_epoch = next_epoch

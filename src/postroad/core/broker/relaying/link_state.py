@@ -18,7 +18,8 @@ import heapq
 from typing import Final, NamedTuple
 
 from postroad.core.broker.trust import COUNT_MAX, INCARNATION_MAX
-from postroad.core.protocol.orders import LinkId, Order, Send
+from postroad.core.protocol.observations import Output
+from postroad.core.protocol.orders import LinkId, Send
 from postroad.core.protocol.packets import LinkState, pubend_broker
 
 BROKERS_MAX: Final = 4096
@@ -43,7 +44,7 @@ def preference(pubend: int, neighbour: int) -> int:
 class LinkStateRouter:
     """The routing table of one broker. Appends what it sends to the broker's orders."""
 
-    def __init__(self, broker: int, incarnation: int, pubends: tuple[int, ...], orders: list[Order]) -> None:
+    def __init__(self, broker: int, incarnation: int, pubends: tuple[int, ...], orders: list[Output]) -> None:
         self.broker = broker
         self.started_ms = 0  # by the broker's clock, once it was told
         self._incarnation = incarnation

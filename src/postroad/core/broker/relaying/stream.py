@@ -30,7 +30,8 @@ from postroad.core.broker.relaying.cache import StreamCache
 from postroad.core.broker.relaying.children import Change, Child
 from postroad.core.filters.filter import Filter
 from postroad.core.filters.index.filter_index import FilterIndex
-from postroad.core.protocol.orders import LinkId, Order, Send
+from postroad.core.protocol.observations import Output, Routed
+from postroad.core.protocol.orders import LinkId, Send
 from postroad.core.protocol.packets import Interest, InterestActive, Knowledge, Nack, Released
 from postroad.core.protocol.ranges import RangeSet
 
@@ -50,7 +51,7 @@ class Stream:
         hosted_here: bool,
         cache_bytes: int,
         next_epoch: Callable[[], int],
-        orders: list[Order],
+        orders: list[Output],
     ) -> None:
         self.pubend = pubend
         self.hosted_here = hosted_here
@@ -170,10 +171,10 @@ class Stream:
 
     # --- knowledge ---
 
-    def learn(self, segment: Segment, note: Callable[[Batch, dict[LinkId, Rows]], None] | None = None) -> list[Segment]:
+    def learn(self, segment: Segment, upstream: int = 0) -> list[Segment]:
         """Take knowledge in, pass what is new on to the children, and return it.
 
-        `note` is told of new rows and of those that each child was sent.
+        What came from a neighbour, `upstream`, is observed.
         """
         if segment.label > self.epoch_active:
             return []  # its activation has not come: the stretch will be asked for again
@@ -185,8 +186,8 @@ class Stream:
         news = self.cache.add(segment)
         for part in news:
             sent = self._forward(part)
-            if note is not None and part.rows is not None:
-                note(part.rows, sent)
+            if upstream and part.rows is not None:
+                self._orders.append(Routed(self.pubend, upstream, part.rows, sent))
         return news
 
     def nack(self, link: LinkId, nack: Nack, now: float) -> list[tuple[int, int]]:

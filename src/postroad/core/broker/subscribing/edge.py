@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
+import numpy as np
+
 from postroad.core.batch.batch import Batch
 from postroad.core.batch.selection import Rows, select
 from postroad.core.broker.knowledge import Segment, rows_within
@@ -27,9 +29,9 @@ from postroad.core.broker.subscribing.waiting import Waiting
 from postroad.core.broker.views import RelayedStream, RelayedStreams
 from postroad.core.filters.filter import Filter
 from postroad.core.filters.index.filter_index import FilterIndex
-from postroad.core.protocol.orders import LinkId, Order, Send
+from postroad.core.protocol.observations import Attached, Delivered, Detached, GapTold, Output
+from postroad.core.protocol.orders import LinkId, Send
 from postroad.core.protocol.packets import Advance, Deliver, Gap, Started, Unsubscribed
-from postroad.core.tracking.notes import Notes
 
 CATCH_UP_RETRY_S: Final = 1.0
 NACK_DELAY_S: Final = 0.05
@@ -65,7 +67,6 @@ class Progress:
     request: int = 0  # the catch-up under way, 0 for none
     tries: int = 0  # how often it was asked for
     retry_at: float = 0.0
-    attachment: int = 0  # its number among the tracker's notes
     question: int = 0  # the question that decides whether the position can be; 0: not asked yet
 
 
@@ -79,7 +80,6 @@ class Subscription:
     positions: dict[int, int]  # what the client or the home said
     done: dict[int, int]  # and what the client has acknowledged of it
     earliest: bool
-    subscriber: str = ""  # what tracks call it
     progress: dict[int, Progress] = field(default_factory=dict)
     unproven: dict[int, None] = field(default_factory=dict)  # pubends whose position may lie beyond them; see `positions`
     lost_cursors: dict[int, None] = field(default_factory=dict)  # pubends it was in before, nobody knows where: it is told a gap
@@ -174,9 +174,9 @@ def _entry_number(entry: tuple[int, int, int, Progress]) -> int:
 class Edge:
     """All subscriptions of one broker."""
 
-    def __init__(self, streams: RelayedStreams, orders: list[Order], notes: Notes | None = None) -> None:
+    def __init__(self, streams: RelayedStreams, orders: list[Output], *, observed: bool = False) -> None:
         self._orders = orders
-        self._notes = notes
+        self._observed = observed
         self.subscriptions: dict[int, Subscription] = {}
         self.streams = EdgeStreams(streams)
         self._by_link: dict[LinkId, dict[int, Subscription]] = {}  # link -> handle -> subscription
@@ -229,8 +229,8 @@ class Edge:
             if progress.phase is Phase.WAITING:
                 self._waiting[pubend].discard(subscription.number)
             self._behind.get(pubend, {}).pop(subscription.number, None)
-            if self._notes is not None and progress.attachment:
-                self._notes.detached(progress.attachment)
+            if self._observed and progress.announced:
+                self._orders.append(Detached(subscription.number, pubend, self.reached(progress, pubend)))
             if progress.phase is not Phase.WAITING:
                 self.streams[pubend].engaged -= 1
 
@@ -296,8 +296,9 @@ class Edge:
         """Tell the client where it starts in a pubend, unless `Subscribed` just did; from here on it takes rows."""
         progress = subscription.progress[pubend]
         progress.announced = True
-        if self._notes is not None:
-            self._attach(self._notes, subscription, pubend, progress)
+        if self._observed:
+            number, text = subscription.number, str(subscription.filter)
+            self._orders.append(Attached(number, subscription.link, subscription.name, text, pubend, progress.start))
         if subscription.answered:
             self._orders.append(Send(subscription.link, Started(subscription.handle, pubend, progress.start)))
         if progress.missed_from < progress.position:
@@ -350,6 +351,12 @@ class Edge:
         live = progress.phase is Phase.LIVE
         return max(progress.position, self.streams[pubend].delivered) if live else progress.position
 
+    def reached_by(self, number: int, pubend: int) -> int:
+        """Return up to where a subscription has everything that matches; 0 for one that has ended."""
+        subscription = self.subscriptions.get(number)
+        progress = subscription.progress.get(pubend) if subscription is not None else None
+        return 0 if progress is None else self.reached(progress, pubend)
+
     # --- live delivery ---
 
     def advance(self, pubend: int, now: float) -> None:
@@ -391,7 +398,7 @@ class Edge:
             if progress is not None and progress.phase is Phase.LIVE:
                 live.append((subscription, progress))
                 wanted.append(matching)
-        whole: list[str] = []  # who gets all that matches, and which rows those are
+        whole: list[int] = []  # the subscriptions that get all that matches, and which rows those are
         rows_of: list[Rows] = []
         for (subscription, progress), matching, selected in zip(live, wanted, select(part.rows, wanted), strict=True):
             rows = selected
@@ -402,12 +409,12 @@ class Edge:
                 rows = within
             self._send_rows(subscription, progress, pubend, part.hi, rows)
             if rows is selected:
-                whole.append(subscription.subscriber)
+                whole.append(subscription.number)
                 rows_of.append(matching)
-            elif self._notes is not None:
-                self._notes.delivered(subscription.subscriber, pubend, rows)
-        if self._notes is not None and whole:
-            self._notes.delivered_rows(whole, pubend, part.rows, rows_of)
+            elif self._observed:
+                self._orders.append(Delivered(pubend, rows, (subscription.number,), (np.arange(len(rows)),)))
+        if self._observed and whole:
+            self._orders.append(Delivered(pubend, part.rows, whole, rows_of))
 
     def curious(self, pubend: int, now: float) -> None:
         """Ask for the gaps behind `delivered` when their time has come."""
@@ -482,8 +489,8 @@ class Edge:
             within = rows_within(batch, progress.position, hi)
             if within is not None:
                 self._send_rows(subscription, progress, pubend, int(within.ticks()[-1]), within)
-                if self._notes is not None:
-                    self._notes.delivered(subscription.subscriber, pubend, within)
+                if self._observed:
+                    self._orders.append(Delivered(pubend, within, (subscription.number,), (np.arange(len(within)),)))
         progress.position = max(progress.position, hi)
         progress.request = progress.tries = 0
         self._join_if_level(subscription, pubend)
@@ -576,8 +583,8 @@ class Edge:
     def _tell_gap(self, subscription: Subscription, pubend: int, lo: int, hi: int) -> None:
         progress = subscription.progress[pubend]
         self._orders.append(Send(subscription.link, Gap(subscription.handle, pubend, lo, hi)))
-        if self._notes is not None:
-            self._notes.lost(subscription.subscriber, pubend, lo, hi)
+        if self._observed:
+            self._orders.append(GapTold(subscription.number, pubend, lo, hi))
         progress.told = max(progress.told, hi)
 
     def _join_if_level(self, subscription: Subscription, pubend: int) -> bool:
@@ -594,12 +601,6 @@ class Edge:
     def _fall_behind(self, subscription: Subscription, pubend: int) -> None:
         subscription.progress[pubend].phase = Phase.CATCHING_UP
         self._behind.setdefault(pubend, {})[subscription.number] = subscription
-
-    def _attach(self, notes: Notes, subscription: Subscription, pubend: int, progress: Progress) -> None:
-        text = str(subscription.filter)
-        progress.attachment = notes.attached(
-            subscription.subscriber, pubend, text, progress.start, lambda: self.reached(progress, pubend)
-        )
 
     def _send_rows(self, subscription: Subscription, progress: Progress, pubend: int, hi: int, rows: Batch) -> None:
         message = Deliver(subscription.handle, pubend, progress.told, hi)

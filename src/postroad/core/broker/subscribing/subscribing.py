@@ -7,7 +7,7 @@ that appears joins it with `Started`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -44,7 +44,6 @@ from postroad.core.protocol.packets import (
     Unsubscribed,
     pubend_broker,
 )
-from postroad.core.tracking.notes import subscriber_name
 from postroad.errors import (
     DuplicateHandleError,
     DurableBusyError,
@@ -107,7 +106,6 @@ class Subscribing:
         keeper: ConfirmedHolds,
         holds: LogHolds,
         log_reads: LogReads,
-        clients: Mapping[LinkId, str],
     ) -> None:
         self._context = context
         self._pubends = pubends
@@ -117,7 +115,6 @@ class Subscribing:
         self._keeper = keeper
         self._holds = holds
         self._log_reads = log_reads
-        self._clients = clients
         self._unanswered: dict[int, int] = {}  # number of subscription -> request
         self._unsettled: dict[int, Subscription] = {}  # those that have pubends their client does not know of
         self._moves: dict[str, Move] = {}
@@ -582,8 +579,6 @@ class Subscribing:
         filter_ = context.filter(packet.filter)
         subscription = self._edge.add(link, packet.handle, filter_, packet.name, positions, done=done, earliest=packet.earliest)
         subscription.lost_cursors = {pubend: None for pubend in lost if pubend not in packet.positions}
-        client = self._clients.get(link, "")
-        subscription.subscriber = subscriber_name(packet.name, context.broker, context.incarnation, subscription.number, client)
         self._proofs.begin(subscription)
         if packet.name is not None:
             self._durables.here[packet.name].subscription = subscription.number

@@ -1,1 +1,0 @@
-"""Tracks on disk: histories and the records beside them, as Parquet files that plain Spark reads."""
