@@ -118,15 +118,16 @@ def test_a_packet_on_which_the_machine_fails_costs_only_its_connection(tmp_path:
 
 
 async def ping_times(port: int, count: int) -> list[float]:
-    """Return how long each of so many pings took, one after the other."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    """Return how long the handshake took, and then each of so many pings, one after the other."""
     loop = asyncio.get_running_loop()
-    times = []
+    began = loop.time()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(raw(HELLO))
         decoder = FrameDecoder()
         while not decoder.feed(await reader.read(1 << 16)):
             pass
+        times = [loop.time() - began]
         for number in range(count):
             began = loop.time()
             writer.write(raw(Ping(), number + 2))
@@ -134,32 +135,40 @@ async def ping_times(port: int, count: int) -> list[float]:
             while not answered:
                 answered = any(frame[1] == number + 2 for frame in decoder.feed(await reader.read(1 << 16)))
             times.append(loop.time() - began)
+        return times
     finally:
         writer.transport.abort()
-    return times
 
 
 FLOOD = """
-import socket, sys, threading
+import socket, sys, threading, time
 hello, ping = bytes.fromhex(sys.argv[2]), bytes.fromhex(sys.argv[3])
 end = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
 end.sendall(hello)
 threading.Thread(target=lambda: [None for _ in iter(lambda: end.recv(1 << 20), b"")], daemon=True).start()
+began = time.monotonic()
+while time.monotonic() < began + 1:
+    end.sendall(ping * 20_000)
+print("flooding", flush=True)
 while True:
     end.sendall(ping * 20_000)
 """
 
 
 def test_a_client_is_served_while_another_floods(tmp_path: Path) -> None:
-    """Pipelined pings of another client cost a client milliseconds, not seconds."""
+    """A second of pipelined pings of another client costs a client that comes then milliseconds, not ten seconds."""
     (port,) = free_ports(1)
     with BrokerProcess(config(1, "victim", port, tmp_path, []), tmp_path) as running:
-        before = asyncio.run(ping_times(port, 100))
-        with subprocess.Popen([sys.executable, "-c", FLOOD, str(port), raw(HELLO).hex(), raw(Ping(), 1).hex()]) as flood:
+        before = asyncio.run(ping_times(port, 40))
+        command = [sys.executable, "-c", FLOOD, str(port), raw(HELLO).hex(), raw(Ping(), 1).hex()]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as flood:
             try:
-                during = asyncio.run(ping_times(port, 200))
+                assert flood.stdout is not None
+                assert flood.stdout.readline() == b"flooding\n"
+                during = asyncio.run(ping_times(port, 40))
+                flooded = flood.poll() is None
             finally:
                 flood.kill()
         assert running.running
-        slow = sorted(during)[int(0.9 * len(during))]
-        assert slow < 0.5, f"{slow:.3f} s, and {sorted(before)[90]:.3f} s without the flood"
+        assert sum(during) < 5.0, f"{max(during):.3f} s at most, and {max(before):.3f} s without the flood"
+        assert flooded

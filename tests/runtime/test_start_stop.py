@@ -154,6 +154,21 @@ async def _stop_while_clients_are_busy(broker: Started, port: int) -> None:
         await client.close(flush=False)
 
 
+def test_a_start_that_fails_is_not_taken_for_a_crash(tmp_path: Path) -> None:
+    """The port is in use: the last line says so, and the next start finds nothing missing in the tracks."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        config = config_at(tmp_path, other.getsockname()[1])
+        with started(config, tmp_path) as broker:
+            assert broker.end() == 1
+            assert "died" not in broker.said()
+            assert broker.said().splitlines()[-1].startswith("Error: cannot listen on")
+    with started(config, tmp_path) as broker:
+        broker.wait_until_it_listens()
+        broker.tell(signal.SIGTERM)
+        assert broker.end() == 0
+        assert "without a farewell" not in broker.said()
+
+
 class _Prober:
     """A service that looks whether anybody could connect while it starts."""
 

@@ -167,6 +167,7 @@ class Node:
             await self._listener.stop()
         for service in self._started:
             await service.stop()
+        self._say_farewell()
         await self._close_files()
 
     @property
