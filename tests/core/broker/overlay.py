@@ -306,6 +306,7 @@ class Publisher(Application):
         """Publish messages in one frame, all with these attributes; `at_ms` is the publisher's clock if it is another."""
         assert self.number is not None
         for name in names:
+            assert name not in self._sent, "each message has a name of its own"
             wall_ms = self.overlay.wall_ms if at_ms is None else at_ms
             message_id = MessageId.make(self.number, self.broker, wall_ms, len(self._sent))
             self._sent[name] = (bytes(message_id), attributes, name.encode()), self.overlay.now
