@@ -74,6 +74,7 @@ class Context:
     orders: list[Output]
     routes: Routes
     known: dict[int, list[int]] = field(default_factory=dict)  # every other broker ever heard of, with its pubends; stored
+    known_changed: bool = False  # since it was stored
     wall_ms: int = 0
     keep_all_until: float = 0.0  # nothing is released before: those who hold our logs have to say so again
     writes: dict[int, Write] = field(default_factory=dict)
@@ -126,9 +127,15 @@ class Context:
         self.orders.append(Store(token, changes))
 
     def remember_broker(self, broker: int, pubends: list[int]) -> None:
-        """Store that a broker exists: what is out of reach now may hold what we were never told."""
+        """Store that a broker exists, with the next orders: what is out of reach now may hold what we were never told."""
         if self.known.get(broker) != pubends and broker not in self.config.retired:
             self.known[broker] = pubends
+            self.known_changed = True
+
+    def store_known(self) -> None:
+        """Store which brokers exist, if that changed: once for all that were heard of together."""
+        if self.known_changed:
+            self.known_changed = False
             self.store(((KNOWN_KEY, msgspec.msgpack.encode(self.known)),))
 
     def send(self, link: LinkId, packet: Packet, request: int = 0) -> None:

@@ -97,6 +97,7 @@ class Broker:
         self._parked: list[tuple[LinkId, p.Subscribe, int]] = []  # subscriptions that wait for word of a former life
         self._slow_at = now
         self._fast_at = now
+        self._tell_holds = False  # those not confirmed too, since there are other ways
         self._forget_unreadable = UNREADABLE in state.damaged
         ids = tuple(sorted(s.pubend for s in state.pubends))
         self._router = LinkStateRouter(state.broker, state.incarnation, ids, self._orders)
@@ -309,7 +310,11 @@ class Broker:
         return min(self._slow_at, self._fast_at)
 
     def outputs(self) -> list[Output]:
-        """Take the orders; what was published since the last time goes into one append."""
+        """Take the orders; what was published since the last time goes into one append, what routing changed into one look."""
+        if self._tell_holds:
+            self._tell_holds = False
+            self._releasing.tell(again=True)
+        self._context.store_known()
         self._publishing.commit()
         taken = list(self._orders)
         self._orders.clear()
@@ -606,14 +611,19 @@ class Broker:
             self._routes_changed(now)
 
     def _routes_changed(self, now: float) -> None:
+        """Act on other ways, and on other pubends: only those of the brokers concerned are looked at."""
         router = self._router
         self._lives.tell_others()
-        for pubend in router.pubends():
+        changed = router.take_changes()
+        if not changed:
+            return
+        pubends = [pubend for broker in changed for pubend in router.pubends_of(broker)]
+        for pubend in pubends:
             stream = self._streams.ensure(pubend)
             if not stream.hosted_here:
                 stream.set_parent(router.parent(pubend), now)
-        self._subscribing.routes_changed(now)
-        self._releasing.tell(again=True)
+        self._subscribing.routes_changed(pubends, now)
+        self._tell_holds = True
 
     def _housekeeping(self, now: float) -> None:
         self._lives.store_heard(now)

@@ -23,6 +23,8 @@ from postroad.core.protocol.orders import LinkId, Send
 from postroad.core.protocol.packets import LinkState, pubend_broker
 
 BROKERS_MAX: Final = 4096
+PUBENDS_MAX: Final = 1 << 14
+"""Pubends of all brokers together, since each takes a stream here and some memory of every subscription."""
 _MIX: Final = 0x9E37_79B9_7F4A_7C15
 _MASK: Final = 0xFFFF_FFFF_FFFF_FFFF
 
@@ -54,12 +56,17 @@ class LinkStateRouter:
         self._neighbours: dict[int, Neighbour] = {}  # by broker
         self._records: dict[int, LinkState] = {}
         self._first_hops: dict[int, tuple[int, ...]] | None = None  # computed when asked for
+        self._told_hops: dict[int, tuple[int, ...]] = {}  # as they were when the changes were taken
+        self._changed: dict[int, None] = {}  # brokers that announced other pubends since then
+        self._announced: list[int] | None = None  # computed when asked for
+        self._pubend_count = 0
         self._own_record()
 
     # --- facts ---
 
     def link_up(self, link: LinkId, broker: int, cost: int) -> None:
         self._neighbours[broker] = Neighbour(link, broker, cost)
+        self._told_hops = {}  # the same way may be another link now
         self._announce()
         for record in self._records.values():
             if record.origin != self.broker:
@@ -70,6 +77,7 @@ class LinkStateRouter:
         for broker in lost:
             del self._neighbours[broker]
         if lost:
+            self._told_hops = {}
             self._announce()
 
     def receive(self, record: LinkState, link: LinkId) -> bool:
@@ -79,8 +87,10 @@ class LinkStateRouter:
             return False
         if record.origin == self.broker or (known is None and len(self._records) >= BROKERS_MAX):
             return False
-        self._records[record.origin] = record
-        self._first_hops = None
+        before = known.pubends if known is not None else []
+        if self._pubend_count + len(record.pubends) - len(before) > PUBENDS_MAX:
+            return False
+        self._put(record)
         self._orders.extend(Send(n.link, record) for n in self._neighbours.values() if n.link != link)
         return True
 
@@ -120,7 +130,22 @@ class LinkStateRouter:
 
     def pubends(self) -> list[int]:
         """Every pubend any broker has announced, own ones included."""
-        return sorted({pubend for record in self._records.values() for pubend in record.pubends})
+        if self._announced is None:
+            self._announced = sorted({pubend for record in self._records.values() for pubend in record.pubends})
+        return self._announced
+
+    def pubends_of(self, broker: int) -> list[int]:
+        record = self._records.get(broker)
+        return record.pubends if record is not None else []
+
+    def take_changes(self) -> list[int]:
+        """Return the brokers that announced other pubends, or to which the ways are others, since the last time."""
+        hops, told = self._hops(), self._told_hops
+        changed, self._changed, self._told_hops = self._changed, {}, hops
+        if hops is not told:
+            changed.update((broker, None) for broker, ways in hops.items() if told.get(broker) != ways)
+            changed.update((broker, None) for broker in told if broker not in hops)
+        return list(changed)
 
     def reachable(self, broker: int) -> bool:
         return broker == self.broker or broker in self._hops()
@@ -150,9 +175,21 @@ class LinkStateRouter:
         self._sequence += 1
         links = [(n.broker, n.cost) for n in self._neighbours.values()]
         record = LinkState(self.broker, self._incarnation, self._sequence, links, list(self._pubends), self.started_ms)
-        self._records[self.broker] = record
-        self._first_hops = None
+        self._put(record)
         return record
+
+    def _put(self, record: LinkState) -> None:
+        """Let a record take the place of the former one of its broker."""
+        known = self._records.get(record.origin)
+        self._records[record.origin] = record
+        if known is None or known.neighbours != record.neighbours:
+            self._first_hops = None
+        before = known.pubends if known is not None else []
+        if known is None or before != record.pubends or known.incarnation != record.incarnation:
+            self._changed[record.origin] = None
+        if before != record.pubends:
+            self._pubend_count += len(record.pubends) - len(before)
+            self._announced = None
 
     def _hops(self) -> dict[int, tuple[int, ...]]:
         if self._first_hops is None:

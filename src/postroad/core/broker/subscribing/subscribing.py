@@ -7,7 +7,7 @@ that appears joins it with `Started`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -263,35 +263,44 @@ class Subscribing:
 
     # --- activation ---
 
-    def routes_changed(self, now: float) -> None:
-        """Let every subscription take part in pubends that have come into reach."""
-        reachable = self._reachable()
+    def routes_changed(self, pubends: Iterable[int], now: float) -> None:
+        """Let every subscription take part in pubends that have come into reach. `pubends` are those with other ways, or new."""
+        before, reachable = dict.fromkeys(self._joined), self._reachable()
         self._join_new_pubends()
         self._tell_new_streams(now)
-        if reachable != self._joined:
-            self._joined = reachable
-            for subscription in self._edge.subscriptions.values():
-                for pubend in reachable:
-                    if pubend not in subscription.progress:
-                        self._wait_for(subscription, pubend)
-        for pubend in reachable:
-            self.check_waiting(pubend, now)
+        concerned = dict.fromkeys(pubend for pubend in reachable if pubend not in before)
+        self._joined = reachable
+        reached = dict.fromkeys(reachable)
+        concerned.update((pubend, None) for pubend in pubends if pubend in reached)
+        fresh = [
+            (subscription, pubend)
+            for subscription in self._edge.subscriptions.values()
+            for pubend in concerned
+            if pubend not in subscription.progress
+        ]
+        self._wait_for(fresh)
+        for pubend in concerned:
+            self._activate_waiting(pubend, None)
         self._ready.update(self._unsettled)
         self.answer_ready(now)
 
     def _join_new_pubends(self) -> None:
         """Let every durable subscription take part in pubends announced since, whether its client is here or away."""
         announced = self._context.routes.pubends()
-        if announced == self._announced:
+        if announced is self._announced:
             return
-        self._announced = announced
-        for durable in self._durables.here.values():
-            self._join_all(durable)
+        before, self._announced = dict.fromkeys(self._announced), announced
+        news = [pubend for pubend in announced if pubend not in before]
+        for durable in self._durables.here.values() if news else ():
+            self._join_all(durable, news)
 
-    def _join_all(self, durable: Durable) -> None:
-        """Take part in every announced pubend: from the creation on in one that was known then, from the first tick in others."""
+    def _join_all(self, durable: Durable, pubends: Sequence[int] | None = None) -> None:
+        """Take part in announced pubends, all of them unless given.
+
+        It takes part from its creation on in one that was known then, and from the first tick in others.
+        """
         if not durable.beginning:
-            for pubend in self._context.routes.pubends():
+            for pubend in self._context.routes.pubends() if pubends is None else pubends:
                 known = pubend in durable.known_pubends
                 self._durables.join(durable, pubend, durable.created_tick if known else durable.first_tick)
 
@@ -585,14 +594,18 @@ class Subscribing:
         self._want(filter_, now)
         reachable = self._joined = self._reachable()
         self._unanswered[subscription.number] = request
-        for pubend in reachable:
-            self._wait_for(subscription, pubend)
+        self._wait_for([(subscription, pubend) for pubend in reachable])
         for pubend in reachable:
             self._activate_waiting(pubend, None)
         self.answer_ready(now)
 
-    def _wait_for(self, subscription: Subscription, pubend: int) -> None:
-        """Let a subscription take part in a pubend, and hold its log from now on."""
+    def _wait_for(self, fresh: Sequence[tuple[Subscription, int]]) -> None:
+        """Let subscriptions take part in pubends, and hold their logs from now on."""
+        for subscription, pubend in fresh:
+            self._begin_waiting(subscription, pubend)
+        self._hold_for(fresh)
+
+    def _begin_waiting(self, subscription: Subscription, pubend: int) -> None:
         durable = self._durable_of(subscription)
         if durable is not None and pubend in durable.cursors and pubend not in subscription.positions:
             subscription.positions[pubend] = subscription.done[pubend] = durable.cursors[pubend]
@@ -605,7 +618,6 @@ class Subscribing:
                 known = durable.cursors.get(pubend, 0) if durable is not None else self._proofs.limit(pubend)
                 progress = subscription.progress[pubend]
                 progress.acknowledged = min(progress.acknowledged, known)
-        self._hold_for(subscription, pubend)
 
     def _durable_of(self, subscription: Subscription) -> Durable | None:
         return self._durables.here.get(subscription.name) if subscription.name is not None else None
@@ -628,17 +640,22 @@ class Subscribing:
                 self._edge.reposition(subscription, pubend)
             else:
                 self._void(subscription, pubend, horizon)
-            self._hold_for(subscription, pubend)
+            self._hold_for([(subscription, pubend)])
             self.check_waiting(pubend, now)
 
-    def _hold_for(self, subscription: Subscription, pubend: int) -> None:
-        progress = subscription.progress[pubend]
-        self._edge.hold(subscription, pubend)
-        self._holds.tell_for({pubend: progress.acknowledged})
-        broker = pubend_broker(pubend)
-        progress.hold = self._keeper.sent_version(broker)
-        if not self._keeper.is_confirmed(broker, progress.hold):
-            self._held.setdefault(broker, Waiting()).add(subscription.number, subscription, progress.hold)
+    def _hold_for(self, fresh: Sequence[tuple[Subscription, int]]) -> None:
+        """Hold the logs of pubends for subscriptions: what changed is told once for all of them."""
+        lowest: Positions = {}
+        for subscription, pubend in fresh:
+            self._edge.hold(subscription, pubend)
+            tick = subscription.progress[pubend].acknowledged
+            lowest[pubend] = min(tick, lowest.get(pubend, tick))
+        self._holds.tell_for(lowest)
+        for subscription, pubend in fresh:
+            progress, broker = subscription.progress[pubend], pubend_broker(pubend)
+            progress.hold = self._keeper.sent_version(broker)
+            if not self._keeper.is_confirmed(broker, progress.hold):
+                self._held.setdefault(broker, Waiting()).add(subscription.number, subscription, progress.hold)
 
     def _settle(self, subscription: Subscription, now: float) -> None:
         """Take each start that is active and held on: store it, then tell the client; the first time, all reachable at once."""
@@ -743,7 +760,7 @@ class Subscribing:
             self._join_all(durable)
             for pubend, progress in list(subscription.progress.items()):
                 if progress.phase is Phase.WAITING:  # it went out of reach: there the subscription begins with its creation
-                    self._wait_for(subscription, pubend)
+                    self._wait_for([(subscription, pubend)])
 
     def _announce(self, subscription: Subscription, pubend: int, now: float) -> None:
         """Let the client have rows from now on; begin to catch up what it has not got."""
@@ -752,7 +769,16 @@ class Subscribing:
             self._next_piece(subscription, pubend, subscription.progress[pubend], now)
 
     def _reachable(self) -> tuple[int, ...]:
-        return tuple(p for p in self._streams if self._context.routes.reachable(pubend_broker(p)))
+        brokers: dict[int, bool] = {}
+        found: list[int] = []
+        for pubend in self._streams:
+            broker = pubend_broker(pubend)
+            reached = brokers.get(broker)
+            if reached is None:
+                reached = brokers[broker] = self._context.routes.reachable(broker)
+            if reached:
+                found.append(pubend)
+        return tuple(found)
 
     def _leave_durable(self, subscription: Subscription) -> None:
         """The client of a durable subscription goes away; its record stays and holds the logs."""
