@@ -12,7 +12,7 @@ from tests.integration.brokers import BrokerProcess, config
 import postroad
 from postroad.core.protocol.packets import pubend_id
 from postroad.errors import GapError
-from postroad.runtime.config import Storage
+from postroad.runtime.config import Overlay, Storage
 from postroad.testing import free_ports
 
 MESSAGES, ACKNOWLEDGED = 500, 100
@@ -88,8 +88,8 @@ class Heard:
         self.gaps: list[GapError] = []
         self.live = asyncio.Event()
 
-    async def listen(self, client: postroad.Client) -> None:
-        subscription = await client.subscribe("n >= 0", start="earliest", on_gap=self.gaps.append)
+    async def listen(self, client: postroad.Client, name: str | None = None) -> None:
+        subscription = await client.subscribe("n >= 0", start="earliest", name=name, on_gap=self.gaps.append)
         async for message in subscription:
             self.numbers.append(int(message.payload))
             if self.numbers[-1] >= LIVE:
@@ -107,6 +107,38 @@ def damage_closed_segment(log: Path) -> None:
     file.write_bytes(bytes(data))
 
 
+async def hear_past_and_live(urls: tuple[str, str], names: tuple[str | None, str | None] = (None, None)) -> list[Heard]:
+    """Let a subscriber at each of two brokers get what was published, while live messages flow, until both have got of those."""
+    heard = [Heard(), Heard()]
+    async with postroad.connect(urls[0]) as near, postroad.connect(urls[1]) as far, asyncio.timeout(60):
+        listeners = zip(heard, (near, far), names, strict=True)
+        tasks = [asyncio.create_task(each.listen(client, name)) for each, client, name in listeners]
+        publisher = near.publisher()
+        number = LIVE
+        while not all(each.live.is_set() for each in heard):
+            await publisher.publish({"n": number}, b"%d" % number)
+            await publisher.flush()
+            number += 1
+            assert not any(task.done() for task in tasks)
+            await asyncio.sleep(0.05)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return heard
+
+
+def assert_one_gap(heard: Heard) -> None:
+    """All messages came once and in order, but for one stretch of at most ten, of which the subscriber was told."""
+    old = [number for number in heard.numbers if number < LIVE]
+    missing = sorted(set(range(MESSAGES)) - set(old))
+    assert old == sorted(set(old))
+    assert 0 < len(missing) <= 10
+    assert missing == list(range(missing[0], missing[-1] + 1))
+    assert len(heard.gaps) == 1
+    live = [number for number in heard.numbers if number >= LIVE]
+    assert live == list(range(live[0], live[-1] + 1))
+
+
 def test_a_damaged_segment_is_a_gap_to_its_readers_and_nothing_to_the_others(tmp_path: Path) -> None:
     """Here and at another broker; the rows around it come, new messages flow, no broker dies, the operator is told once."""
     ports = free_ports(2)
@@ -122,38 +154,43 @@ def test_a_damaged_segment_is_a_gap_to_its_readers_and_nothing_to_the_others(tmp
                 if number % 10 == 9:
                     await publisher.flush()
 
-    async def after() -> list[Heard]:
-        heard = [Heard(), Heard()]
-        async with postroad.connect(origin.url) as here, postroad.connect(other.url) as there, asyncio.timeout(60):
-            tasks = [asyncio.create_task(each.listen(client)) for each, client in zip(heard, (here, there), strict=True)]
-            publisher = here.publisher()
-            number = LIVE
-            while not all(each.live.is_set() for each in heard):
-                await publisher.publish({"n": number}, b"%d" % number)
-                await publisher.flush()
-                number += 1
-                assert not any(task.done() for task in tasks)
-                await asyncio.sleep(0.05)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        return heard
-
     with origin, other:
         asyncio.run(before())
         origin.stop()
         damage_closed_segment(tmp_path / "origin" / "pubends" / f"{pubend_id(1):016x}")
         origin.start()
-        heard = asyncio.run(after())
+        heard = asyncio.run(hear_past_and_live((origin.url, other.url)))
         assert origin.running
         assert other.running
     for each in heard:
-        old = [number for number in each.numbers if number < LIVE]
-        missing = sorted(set(range(MESSAGES)) - set(old))
-        assert old == sorted(set(old))
-        assert 0 < len(missing) <= 10
-        assert missing == list(range(missing[0], missing[-1] + 1))
-        assert len(each.gaps) == 1
-        live = [number for number in each.numbers if number >= LIVE]
-        assert live == list(range(live[0], live[-1] + 1))
+        assert_one_gap(each)
+    assert origin.log.read_text(encoding="utf-8").count("is damaged at offset") == 1
+
+
+def test_a_durable_subscriber_that_comes_back_meets_what_was_damaged_while_the_brokers_ran(tmp_path: Path) -> None:
+    """It has fallen behind the caches, so it catches up from the log, while live messages flow; nothing is restarted."""
+    ports = free_ports(2)
+    behind = Overlay(silence_s=0.2, cache_bytes=4_096)
+    small = Storage(segment_bytes=20_000)
+    settings = [config(1, "origin", ports[0], tmp_path, []), config(2, "other", ports[1], tmp_path, [ports[0]])]
+    origin, other = (BrokerProcess(structs.replace(each, storage=small, overlay=behind), tmp_path) for each in settings)
+    names = {origin.url: "near", other.url: "far"}
+
+    async def subscribe_and_leave() -> None:
+        for url, name in names.items():
+            async with postroad.connect(url) as client:
+                subscription = await client.subscribe("n >= 0", name=name)
+                await subscription.close()
+
+    with origin, other:
+        asyncio.run(subscribe_and_leave())
+        for begin in range(0, MESSAGES, 10):  # each batch is a record of the log
+            asyncio.run(publish(origin.url, range(begin, begin + 10)))
+        damage_closed_segment(tmp_path / "origin" / "pubends" / f"{pubend_id(1):016x}")
+        heard = asyncio.run(hear_past_and_live((origin.url, other.url), ("near", "far")))
+        assert origin.running
+        assert other.running
+    for each in heard:
+        assert_one_gap(each)
+        assert next(number for number in each.numbers if number >= LIVE) == LIVE
     assert origin.log.read_text(encoding="utf-8").count("is damaged at offset") == 1
