@@ -590,7 +590,7 @@ class Broker:
     def _link_up(self, link: LinkId, broker: int, cost: int, now: float) -> None:
         self._neighbours[link] = broker
         self._router.link_up(link, broker, cost)
-        for home in self._durables.homes.values():
+        for home in self._durables.told_to_others():
             self._context.send(link, home)
         self._lives.tell_neighbour(link, broker)
         self._routes_changed(now)

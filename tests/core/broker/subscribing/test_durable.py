@@ -111,3 +111,15 @@ def test_a_deletion_says_what_it_deletes() -> None:
     durables.take_home("orders", "x > 1", {}, created_ms=7_000)
     durables.settle("orders")
     assert durables.forget("orders") == DurableHome("orders", 2, 0, settled=True, created_ms=7_000)
+
+
+def test_a_version_that_is_only_noted_is_told_to_nobody() -> None:
+    """The broker that takes a subscription over goes above it; others would take the note for a deletion and let go."""
+    durables = Durables(3)
+    durables.outbid("orders", 1)
+    assert durables.told_to_others() == []
+    assert durables.take_home("orders", "x > 1", {}).version == 2
+    home = durables.settle("orders")
+    assert durables.told_to_others() == [home]
+    gone = durables.forget("orders")
+    assert durables.told_to_others() == [gone]

@@ -159,11 +159,18 @@ class Durables:
         return frozenset(home.broker for home in self.homes.values() if home.broker)
 
     def outbid(self, name: str, version: int) -> None:
-        """Take note that a version of a name was used by a home that is gone."""
+        """Take note that a version of a name was used by a home that is gone, or is about to be taken over from.
+
+        Nobody else is told: to them it would be a deletion, and who still holds the logs would let go.
+        """
         known = self.homes.get(name)
         if version and (known is None or known.version < version):
-            self.homes[name] = DurableHome(name, version, 0, settled=True)
+            self.homes[name] = DurableHome(name, version, 0, settled=False)
             self._dirty_homes[name] = None
+
+    def told_to_others(self) -> list[DurableHome]:
+        """Return what every broker is to know."""
+        return [home for home in self.homes.values() if home.settled]
 
     def has_former_home(self, name: str) -> bool:
         """Tell whether another broker holds the logs for a name until this one has settled."""
