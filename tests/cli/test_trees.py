@@ -52,17 +52,17 @@ def test_what_hangs_behind_a_broker_that_could_not_be_asked_is_drawn_there() -> 
         None,
         (Visit(5, 4, 0.0),),
         (Receipt("s", 5, 0.0), Receipt("lone", 9, 0.1, isolated=True)),
-        (Unasked(1, Status.SILENT, "no answer within 5 s"), Unasked(4, Status.UNREACHABLE, "there is no way to it now")),
+        (Unasked(1, Status.SILENT, "no answer within 5 s"), Unasked(4, Status.UNREACHABLE, "no path leads to it now")),
         (TrackHole(5, "crash", 1, 2, "what incarnation 2 had not written yet was lost"),),
     )
     text = shown(draw(trace))
     for part in (
-        "publisher 7 at broker 1  (not known there)",
-        "broker 1 (origin), which could not say",
-        "broker 4, which could not say\n│   └── broker 5\n│       └── subscriber s",
+        "publisher 7 at broker 1  (not in its publisher history)",
+        "broker 1 (origin), which did not answer",
+        "broker 4, which did not answer\n│   └── broker 5\n│       └── subscriber s",
         "broker 9: subscriber lone  (false with probability 0.1)",
-        "broker 4 could not be asked: there is no way to it now",
-        "broker 5 may know less than it did (crash)",
+        "broker 4 did not answer: no path leads to it now",
+        "tracks of broker 5 may be incomplete (crash)",
     ):
         assert part in text, text
 

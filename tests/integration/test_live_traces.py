@@ -203,7 +203,7 @@ def test_the_command_draws_the_tree_and_writes_json(tree: Tree) -> None:
     [
         ("1234", "16 bytes"),
         ("not hexadecimal at all", "32 hexadecimal digits"),
-        ("00000001-00000063-01a0c4506c7b-0000", "no such broker was ever heard of"),
+        ("00000001-00000063-01a0c4506c7b-0000", "no broker with this id is known"),
         ("00000001-00000001-7fffffffffff-0000", "in the future"),
         ("00000001-00000001-000000000001-0000", "older than the tracks"),
     ],
@@ -251,7 +251,7 @@ def test_a_killed_broker_is_named_and_what_is_behind_it_is_found_after_its_retur
     assert {(r.broker, r.subscriber) for r in trace.subscribers} == {(5, "half"), (7, "tenth")}
     shown = command("trace", str(tree.ids[0]), "--url", tree.url(1))
     assert shown.returncode == 0, shown.stderr
-    assert "broker 4 could not be asked" in shown.stdout
+    assert "broker 4 did not answer" in shown.stdout
     tree.brokers[4].start()
     trace = asyncio.run(until(lambda trace: not trace.unasked))
     edges, receipts = expected(0)

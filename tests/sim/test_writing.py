@@ -81,7 +81,7 @@ def test_two_attempts_side_by_side_do_no_harm() -> None:
     overlay.run(10.0)
     assert second.sealed
     assert not first.sealed
-    assert "another attempt at this batch has taken over" in str(first.error)
+    assert "another attempt has replaced this one" in str(first.error)
     assert logged(overlay) == list(range(400))
 
 

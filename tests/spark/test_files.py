@@ -215,8 +215,8 @@ def test_ticks_released_between_planning_and_reading_are_a_gap(spark: SparkSessi
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"pubends": "777"}, "UnknownPubendError.*no given directory holds a log of pubend 777; there are: 256, 257"),
-        ({"pubend": "256"}, "SparkOptionError.*there is no option 'pubend'; pubends was probably meant"),
+        ({"pubends": "777"}, "UnknownPubendError.*no given directory contains a log of pubend 777; there are: 256, 257"),
+        ({"pubend": "256"}, "SparkOptionError.*there is no option 'pubend'; did you mean pubends"),
         ({"pubends": "abc"}, "SparkOptionError.*a pubend is a number such as 256"),
         ({"onGap": "ignore"}, "SparkOptionError.*option onGap is one of fail, skip, not 'ignore'"),
         ({"filter": "price >"}, "SparkOptionError.*option filter"),

@@ -83,7 +83,7 @@ def test_bad_options_and_modes_are_refused(spark: SparkSession, url: str) -> Non
     rows = frame(spark, 1)
     with pytest.raises(PySparkException, match=r"SparkOptionError.*give url"):
         rows.write.format("postroad").mode("append").save()
-    with pytest.raises(PySparkException, match=r"SparkOptionError.*give name, too"):
+    with pytest.raises(PySparkException, match=r"SparkOptionError.*needs the option name"):
         save(rows, url, batch=1)
     with pytest.raises(PySparkException, match=r"SparkSchemaError.*cannot be overwritten"):
         rows.write.format("postroad").mode("overwrite").option("url", url).save()

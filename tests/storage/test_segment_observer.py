@@ -172,7 +172,7 @@ def test_a_file_that_vanished_otherwise_is_damage(tmp_path: Path) -> None:
     view = observe(tmp_path, PUBEND)
     gone = view.segments[1]
     gone.path.unlink()
-    with pytest.raises(CorruptSegmentError, match="the file is gone"):
+    with pytest.raises(CorruptSegmentError, match="the file is missing"):
         read(view)
     with pytest.raises(CorruptSegmentError, match="follows on tick"):
         observe(tmp_path, PUBEND)

@@ -161,7 +161,7 @@ def test_a_segment_missing_from_the_middle_is_refused(tmp_path: Path) -> None:
     files = sorted(tmp_path.glob("*.segment"))
     assert len(files) > 3
     files[1].unlink()
-    with pytest.raises(CorruptSegmentError, match="segment before it ends") as caught:
+    with pytest.raises(CorruptSegmentError, match="previous segment ends") as caught:
         SegmentLog.open(tmp_path, PUBEND, SMALL)
     assert caught.value.file == str(files[2])
 

@@ -16,15 +16,15 @@ from postroad.cli.lazy import LazyGroup
 COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
     "broker": ("postroad.cli.broker", "broker", "Run a broker."),
     "overlay": ("postroad.cli.overlay", "overlay", "Run all brokers of a topology file on this machine."),
-    "log": ("postroad.cli.log", "log", "Look for damage in a broker's logs, and rewrite what is damaged."),
+    "log": ("postroad.cli.log", "log", "Find damage in a broker's logs, and repair it."),
     "publish": ("postroad.cli.publish", "publish", "Publish messages: JSON lines from standard input."),
     "subscribe": ("postroad.cli.subscribe", "subscribe", "Receive messages: JSON lines to standard output."),
     "subscriptions": ("postroad.cli.subscribe", "subscriptions", "List durable subscriptions, or delete one."),
-    "queue": ("postroad.cli.queue", "queue", "Create, fill, look into and empty queues."),
-    "trace": ("postroad.cli.trace", "trace", "Show where messages came from, which way they went and who got them."),
-    "explain": ("postroad.cli.trace", "explain", "Say why a subscriber got a message, or why not."),
-    "demo": ("postroad.cli.demo", "demo", "A short tour of what Postroad does, on embedded defaults."),
-    "topics": ("postroad.cli.topics", "topics", "Run and show the topics service: servers, proxies, status."),
+    "queue": ("postroad.cli.queue", "queue", "Create, use and inspect queues."),
+    "trace": ("postroad.cli.trace", "trace", "Show the paths of messages: publisher, brokers, subscribers."),
+    "explain": ("postroad.cli.trace", "explain", "Explain why a subscriber received a message, or why not."),
+    "demo": ("postroad.cli.demo", "demo", "Show what Postroad does: a demonstration on this machine."),
+    "topics": ("postroad.cli.topics", "topics", "Run the topics service: servers, proxies, status."),
     "topic": ("postroad.cli.topics", "topic", "Use topics: subscribe, unsubscribe, get, put."),
     "pipeline": (
         "postroad.cli.pipeline",
@@ -32,7 +32,7 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
         "Jobs over logs and tracks, on Spark: trace, audit, compact, ingest, rates, report.",
     ),
     "tracking": ("postroad.cli.tracking", "tracking", "Choose the parameters of message tracking."),
-    "sim": ("postroad.cli.sim", "sim", "Try to break Postroad in a simulated world."),
+    "sim": ("postroad.cli.sim", "sim", "Test Postroad in a simulator that injects faults."),
 }
 
 

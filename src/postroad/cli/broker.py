@@ -15,7 +15,7 @@ from postroad.tracking.histories.settings import Strategy
 
 
 def _services(config: NodeConfig) -> list[Service]:
-    """Return what the broker serves beside publish and subscribe."""
+    """Return the services of the broker beside publish and subscribe."""
     queues = queues_of(config)
     services: list[Service] = [] if queues is None else [queues]
     if config.metrics.listen:
@@ -27,26 +27,42 @@ def _services(config: NodeConfig) -> list[Service]:
 
 @click.command()
 @click.option(
-    "--config", type=click.Path(path_type=Path, dir_okay=False), help="A broker's TOML file (docs/reference/config.md)."
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Configuration file of the broker (docs/reference/config.md).",
 )
-@click.option("--id", "broker_id", type=click.IntRange(1, 0xFFFF_FFFF), help="The broker's number, unique in the overlay.  [1]")
-@click.option("--name", help="What people call it.  [broker-ID]")
-@click.option("--data-dir", help="Where it keeps its files.  [postroad-data]")
-@click.option("--listen", metavar="HOST:PORT", help=f"Where it listens; port 0 takes a free one.  [127.0.0.1:{DEFAULT_PORT}]")
-@click.option("--neighbour", "neighbours", metavar="HOST:PORT", multiple=True, help="Another broker to link to; repeatable.")
+@click.option("--id", "broker_id", type=click.IntRange(1, 0xFFFF_FFFF), help="Number of the broker, unique in the overlay.  [1]")
+@click.option("--name", help="Name shown in logs and tools.  [broker-ID]")
+@click.option("--data-dir", help="Directory for its files.  [postroad-data]")
 @click.option(
-    "--queues", metavar="STORE", help="Where queues are kept: a file below the data directory, a postgresql:// URL, or ''."
+    "--listen", metavar="HOST:PORT", help=f"Address to listen on; port 0 chooses a free port.  [127.0.0.1:{DEFAULT_PORT}]"
 )
 @click.option(
-    "--tracking", type=click.Choice([str(each) for each in Strategy]), help="How messages are tracked, `null` for not.  [exact]"
+    "--neighbour",
+    "neighbours",
+    metavar="HOST:PORT",
+    multiple=True,
+    help="Address of a broker to keep a link to; may be repeated.",
+)
+@click.option(
+    "--queues",
+    metavar="STORE",
+    help="Where queues are stored: a file in the data directory, a postgresql:// URL, or '' for none.",
+)
+@click.option(
+    "--tracking",
+    type=click.Choice([str(each) for each in Strategy]),
+    help="How messages are tracked; `null` for no tracking.  [exact]",
 )
 @click.option(
     "--replace",
     "replaces",
     is_flag=True,
-    help="The files of this broker are known to be lost: begin anew, after the neighbours told what it was.",
+    help="The files of this broker are lost: ask the neighbours for its last state and start with empty files.",
 )
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="How much to tell.  [info]")
+@click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Least severe messages to log.  [info]"
+)
 def broker(
     config: Path | None,
     broker_id: int | None,
@@ -61,8 +77,8 @@ def broker(
 ) -> None:
     """Run a broker until Ctrl-C or SIGTERM.
 
-    With --config everything comes from the file, and the other options replace single keys of it. Without it, the options alone
-    make a broker that serves this machine:
+    With --config, the settings come from the file, and the other options replace single settings. Without --config, the broker
+    uses the options and the defaults, and serves only this machine:
 
     \b
         postroad broker --data-dir /var/lib/postroad

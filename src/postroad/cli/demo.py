@@ -67,10 +67,12 @@ class _Books:
 
 
 @click.command()
-@click.option("--messages", type=click.IntRange(100, 1_000_000), default=12_000, show_default=True, help="How many to publish.")
-@click.option("--seed", type=int, default=1, show_default=True, help="For the quotes.")
+@click.option(
+    "--messages", type=click.IntRange(100, 1_000_000), default=12_000, show_default=True, help="Number of messages to publish."
+)
+@click.option("--seed", type=int, default=1, show_default=True, help="Seed of the random quotes.")
 def demo(messages: int, seed: int) -> None:
-    """Take a short tour: filters, then four brokers, traffic, two crashes, a trace, the books, and an audit.
+    """Demonstrate filters, four brokers, traffic, two crashes, a trace, a check of all deliveries, and an audit.
 
     Everything runs on this machine, on free ports and in a temporary directory that is removed at the end.
     """
@@ -89,7 +91,7 @@ def demo(messages: int, seed: int) -> None:
 
 
 def _show_filters(console: Console) -> None:
-    console.rule("1. Filters say what you want")
+    console.rule("1. Filters select messages")
     wanted = Filter("price > 100 AND symbol IN ('IBM', 'ACME')")
     quote: dict[str, AttributeValue] = {"symbol": "IBM", "price": 101.5}
     console.print(f"  {wanted!s}\n    matches {quote}: [bold]{wanted.matches(quote)}[/bold]")
@@ -98,7 +100,7 @@ def _show_filters(console: Console) -> None:
     try:
         Filter("price > 100 AND symbol ~ 'IBM'")
     except FilterSyntaxError as error:
-        console.print(f"  and a mistake is shown where it is:\n    [red]{str(error).replace(chr(10), chr(10) + '    ')}[/red]")
+        console.print(f"  the position of a mistake is shown:\n    [red]{str(error).replace(chr(10), chr(10) + '    ')}[/red]")
 
 
 def _diamond(directory: Path) -> dict[int, BrokerProcess]:
@@ -194,7 +196,7 @@ async def _publish(
         await asyncio.gather(*restarts)
         await publisher.flush()
         progress.update(task, completed=count)
-    console.print("  every message is durable: the publisher has all its acknowledgements")
+    console.print("  every message is durable: the publisher has received all acknowledgements")
 
 
 async def _crash(console: Console, broker: BrokerProcess) -> None:
@@ -202,7 +204,7 @@ async def _crash(console: Console, broker: BrokerProcess) -> None:
     console.print(f"  [red]kill -9[/red] broker {broker.config.id}")
     await asyncio.sleep(0.7)
     await asyncio.to_thread(broker.start)
-    console.print(f"  [green]broker {broker.config.id} is back[/green]")
+    console.print(f"  [green]broker {broker.config.id} is running again[/green]")
 
 
 async def _converge(console: Console, readers: list[_Reader], books: _Books) -> None:
@@ -216,7 +218,7 @@ async def _converge(console: Console, readers: list[_Reader], books: _Books) -> 
 
 async def _show_trace(console: Console, client: Client, readers: list[_Reader], books: _Books) -> None:
     """Trace the last message that a durable subscriber got, and explain it to another one."""
-    console.rule("4. Where did it go?")
+    console.rule("4. The path of one message")
     got, other = (next(reader for reader in readers if reader.name == name) for name in ("ibm-or-acme", "halts"))
     message_id = books.expected(got)[-1]
     trace = await client.trace(message_id)
@@ -225,11 +227,11 @@ async def _show_trace(console: Console, client: Client, readers: list[_Reader], 
     console.print(f"  [dim]$ postroad explain {message_id} --subscriber {other.name}[/dim]")
     console.print(draw_explanation(await client.explain(message_id, other.name)))
     if got.name not in {receipt.subscriber for receipt in trace.subscribers}:
-        raise OverlayError("the trace lacks a delivery: please report this with the seed and the number of messages")
+        raise OverlayError("a delivery is missing in the trace: please report this with the seed and the number of messages")
 
 
 def _show_books(console: Console, readers: list[_Reader], books: _Books) -> None:
-    console.rule("5. The books")
+    console.rule("5. All deliveries, checked")
     table = Table("subscriber", "matching", "delivered", "missing", "twice", "in order")
     balanced = True
     for reader in readers:
@@ -243,21 +245,23 @@ def _show_books(console: Console, readers: list[_Reader], books: _Books) -> None
         )
     console.print(table)
     if not balanced:
-        raise OverlayError("the books do not balance: please report this with the seed and the number of messages")
+        raise OverlayError(
+            "deliveries are missing, repeated or out of order: please report this with the seed and the number of messages"
+        )
     console.print(
-        "[bold green]The books balance:[/bold green] every matching message was delivered once, in order, through both crashes."
+        "[bold green]Correct:[/bold green] every matching message was delivered exactly once, in order, despite both crashes."
     )
 
 
 def _show_audit(console: Console, directory: Path) -> None:
     """Close the books a second time, without the readers' word: from the logs and tracks that the brokers left."""
-    console.rule("6. The audit, on Spark, from the brokers' files alone")
+    console.rule("6. The audit, on Spark, from the brokers' files only")
     if find_spec("pyspark") is None:
-        console.print("  left out: PySpark is not installed (pip install 'postroad\\[spark]')")
+        console.print("  skipped: PySpark is not installed (pip install 'postroad\\[spark]')")
         return
-    with console.status("  postroad pipeline audit (some twenty seconds)"):
+    with console.status("  postroad pipeline audit (about twenty seconds)"):
         command = [sys.executable, "-m", "postroad.cli", "pipeline", "audit", "--data", str(directory)]
         audit = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # our own command
     console.print(audit.stdout.rstrip(), markup=False, highlight=False)
     if audit.returncode != 0:
-        raise OverlayError(f"the audit did not close the books: {audit.stderr.strip()[-2000:]}")
+        raise OverlayError(f"the audit failed: {audit.stderr.strip()[-2000:]}")

@@ -13,7 +13,7 @@ from types import FrameType
 
 def _end(number: int, _frame: FrameType | None) -> None:
     """End the process whatever is being imported; an exception could be caught on its way."""
-    os.write(2, f"{signal.Signals(number).name} before the start: nothing to stop\n".encode())
+    os.write(2, f"{signal.Signals(number).name} received before the start\n".encode())
     os._exit(0)
 
 

@@ -24,16 +24,16 @@ AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON d
 
 @click.group()
 def log() -> None:
-    """Look for damage in a broker's logs, and rewrite what is damaged."""
+    """Find damage in a broker's logs, and repair it."""
 
 
 @log.command()
 @DIRECTORY
 @AS_JSON
 def check(directory: Path, *, as_json: bool) -> None:
-    """Read the logs in a data directory through, and list what is damaged.
+    """Read all logs in a data directory and list the damage.
 
-    Nothing is changed, and the broker may be running. Exit code 1 when something is damaged.
+    No file is changed, and the broker may be running. The exit code is 1 if damage is found.
     """
     surveys = [survey_log(path, pubend) for pubend, path in find_logs(directory).items()]
     if as_json:
@@ -55,10 +55,10 @@ def check(directory: Path, *, as_json: bool) -> None:
 @DIRECTORY
 @AS_JSON
 def repair(directory: Path, *, as_json: bool) -> None:
-    """Rewrite damaged segments without what is damaged. Stop the broker first.
+    """Rewrite damaged segments without the damaged records. Stop the broker first.
 
-    Each damaged segment is kept beside the log, with `.damaged` behind its name; what can be read of it takes its place.
-    The ticks that are lost stay a hole: subscribers are told of it as a gap, and the audit counts it.
+    Each damaged segment is kept beside the log under its name with `.damaged` appended. A new segment with all readable records
+    replaces it. The lost ticks remain a hole: subscribers receive a gap for them, and the audit counts them.
     """
     disk = Disk()
     logs = find_logs(directory)
@@ -83,7 +83,7 @@ def repair(directory: Path, *, as_json: bool) -> None:
 
 def _tell(damage: Sequence[Damage]) -> None:
     for each in damage:
-        lost = "no message is lost by it"
+        lost = "no message is lost"
         if each.hi > each.lo:
             lost = f"ticks {each.lo + 1} to {each.hi} are lost, from {_time(each.lo + 1)} to {_time(each.hi)}"
         click.echo(f"  {each.error.file} at offset {each.error.offset}: {each.error.reason}; {lost}")

@@ -1,6 +1,6 @@
 """Messages as JSON lines: what `postroad publish` reads and `postroad subscribe` writes.
 
-One object per line: `{"attributes": {"symbol": "IBM", "price": 101.5}, "payload": "text"}`. Bytes that are no text stand in
+One object per line: `{"attributes": {"symbol": "IBM", "price": 101.5}, "payload": "text"}`. Bytes that are not text are in
 base64 under `payload_base64`; a bytes attribute is an object `{"base64": "..."}`.
 """
 
@@ -28,7 +28,7 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 def read_line(text: bytes, number: int) -> tuple[dict[str, AttributeValue], bytes]:
-    """Return the attributes and the payload a line stands for; errors name the line."""
+    """Return the attributes and the payload of a line; errors name the line."""
     try:
         line = msgspec.json.decode(text, type=Line)
         attributes = {name: _attribute(name, value) for name, value in line.attributes.items()}

@@ -40,8 +40,8 @@ class _Broker:
 def overlay(file: Path, logs: Path | None) -> None:
     """Run all brokers of a topology file on this machine, one process each, until Ctrl-C or SIGTERM.
 
-    A broker that ends is reported, not restarted: its state is shown and the others go on. The command ends with code 1 when any
-    broker did not end by request. See docs/howto/run-an-overlay.md for the file.
+    A broker that ends is not restarted: the command reports it, and the others continue to run. The exit code is 1 if a broker
+    ended before it was asked to. docs/howto/run-an-overlay.md describes the file.
     """
     configs = load_topology(file)
     with tempfile.TemporaryDirectory(prefix="postroad-overlay-") as temporary:
@@ -55,7 +55,7 @@ def overlay(file: Path, logs: Path | None) -> None:
         finally:
             _stop(brokers)
     if failed:
-        raise OverlayError(f"brokers that ended by themselves: {', '.join(failed)}; see their logs")
+        raise OverlayError(f"brokers that ended unexpectedly: {', '.join(failed)}; see their logs")
 
 
 def _start(config: NodeConfig, temporary: Path, logs: Path | None) -> _Broker:

@@ -11,14 +11,14 @@ from postroad.cli.lazy import LazyGroup
 
 # name -> (module, attribute, one line for --help)
 COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
-    "audit": ("postroad.cli.pipeline_audit", "audit", "Close the books: what was published, who should have got it, who did."),
-    "trace": ("postroad.cli.pipeline_trace", "trace", "Tell where messages came from, which way they went and who got them."),
-    "ingest": ("postroad.cli.pipeline_upkeep", "ingest", "Bring a lake of Parquet tables up to date with the logs."),
-    "compact": ("postroad.cli.pipeline_upkeep", "compact", "Merge small elements of tracks, drop old ones."),
+    "audit": ("postroad.cli.pipeline_audit", "audit", "Compare published messages with expected and actual deliveries."),
+    "trace": ("postroad.cli.pipeline_trace", "trace", "Show the paths of messages: publisher, brokers, subscribers."),
+    "ingest": ("postroad.cli.pipeline_upkeep", "ingest", "Add new messages of the logs to a lake of Parquet tables."),
+    "compact": ("postroad.cli.pipeline_upkeep", "compact", "Merge small elements of tracks, delete old ones."),
     "rates": (
         "postroad.cli.pipeline_report",
         "rates",
-        "Measure how fast publishers publish, as a profile for admission control.",
+        "Measure the rates of publishers, as a profile for admission control.",
     ),
     "report": ("postroad.cli.pipeline_report", "report", "Write a report of traffic, latencies, storage and links."),
 }
@@ -36,6 +36,6 @@ class SparkGroup(LazyGroup):
 def pipeline() -> None:
     """Jobs over the logs and tracks of brokers, on Spark.
 
-    They read the brokers' files, whether the brokers run or not. Spark runs on this machine unless --master names another. They
-    need the extra `spark` (pip install 'postroad[spark]') and Java 17 or newer.
+    They read the brokers' files; the brokers may be running. Spark runs on this machine unless --master names another one. The
+    jobs need the extra `spark` (pip install 'postroad[spark]') and Java 17 or newer.
     """

@@ -38,7 +38,7 @@ ERROR_EXIT: Final = 4
 _VERDICTS: Final = {
     Verdict.CLOSES: "The books close.",
     Verdict.DOES_NOT_CLOSE: "The books do not close.",
-    Verdict.CANNOT_TELL: "Nobody can tell whether the books close: evidence is missing.",
+    Verdict.CANNOT_TELL: "It cannot be decided whether the books close: evidence is missing.",
 }
 _STYLES: Final = {Verdict.CLOSES: "bold green", Verdict.DOES_NOT_CLOSE: "bold red", Verdict.CANNOT_TELL: "bold yellow"}
 
@@ -46,8 +46,14 @@ _STYLES: Final = {Verdict.CLOSES: "bold green", Verdict.DOES_NOT_CLOSE: "bold re
 @click.command()
 @data_option
 @lake_option
-@click.option("--full", is_flag=True, help="Look every message up, also where the counts close.")
-@click.option("--without", type=int, multiple=True, metavar="BROKER", help="Do without this broker's evidence, and say so.")
+@click.option("--full", is_flag=True, help="Check every message, also where the counts agree.")
+@click.option(
+    "--without",
+    type=int,
+    multiple=True,
+    metavar="BROKER",
+    help="Do not use the files of this broker, and state that in the result.",
+)
 @out_option
 @on_damage_option
 @master_option
@@ -61,19 +67,19 @@ def audit(
     on_damage: Literal["fail", "skip"],
     master: str,
 ) -> None:
-    """Close the books: what was published, who should have got it, who did.
+    """Close the books: compare published messages with expected and actual deliveries.
 
-    Ends with 0 when the books close, with 1 when they do not, with 3 when nobody can tell, since evidence is not there, and with
-    4 when the audit itself failed (2: wrong options).
+    The exit code is 0 if the books close (every delivery is accounted for), 1 if they do not, 3 if it cannot be decided because
+    evidence is missing, 4 if the audit itself failed, and 2 for wrong options.
     """
     if not data:
-        raise click.UsageError("give --data, a broker's data directory")
+        raise click.UsageError("give --data with the data directory of a broker")
     checked(data, None, out)
     scope = Scope(time.time_ns() // 1_000_000, frozenset(without))
     try:
         with running(master, "audit") as spark:
             if lake is None:
-                log_paths(data)  # says where no logs are
+                log_paths(data)  # raises an error that names directories without logs
             # Tracks first: then a running broker's logs are ahead of them, which is a doubt, and never behind.
             tracks = open_tracks(spark, data, on_damage=on_damage, trackless=True)
             published = published_in(spark, data, lake, on_damage)
@@ -94,7 +100,7 @@ def audit(
 
 
 class _AuditFailedError(click.ClickException):
-    """The audit could not be made. Its exit code is none of a verdict's."""
+    """The audit failed. Its exit code differs from those of the verdicts."""
 
     exit_code = ERROR_EXIT
 
@@ -105,17 +111,17 @@ def _tell_audit(done: Audit, scope: Scope) -> None:
     table = Table(title="The books", show_header=False)
     for title, value in (
         ("messages published", f"{found.published:,}"),
-        ("deliveries claimed by spans", f"{found.expected:,}"),
-        ("deliveries counted in histories", f"{found.counted:,}"),
-        ("intervals compared, of which do not close", f"{found.intervals:,}, {found.open_intervals:,}"),
-        ("of these explained by nothing", f"{found.unexplained:,}"),
+        ("deliveries expected (from spans)", f"{found.expected:,}"),
+        ("deliveries recorded (in histories)", f"{found.counted:,}"),
+        ("intervals compared, of these open", f"{found.intervals:,}, {found.open_intervals:,}"),
+        ("open intervals without an explanation", f"{found.unexplained:,}"),
         ("missing", f"{found.missing:,}"),
         ("skipped between spans", f"{found.skipped:,}"),
         ("unexpected (by chance)", f"{found.unexpected:,} ({found.unexpected_by_chance:.3g})"),
         ("explained by crashes or holes", f"{found.explained:,}"),
-        ("told lost", f"{found.lost:,}"),
+        ("reported to the subscriber as lost", f"{found.lost:,}"),
         ("in doubt (behind the last span)", f"{found.doubtful:,}"),
-        ("waiting for subscribers that are away", f"{found.waiting:,}"),
+        ("waiting for disconnected subscribers", f"{found.waiting:,}"),
     ):
         table.add_row(title, value)
     console.print(table)
@@ -126,7 +132,7 @@ def _tell_audit(done: Audit, scope: Scope) -> None:
             continue
         console.print(f"hole: broker {hole.broker}, {hole.kind}: {hole.reason}", style="yellow", soft_wrap=True)
     unread = [text for text in found.unread if text not in found.doubts]
-    for text in (*unread, *(f"broker {broker}: left out as told" for broker in sorted(scope.without))):
+    for text in (*unread, *(f"broker {broker}: left out (--without)" for broker in sorted(scope.without))):
         console.print(f"not checked: {text}", style="yellow", soft_wrap=True)
     for text in found.doubts:
         console.print(f"in doubt: {text}", style="yellow", soft_wrap=True)
@@ -136,4 +142,4 @@ def _tell_audit(done: Audit, scope: Scope) -> None:
         console.print(told + (f" ({row['reason']})" if row["reason"] else ""), soft_wrap=True)
     console.print(_VERDICTS[found.verdict], style=_STYLES[found.verdict])
     if found.verdict is Verdict.CLOSES and (found.unread or scope.without):
-        console.print("They were closed over what was checked; the lines above say what was not.", soft_wrap=True)
+        console.print("This covers what was checked; the lines above say what was not checked.", soft_wrap=True)

@@ -17,21 +17,21 @@ SHOWN_MAX: Final = 20
 
 
 def master_option(function: FunctionT) -> FunctionT:
-    return click.option("--master", default="local[*]", show_default=True, help="Where Spark runs.")(function)
+    return click.option("--master", default="local[*]", show_default=True, help="Spark master.")(function)
 
 
 def data_option(function: FunctionT) -> FunctionT:
-    text = "A broker's data directory, or one that holds several. May be given more than once."
+    text = "Data directory of a broker, or a directory that contains several; may be repeated."
     return click.option("--data", "data", multiple=True, metavar="DIR", help=text)(function)
 
 
 def lake_option(function: FunctionT) -> FunctionT:
-    text = "Take messages from this lake, not from the logs in --data."
+    text = "Read messages from this lake instead of the logs in --data."
     return click.option("--lake", metavar="PATH", help=text)(function)
 
 
 def on_damage_option(function: FunctionT) -> FunctionT:
-    text = "Whether a damaged or missing file ends the job, or becomes a hole that the result states."
+    text = "On a damaged or missing file: end the job, or report its content as a hole."
     return click.option("--on-damage", type=click.Choice(["fail", "skip"]), default="fail", show_default=True, help=text)(
         function
     )
@@ -44,16 +44,18 @@ def out_option(function: FunctionT) -> FunctionT:
         type=click.Choice(["parquet", "csv", "json"]),
         default="parquet",
         show_default=True,
-        help="Of the tables.",
+        help="Format of the tables.",
     )
-    return click.option("--out", type=click.Path(), help="Directory for the tables; must not exist yet.")(format_option(function))
+    return click.option("--out", type=click.Path(), help="Directory for the tables; it must not exist yet.")(
+        format_option(function)
+    )
 
 
 def checked(data: Sequence[str], lake: str | None, out: str | None) -> None:
     if not data and not lake:
-        raise click.UsageError("give --data, a broker's data directory")
+        raise click.UsageError("give --data with the data directory of a broker")
     if out is not None and Path(out).exists():
-        raise click.UsageError(f"{out} is there already; name a directory that is not")
+        raise click.UsageError(f"{out} exists already; choose a new directory")
 
 
 def published_in(spark: SparkSession, data: Sequence[str], lake: str | None, on_damage: str) -> Published:

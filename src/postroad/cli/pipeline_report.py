@@ -28,12 +28,12 @@ from postroad.spark.jobs.tracks import open_tracks
 @click.command()
 @data_option
 @lake_option
-@click.option("--by", metavar="ATTRIBUTE", help="Tell the values of this attribute apart, such as a topic.")
-@click.option("--out", type=click.Path(dir_okay=False), help="Write the profile here, as JSON.")
+@click.option("--by", metavar="ATTRIBUTE", help="Measure each value of this attribute separately, for example each topic.")
+@click.option("--out", type=click.Path(dir_okay=False), help="File for the profile, as JSON.")
 @on_damage_option
 @master_option
 def rates(data: tuple[str, ...], lake: str | None, by: str | None, out: str | None, on_damage: str, master: str) -> None:
-    """Measure how fast publishers publish, as a profile for admission control."""
+    """Measure the rates of publishers, as a profile for admission control."""
     checked(data, lake, None)
 
     with running(master, "rates") as spark:
@@ -57,9 +57,9 @@ def rates(data: tuple[str, ...], lake: str | None, by: str | None, out: str | No
 @on_damage_option
 @master_option
 def report(data: tuple[str, ...], lake: str | None, out: str, on_damage: Literal["fail", "skip"], master: str) -> None:
-    """Write a report of traffic, latencies, storage and links: Markdown, and one HTML file with plots."""
+    """Write a report of traffic, latencies, storage and links, as Markdown and as HTML with plots."""
     if not data:
-        raise click.UsageError("give --data, a broker's data directory")
+        raise click.UsageError("give --data with the data directory of a broker")
 
     with running(master, "report") as spark:
         made = document(gather(published_in(spark, data, lake, on_damage), open_tracks(spark, data, on_damage=on_damage)))

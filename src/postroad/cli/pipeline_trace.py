@@ -34,7 +34,7 @@ from postroad.types import MessageId
 @click.option(
     "--ids-file",
     type=click.Path(exists=True, dir_okay=True),
-    help="Ids to trace: lines of text, or Parquet or CSV with a column id.",
+    help="File of ids: text with one id per line, or Parquet or CSV with a column id.",
 )
 @click.option("--all", "everything", is_flag=True, help="Trace every message in the logs or the lake.")
 @data_option
@@ -53,15 +53,15 @@ def trace(
     on_damage: Literal["fail", "skip"],
     master: str,
 ) -> None:
-    """Tell where messages came from, which way they went and who got them, for any number of ids at once.
+    """Show the paths of any number of messages: publisher, brokers, subscribers.
 
-    IDS are written as `postroad publish` and `postroad subscribe` show them.
+    IDS have the form that `postroad publish --ids` and `postroad subscribe` print.
     """
     if not data:
-        raise click.UsageError("give --data, a broker's data directory")
+        raise click.UsageError("give --data with the data directory of a broker")
     checked(data, None, out)
     if sum((bool(ids), ids_file is not None, everything)) != 1:
-        raise click.UsageError("give ids, or --ids-file, or --all")
+        raise click.UsageError("give ids, --ids-file or --all")
     given = [bytes(MessageId.parse(text)) for text in ids]
 
     with running(master, "trace") as spark:
@@ -97,7 +97,7 @@ def _ids_in_file(spark: SparkSession, path: str) -> DataFrame:
     known = rows.select(F.col("id").alias("text"), tracing.id_of(F.col("id")).alias("id"))
     wrong = known.filter(F.col("id").isNull()).first()
     if wrong is not None:
-        raise InvalidValueError(f"{path}: {str(wrong['text'])[:80]!r} is no message id")
+        raise InvalidValueError(f"{path}: {str(wrong['text'])[:80]!r} is not a message id")
     return known.select("id")
 
 

@@ -17,13 +17,13 @@ from postroad.spark.jobs.running import running
 
 @click.command()
 @data_option
-@click.option("--lake", required=True, metavar="PATH", help="The lake: a directory, or any URI that Spark can reach.")
+@click.option("--lake", required=True, metavar="PATH", help="The lake: a directory, or any URI that Spark can access.")
 @on_damage_option
 @master_option
 def ingest(data: tuple[str, ...], lake: str, on_damage: str, master: str) -> None:
-    """Bring a lake of Parquet tables up to date with closed segments of the logs, each message once.
+    """Add the messages of closed log segments to a lake of Parquet tables, each message once.
 
-    Run it as often as you like: it takes what is new. The tables are partitioned by day and pubend.
+    Run it as often as you like: it adds only new messages. The tables are partitioned by day and pubend.
     """
     checked(data, None, None)
 
@@ -34,19 +34,19 @@ def ingest(data: tuple[str, ...], lake: str, on_damage: str, master: str) -> Non
         done = ingesting.ingest(spark, data, lake, tolerant=on_damage == "skip", told=told)
     click.echo(f"{done.rows:,} rows of {done.segments} closed segments in {done.commits} commits")
     for hole in done.holes:
-        click.echo(f"not taken: pubend {hole.pubend:x}, ticks ({hole.lo}, {hole.hi}]: {hole.problem}")
+        click.echo(f"not ingested: pubend {hole.pubend:x}, ticks ({hole.lo}, {hole.hi}]: {hole.problem}")
 
 
 @click.command()
 @data_option
-@click.option("--out", type=click.Path(), help="Write the compacted tracks here and leave the given ones as they are.")
-@click.option("--in-place", is_flag=True, help="Replace the files of the given directories; brokers may be running.")
-@click.option("--expire-days", type=click.FloatRange(min=0, min_open=True), help="Drop what is older than this.")
+@click.option("--out", type=click.Path(), help="Write the compacted tracks to this directory, and do not change the given ones.")
+@click.option("--in-place", is_flag=True, help="Replace the files in the given directories; the brokers may be running.")
+@click.option("--expire-days", type=click.FloatRange(min=0, min_open=True), help="Delete tracks that are older than this.")
 @master_option
 def compact(data: tuple[str, ...], out: str | None, in_place: bool, expire_days: float | None, master: str) -> None:
-    """Merge many small elements of tracks into few full ones, and drop what is too old.
+    """Merge many small elements of tracks into few full ones, and delete old ones.
 
-    Answers stay as they are: blooms are joined only as far as their error stays within what they were made for.
+    The result of a trace does not change: Bloom filters are merged only while their error stays within its limit.
     """
     checked(data, None, out)
     if (out is None) == (not in_place):
@@ -65,5 +65,5 @@ def compact(data: tuple[str, ...], out: str | None, in_place: bool, expire_days:
     Console().print(table)
     problems = [row["problem"] for row in rows if row["problem"]]
     for problem in problems:
-        click.echo(f"left as it is: {problem}", err=True)
+        click.echo(f"not compacted: {problem}", err=True)
     sys.exit(1 if problems else 0)

@@ -29,9 +29,18 @@ INTERRUPTED: Final = 128 + signal.SIGINT
 
 
 @click.command()
-@click.option("--url", "urls", multiple=True, default=[DEFAULT_URL], show_default=True, help="A broker; repeat for more to try.")
-@click.option("--attribute", "-a", "pairs", multiple=True, metavar="NAME=VALUE", help="Publish one message with this attribute.")
-@click.option("--payload", "-p", help="The payload of that message, as text.")
+@click.option(
+    "--url",
+    "urls",
+    multiple=True,
+    default=[DEFAULT_URL],
+    show_default=True,
+    help="URL of a broker; may be repeated to give alternatives.",
+)
+@click.option(
+    "--attribute", "-a", "pairs", multiple=True, metavar="NAME=VALUE", help="Attribute of a single message; may be repeated."
+)
+@click.option("--payload", "-p", help="Payload of a single message, as text.")
 @click.option("--timeout", type=float, default=30.0, show_default=True, help="Seconds to wait for the last acknowledgement.")
 @click.option("--ids/--no-ids", default=False, help="Write the id of every message to standard output.")
 def publish(urls: tuple[str, ...], pairs: tuple[str, ...], payload: str | None, timeout: float, ids: bool) -> None:
@@ -41,8 +50,9 @@ def publish(urls: tuple[str, ...], pairs: tuple[str, ...], payload: str | None, 
         echo '{"attributes": {"symbol": "IBM", "price": 101.5}, "payload": "hello"}' | postroad publish
         postroad publish -a symbol=IBM -a price=101.5 -p hello
 
-    Returns when every message is durable. A line that is no message stops the command, and names the line; what stood before it
-    is published. Ctrl-C stops the reading: what was read is made durable, and the exit code is 130. A second Ctrl-C ends at once.
+    The command returns when every message is durable. An invalid line ends the command with an error that names the line; the
+    messages before it are published. After Ctrl-C the command reads no more lines, waits until the messages it has read are
+    durable, and returns 130. A second Ctrl-C ends it immediately.
     """  # noqa: D301  # click wants the backspace itself
     single = dict(map(_pair, pairs)) if pairs or payload is not None else None
     progress = _Progress()

@@ -49,7 +49,7 @@ class _Target:
     async def _connected(self) -> AsyncIterator[QueueClient]:
         host, _, port = self.broker.rpartition(":")
         if not host or not port.isdecimal():
-            raise InvalidValueError(f"a broker is written host:port, not {self.broker!r}")
+            raise InvalidValueError(f"the address of a broker has the form host:port, not {self.broker!r}")
         if self.client_id is not None:
             async with QueueClient.identify(host, int(port), client_id=self.client_id, retry_s=RETRY_S) as client:
                 yield client
@@ -63,19 +63,21 @@ class _Target:
 
 
 @click.group()
-@click.option("--broker", default=BROKER, show_default=True, envvar="POSTROAD_BROKER", help="host:port of any broker.")
-@click.option("--client", "client_id", type=int, help="Act as this existing client instead of a new one.")
+@click.option("--broker", default=BROKER, show_default=True, envvar="POSTROAD_BROKER", help="Address of a broker, as host:port.")
+@click.option("--client", "client_id", type=int, help="Id of an existing client to use instead of a new one.")
 @click.pass_context
 def queue(context: click.Context, broker: str, client_id: int | None) -> None:
-    """Create, fill, look into and empty queues."""
+    """Create, use and inspect queues."""
     context.obj = _Target(broker, client_id)
 
 
 @queue.command()
 @click.argument("name")
-@click.option("--lease", type=float, default=30.0, show_default=True, help="Seconds a taken message stays invisible.")
-@click.option("--max-deliveries", type=int, default=0, help="After so many deliveries a message goes to --dead-letter.")
-@click.option("--dead-letter", help="Name of an existing queue for messages delivered too often.")
+@click.option(
+    "--lease", type=float, default=30.0, show_default=True, help="Seconds for which a taken message is hidden from other clients."
+)
+@click.option("--max-deliveries", type=int, default=0, help="Number of deliveries after which a message moves to --dead-letter.")
+@click.option("--dead-letter", help="Name of an existing queue for messages that were delivered too often.")
 @click.pass_obj
 def create(target: _Target, name: str, lease: float, max_deliveries: int, dead_letter: str | None) -> None:
     """Create a queue."""
@@ -90,7 +92,7 @@ def create(target: _Target, name: str, lease: float, max_deliveries: int, dead_l
 
 @queue.command()
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask, even if messages are waiting.")
+@click.option("--yes", is_flag=True, help="Delete the queue even if it contains messages.")
 @click.pass_obj
 def delete(target: _Target, name: str, yes: bool) -> None:
     """Delete a queue and the messages in it."""
@@ -100,7 +102,7 @@ def delete(target: _Target, name: str, yes: bool) -> None:
         stats = await client.stats(found)
         held = stats.waiting + stats.scheduled + stats.leased
         if held and not yes:
-            raise click.ClickException(f"queue {name} holds {held:,} messages; add --yes to delete them too")
+            raise click.ClickException(f"queue {name} contains {held:,} messages; add --yes to delete them too")
         await client.delete_queue(found)
         click.echo(f"deleted queue {name}")
 
@@ -128,11 +130,13 @@ def list_queues(target: _Target, active: bool) -> None:
 @queue.command()
 @click.argument("name")
 @click.argument("payload", required=False)
-@click.option("--to", "receiver", type=int, help="Id of the only client that may take it.")
-@click.option("--priority", type=click.IntRange(1, 10), default=5, show_default=True, help="10 is the highest.")
-@click.option("--delay", type=float, default=0.0, help="Seconds until it becomes visible.")
-@click.option("--ttl", type=float, help="Seconds until it expires.")
-@click.option("--key", help="Idempotency key: a repeated put with the same key is one message.")
+@click.option("--to", "receiver", type=int, help="Id of the only client that may take the message.")
+@click.option(
+    "--priority", type=click.IntRange(1, 10), default=5, show_default=True, help="Priority of the message; 10 is the highest."
+)
+@click.option("--delay", type=float, default=0.0, help="Seconds until the message can be taken.")
+@click.option("--ttl", type=float, help="Seconds until the message expires.")
+@click.option("--key", help="Idempotency key: repeated puts with the same key store one message.")
 @click.pass_obj
 def put(
     target: _Target,
@@ -160,14 +164,16 @@ def put(
 
 @queue.command()
 @click.argument("name")
-@click.option("--count", type=int, default=1, show_default=True, help="How many messages; 0: until none comes in time.")
-@click.option("--wait", type=float, default=0.0, help="Seconds to wait for each.")
+@click.option(
+    "--count", type=int, default=1, show_default=True, help="Number of messages; 0 for all, until none arrives within --wait."
+)
+@click.option("--wait", type=float, default=0.0, help="Seconds to wait for each message.")
 @click.option("--by", type=click.Choice(["priority", "arrival"]), default="priority", show_default=True)
-@click.option("--sender", type=int, help="Only messages of this client.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per message.")
+@click.option("--sender", type=int, help="Take only messages that this client put.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per message.")
 @click.pass_obj
 def take(target: _Target, name: str, count: int, wait: float, by: str, sender: int | None, as_json: bool) -> None:
-    """Take messages and print them. A message is done when it is printed."""
+    """Take messages and print them. A printed message is done."""
 
     async def work(client: QueueClient) -> None:
         found = await client.get_queue_by_name(name)
@@ -187,11 +193,11 @@ def take(target: _Target, name: str, count: int, wait: float, by: str, sender: i
 
 @queue.command()
 @click.argument("name")
-@click.option("--limit", type=int, default=20, show_default=True, help="How many messages; 0: all.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per message.")
+@click.option("--limit", type=int, default=20, show_default=True, help="Number of messages; 0 for all.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per message.")
 @click.pass_obj
 def peek(target: _Target, name: str, limit: int, as_json: bool) -> None:
-    """Look at messages without taking them, in any state."""
+    """Show messages in any state without taking them."""
 
     async def work(client: QueueClient) -> None:
         shown = 0
@@ -207,11 +213,11 @@ def peek(target: _Target, name: str, limit: int, as_json: bool) -> None:
 
 @queue.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per method.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per method.")
 def profile(file: Path, as_json: bool) -> None:
-    """Sum up a profiling log: calls, errors, rate and times of each method.
+    """Summarise a profiling log: calls, errors, rate and times of each method.
 
-    A broker writes one when `profile` is set under `[queues]`, a client when it is given a `ProfileLog`.
+    A broker writes such a log if `profile` is set under `[queues]`; a client does if it has a `ProfileLog`.
     """
     found = summarise(read_calls(file))
     if as_json:
@@ -245,7 +251,7 @@ def stats(target: _Target, name: str) -> None:
         ):
             table.add_row(label, value)
         Console().print(table)
-        click.echo("counts and rates are those of this broker since it started")
+        click.echo("totals and rates count the calls at this broker since it started")
 
     target.run(work)
 
@@ -253,17 +259,19 @@ def stats(target: _Target, name: str) -> None:
 @queue.command()
 @click.argument("name")
 @click.argument("filter_text", metavar="[FILTER]", required=False)
-@click.option("--priority", type=click.IntRange(1, 10), default=5, show_default=True, help="Of the messages fed in.")
-@click.option("--remove", "binding_id", type=int, help="End the binding with this id instead.")
+@click.option(
+    "--priority", type=click.IntRange(1, 10), default=5, show_default=True, help="Priority of the messages that the binding puts."
+)
+@click.option("--remove", "binding_id", type=int, help="Remove the binding with this id.")
 @click.pass_obj
 def bind(target: _Target, name: str, filter_text: str | None, priority: int, binding_id: int | None) -> None:
-    """Feed a queue with the overlay's messages that match FILTER; without FILTER, list its bindings."""
+    """Put all messages of the overlay that match FILTER into a queue; without FILTER, list its bindings."""
 
     async def work(client: QueueClient) -> None:
         found = await client.get_queue_by_name(name)
         if binding_id is not None:
             await client.unbind(binding_id)
-            click.echo(f"ended binding {binding_id}")
+            click.echo(f"removed binding {binding_id}")
         elif filter_text is None:
             for each in await client.bindings():
                 if each.queue_id == found.queue_id:

@@ -44,13 +44,13 @@ class Names(click.ParamType[tuple[str, ...]]):
 
 
 @click.command()
-@click.option("--seed", type=click.IntRange(0), required=True, help="The seed to tell about.")
-@click.option("--all", "everything", is_flag=True, help="Also every delivery, activation and refusal.")
-@click.option("--from", "since", type=float, default=0.0, help="Begin the story at this virtual second.")
-@click.option("--faults", type=Names(), default=None, help="Let only these faults strike, by number, as `shrink` prints them.")
-@click.option("--clients", type=Names(), default=None, help="Let only these clients do anything.")
+@click.option("--seed", type=click.IntRange(0), required=True, help="Number of the seed.")
+@click.option("--all", "everything", is_flag=True, help="Also show every delivery, activation and refusal.")
+@click.option("--from", "since", type=float, default=0.0, help="Show the events from this virtual second on.")
+@click.option("--faults", type=Names(), default=None, help="Inject only these faults, by number, as `shrink` prints them.")
+@click.option("--clients", type=Names(), default=None, help="Run only these clients.")
 def replay(seed: int, everything: bool, since: float, faults: tuple[str, ...] | None, clients: tuple[str, ...] | None) -> None:
-    """Run one seed again, tell its story, and explain each violation: what led to it, and how far the message came."""
+    """Run one seed again, show its events, and explain each violation: its cause, and how far the message came."""
     if faults is not None and not all(each.isdigit() for each in faults):
         raise click.BadParameter("faults are numbers separated by commas", param_hint="--faults")
     shape = Shape(faults=None if faults is None else tuple(map(int, faults)), clients=clients)
@@ -64,9 +64,9 @@ def replay(seed: int, everything: bool, since: float, faults: tuple[str, ...] | 
 
 
 @click.command()
-@click.option("--seed", type=click.IntRange(0), required=True, help="A seed that fails.")
+@click.option("--seed", type=click.IntRange(0), required=True, help="Number of a seed that fails.")
 def shrink(seed: int) -> None:
-    """Leave out faults and clients of a seed that fails, one after the other, as long as it fails the same way."""
+    """Remove faults and clients of a failing seed, one after the other, as long as it fails in the same way."""
     found = shrink_seed(seed, report=lambda text: click.echo(text, err=True))
     if found is None:
         click.echo(f"seed {seed} does not fail")
@@ -74,7 +74,7 @@ def shrink(seed: int) -> None:
     click.echo(f"{found.violation}")
     click.echo(
         f"{len(found.faults)} of {found.faults_before} faults and {len(found.clients)} of {found.clients_before} clients "
-        f"are left after {found.runs} runs; to see it: {found.command}"
+        f"are left after {found.runs} runs; to replay it: {found.command}"
     )
 
 
@@ -90,7 +90,7 @@ def _end(console: Console, overlay: Overlay, faults: Faults) -> bool:
         f"{overlay.world.now:.1f} virtual seconds, digest {overlay.world.digest}"
     )
     if not violations:
-        console.print(Text("Nothing was lost, doubled, out of order or stuck.", "bold green"))
+        console.print(Text("Nothing was lost, duplicated, out of order or stuck.", "bold green"))
     for violation in violations[:EXPLAINED]:
         console.print(Text(f"\nWhat led to this ({violation.checker}):", "bold"))
         for line in explain(violation, overlay.history, overlay.world.story or ()):

@@ -12,7 +12,7 @@ from postroad.cli.lazy import LazyGroup
 COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
     "soak": ("postroad.cli.soak", "soak", "Run many random seeds of the overlay and check every delivery."),
     "topics": ("postroad.cli.sim_topics", "topics", "Run random seeds of the topics service: crashes, cuts, two owners."),
-    "replay": ("postroad.cli.replay", "replay", "Tell the story of one seed, and what led to each violation."),
+    "replay": ("postroad.cli.replay", "replay", "Show the events of one seed, and the cause of each violation."),
     "shrink": ("postroad.cli.replay", "shrink", "Find the fewest faults and clients with which a seed still fails."),
 }
 

@@ -28,7 +28,7 @@ class SeedRange(click.ParamType[range]):
             return value
         first, colon, last = str(value).partition(":")
         if not first.isdigit() or (colon and not last.isdigit()):
-            self.fail(f"{value!r} is not a range of seeds; write A:B (A up to, without, B) or one seed", param, ctx)
+            self.fail(f"{value!r} is not a range of seeds; write A:B for the seeds A to B - 1, or one seed", param, ctx)
         seeds = range(int(first), int(last) if colon else int(first) + 1)
         if not seeds:
             self.fail(f"{value!r} is an empty range of seeds", param, ctx)
@@ -36,24 +36,27 @@ class SeedRange(click.ParamType[range]):
 
 
 @click.command()
-@click.option("--seeds", type=SeedRange(), default="0:100", show_default=True, help="Seeds A up to (without) B, or one seed.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON line per seed and a summary line on standard output.")
+@click.option("--seeds", type=SeedRange(), default="0:100", show_default=True, help="The seeds A to B - 1, or one seed.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per seed, then one with the summary.")
 @click.option(
-    "--jobs", type=click.IntRange(1, 256), default=max(1, os.cpu_count() or 1), help="Processes.  [default: one per core]"
+    "--jobs",
+    type=click.IntRange(1, 256),
+    default=max(1, os.cpu_count() or 1),
+    help="Number of processes.  [default: one per core]",
 )
 @click.option(
-    "--without-stamps", is_flag=True, help="Merge as the seed does, without clock stamps: messages get lost, as it admits."
+    "--without-stamps", is_flag=True, help="Merge as the original design does, without clock stamps; messages get lost."
 )
-@click.option("--without-homes", is_flag=True, help="Let any copy of a topic serve any client: messages get lost.")
+@click.option("--without-homes", is_flag=True, help="Let any copy of a topic serve any client; messages get lost.")
 @click.option(
-    "--without-settling", is_flag=True, help="Reclaim what is read without asking the other servers: messages get lost."
+    "--without-settling", is_flag=True, help="Delete read messages without asking the other servers; messages get lost."
 )
 def topics(*, seeds: range, as_json: bool, jobs: int, without_stamps: bool, without_homes: bool, without_settling: bool) -> None:
-    """Soak the topics service in the simulator.
+    """Test the topics service in the simulator with random seeds.
 
     Each seed draws one to three proxies, one to four servers, clients, and faults: messages lost, doubled and delayed,
-    links cut, disks that stall or fail, processes that crash at any instant. Then everything heals and what the clients
-    saw is checked. The same seed gives the same digest. The exit code is 1 when anything was lost, duplicated,
+    links cut, disks that stall or fail, processes that crash at any instant. Then all faults end, and the messages that
+    the clients received are checked. The same seed gives the same digest. The exit code is 1 if anything was lost, duplicated,
     misordered, unexpected, stuck or leaked.
     """
     run = partial(simulate, stamps=not without_stamps, homes=not without_homes, settle=not without_settling)

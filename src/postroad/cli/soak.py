@@ -29,12 +29,14 @@ class SeedRange(click.ParamType[range]):
 
 @click.command()
 @click.option("--seeds", type=SeedRange(), default="0:100", show_default=True, help="The seeds A to B - 1.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON line per seed, then one with the summary.")
-@click.option("--workers", type=click.IntRange(1), default=lambda: os.cpu_count() or 1, help="Processes; as many as cores.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per seed, then one with the summary.")
+@click.option(
+    "--workers", type=click.IntRange(1), default=lambda: os.cpu_count() or 1, help="Number of processes.  [default: one per core]"
+)
 def soak(seeds: range, as_json: bool, workers: int) -> None:
     """Run random seeds of the overlay with every kind of fault, and check every delivery.
 
-    Exits with 1 when anything was lost, doubled, out of order or stuck.
+    The exit code is 1 if anything was lost, duplicated, out of order or stuck.
     """
     summary, began = Summary(), time.monotonic()
     for result in run_soak(seeds, workers=workers):

@@ -18,23 +18,33 @@ from postroad.cli.messages import write_line
 from postroad.cli.publish import DEFAULT_URL
 from postroad.client.connection import connect
 from postroad.client.subscription import Subscription
+from postroad.core.protocol.packets import pubend_broker
 from postroad.errors import GapError
 from postroad.transport.loops import run
 
 
 @click.command()
-@click.option("--url", "urls", multiple=True, default=[DEFAULT_URL], show_default=True, help="A broker; repeat for more to try.")
+@click.option(
+    "--url",
+    "urls",
+    multiple=True,
+    default=[DEFAULT_URL],
+    show_default=True,
+    help="URL of a broker; may be repeated to give alternatives.",
+)
 @click.option(
     "--filter",
     "filter_text",
-    help="Which messages: for example \"symbol = 'IBM' AND price > 100\".  [that of --name if it exists, else all]",
+    help="Filter, such as \"symbol = 'IBM' AND price > 100\".  [the filter of --name if it exists, otherwise all messages]",
 )
-@click.option("--name", help="Make the subscription durable under this name: messages wait while nobody is connected.")
-@click.option("--earliest", is_flag=True, help="Begin with the oldest message still held, not with the next one.")
+@click.option("--name", help="Name of a durable subscription: messages are kept for it while no client is connected.")
+@click.option("--earliest", is_flag=True, help="Begin with the oldest message in the log, not with the next new one.")
 @click.option("--count", type=click.IntRange(1), help="Stop after this many messages.")
-@click.option("--timeout", type=float, help="Stop when no message came for this many seconds.")
+@click.option("--timeout", type=float, help="Stop when no message arrives for this many seconds.")
 @click.option(
-    "--position-file", type=click.Path(path_type=Path, dir_okay=False), help="Go on where this file says; keep it current."
+    "--position-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Continue from the positions in this file, and keep it up to date.",
 )
 @click.option("--forget", is_flag=True, help="Delete the durable subscription at the end.")
 def subscribe(
@@ -90,7 +100,8 @@ async def _subscribe(
             on_gap=tell,
             auto_ack=False,
         )
-        click.echo(f"subscribed at {len(subscription.starts)} pubends", err=True)
+        brokers = len({pubend_broker(pubend) for pubend in subscription.starts})
+        click.echo(f"subscribed ({brokers} broker{'' if brokers == 1 else 's'})", err=True)
         task = asyncio.create_task(_write(subscription, count, timeout_s))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -118,13 +129,21 @@ async def _write(subscription: Subscription, count: int | None, timeout_s: float
 
 
 @click.command()
-@click.option("--url", "urls", multiple=True, default=[DEFAULT_URL], show_default=True, help="A broker; repeat for more to try.")
-@click.option("--forget", metavar="NAME", help="Delete this one: nothing waits for it any more.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per subscription.")
+@click.option(
+    "--url",
+    "urls",
+    multiple=True,
+    default=[DEFAULT_URL],
+    show_default=True,
+    help="URL of a broker; may be repeated to give alternatives.",
+)
+@click.option("--forget", metavar="NAME", help="Delete this subscription; no more messages are kept for it.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per subscription.")
 def subscriptions(urls: tuple[str, ...], forget: str | None, as_json: bool) -> None:
     """List the durable subscriptions of the overlay, or delete one.
 
-    `behind` is how far the oldest position lies behind what the home broker has seen; it grows while nobody is connected.
+    `behind` is the time between the newest message that the home broker has seen and the oldest position of the subscription. It
+    grows while no client is connected.
     """
     run(_subscriptions(list(urls), forget, as_json=as_json))
 
@@ -133,7 +152,7 @@ async def _subscriptions(urls: list[str], forget: str | None, *, as_json: bool) 
     async with connect(urls) as client:
         if forget is not None:
             await client.forget(forget)
-            click.echo(f"forgot {forget}", err=True)
+            click.echo(f"deleted {forget}", err=True)
             return
         found = await client.durables()
     if as_json:
@@ -143,7 +162,7 @@ async def _subscriptions(urls: list[str], forget: str | None, *, as_json: bool) 
     table = Table("name", "home", "connected", "behind", "filter")
     for each in found:
         if each.filter is None:
-            table.add_row(escape(each.name), str(each.home), "?", "?", "its home cannot be reached")
+            table.add_row(escape(each.name), str(each.home), "?", "?", "its home broker cannot be reached")
         else:
             behind = f"{each.behind_ms / 1000:,.1f} s"
             table.add_row(escape(each.name), str(each.home), "yes" if each.connected else "no", behind, escape(each.filter))

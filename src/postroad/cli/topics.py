@@ -51,7 +51,7 @@ def _proxies_option(function: F) -> F:
         multiple=True,
         envvar="POSTROAD_PROXIES",
         callback=_chosen_proxies,
-        help=f"Address host:port of a proxy; give it once for each proxy, in the order to try them.  [default: {DEFAULT_PROXY}]",
+        help=f"Address of a proxy, as host:port; repeat it for each proxy, in the order to try them.  [default: {DEFAULT_PROXY}]",
     )
     file = click.option(
         "--proxies-file",
@@ -60,7 +60,7 @@ def _proxies_option(function: F) -> F:
         is_eager=True,
         expose_value=False,
         callback=_keep_file,
-        help="A file with the address of each proxy on a line of its own, instead of --proxy.",
+        help="File with the address of one proxy per line, instead of --proxy.",
     )
     return proxies(file(function))
 
@@ -72,7 +72,7 @@ def _data_option(function: F) -> F:
         envvar="POSTROAD_TOPICS_DATA",
         default=Path("postroad-topics"),
         show_default=True,
-        help="Directory of the databases. Nothing is written anywhere else.",
+        help="Directory for the databases. No other place is written to.",
     )(function)
 
 
@@ -83,18 +83,26 @@ def topics() -> None:
 
 @topics.command()
 @click.argument("server_id")
-@click.option("--bind", default="127.0.0.1:0", show_default=True, help="Where to listen; port 0 takes a free one.")
-@click.option("--advertise", help="The address others reach this server at, when it is not the one it listens on.")
+@click.option("--bind", default="127.0.0.1:0", show_default=True, help="Address to listen on; port 0 chooses a free port.")
+@click.option("--advertise", help="Address at which others reach this server, if it differs from --bind.")
 @_proxies_option
 @_data_option
 @click.option(
     "--period", type=click.FloatRange(0.05, 3600), default=5.0, show_default=True, help="Seconds between announcements."
 )
 @click.option(
-    "--skew", type=click.IntRange(0, 200), default=20, show_default=True, help="Most milliseconds two servers' clocks differ."
+    "--skew",
+    type=click.IntRange(0, 200),
+    default=20,
+    show_default=True,
+    help="Largest difference between the clocks of two servers, in milliseconds.",
 )
 @click.option(
-    "--retention", type=click.FloatRange(0), default=7 * 86_400.0, show_default=True, help="Most seconds to keep what is read."
+    "--retention",
+    type=click.FloatRange(0),
+    default=7 * 86_400.0,
+    show_default=True,
+    help="How many seconds to keep messages that all subscribers have read, at most.",
 )
 def server(
     *,
@@ -107,7 +115,7 @@ def server(
     skew: int,
     retention: float,
 ) -> None:
-    """Run the server SERVER_ID. Give it every proxy of the service."""
+    """Run the server SERVER_ID. Name every proxy of the service."""
     options = ServerOptions(period_s=period, skew_ms_max=skew, retention_s=retention)
     _run(
         server_process(to_bytes(server_id), bind=bind, advertise=advertise, proxies=proxies, data=data, options=options), "server"
@@ -116,9 +124,9 @@ def server(
 
 @topics.command()
 @click.argument("proxy_id")
-@click.option("--bind", default=DEFAULT_PROXY, show_default=True, help="Where to listen; servers and clients know this address.")
+@click.option("--bind", default=DEFAULT_PROXY, show_default=True, help="Address to listen on; servers and clients connect to it.")
 @_data_option
-@click.option("--forget", multiple=True, metavar="SERVER_ID", help="Forget a server that will never return, with its topics.")
+@click.option("--forget", multiple=True, metavar="SERVER_ID", help="Remove a server that will never return, and its topics.")
 def proxy(*, proxy_id: str, bind: str, data: Path, forget: tuple[str, ...]) -> None:
     """Run the proxy PROXY_ID."""
     _run(proxy_process(to_bytes(proxy_id), bind=bind, data=data, forget=[to_bytes(name) for name in forget]), "proxy")
@@ -216,10 +224,18 @@ def topic() -> None:
 
 def _client_options(function: F) -> F:
     patience = click.option(
-        "--patience", type=click.FloatRange(0), default=5.0, show_default=True, help="Seconds to repeat what a retry may cure."
+        "--patience",
+        type=click.FloatRange(0),
+        default=5.0,
+        show_default=True,
+        help="How many seconds to retry after errors that may be temporary.",
     )
     timeout = click.option(
-        "--timeout-ms", type=click.IntRange(1, 60_000), default=100, show_default=True, help="Wait for one answer; three tries."
+        "--timeout-ms",
+        type=click.IntRange(1, 60_000),
+        default=100,
+        show_default=True,
+        help="How long to wait for one answer, of three attempts.",
     )
     return patience(timeout(_proxies_option(_data_option(function))))
 
@@ -238,7 +254,7 @@ def _quoted(*words: str) -> str:
 @click.argument("topic_name", metavar="TOPIC")
 @_client_options
 def subscribe(*, client_id: str, topic_name: str, proxies: tuple[str, ...], data: Path, patience: float, timeout_ms: int) -> None:
-    """Subscribe CLIENT_ID to TOPIC: it receives what is put from now on."""
+    """Subscribe CLIENT_ID to TOPIC. It receives the messages that are put from now on."""
     with _open(client_id, proxies, data, patience, timeout_ms) as client:
         client.subscribe(topic_name)
 
@@ -250,7 +266,7 @@ def subscribe(*, client_id: str, topic_name: str, proxies: tuple[str, ...], data
 def unsubscribe(
     *, client_id: str, topic_name: str, proxies: tuple[str, ...], data: Path, patience: float, timeout_ms: int
 ) -> None:
-    """Unsubscribe CLIENT_ID from TOPIC: what it has not received yet is gone for it."""
+    """Unsubscribe CLIENT_ID from TOPIC. It loses the messages that it has not received yet."""
     with _open(client_id, proxies, data, patience, timeout_ms) as client:
         client.unsubscribe(topic_name)
 
@@ -259,7 +275,7 @@ def unsubscribe(
 @click.argument("client_id")
 @click.argument("topic_name", metavar="TOPIC")
 @click.option("--wait", type=click.FloatRange(0), default=0.0, show_default=True, help="Seconds to wait for a message.")
-@click.option("--again", is_flag=True, help="Print the message received last once more: a crash may have eaten the output.")
+@click.option("--again", is_flag=True, help="Print the last received message again, for example after a crash during the output.")
 @_client_options
 def get(
     *,
@@ -272,7 +288,7 @@ def get(
     patience: float,
     timeout_ms: int,
 ) -> None:
-    """Receive one message of TOPIC as CLIENT_ID; its content goes to standard output. Exit code 3 when there is none."""
+    """Receive one message of TOPIC as CLIENT_ID and print its content. The exit code is 3 if there is none."""
     with _open(client_id, proxies, data, patience, timeout_ms) as client:
         try:
             message = client.last(topic_name) if again else client.get(topic_name, wait_s=wait)
@@ -291,7 +307,9 @@ def get(
 @click.argument("topic_name", metavar="TOPIC")
 @click.argument("message_path", type=click.File("rb"), required=False)
 @click.option("--text", help="Put this text instead of the content of a file.")
-@click.option("--finish", is_flag=True, help="Repeat the put that ended with an error or a crash; it happens once in all.")
+@click.option(
+    "--finish", is_flag=True, help="Repeat the last put, which ended with an error or a crash; its message is stored only once."
+)
 @_client_options
 def put(
     *,
@@ -317,7 +335,7 @@ def put(
             client.put(topic_name, body)
         except TopicsUnavailableError as error:
             raise TopicsUnavailableError(
-                f"{error}; repeat it safely with: postroad topic put {_quoted(client_id, topic_name)} --finish"
+                f"{error}; it is safe to repeat it with: postroad topic put {_quoted(client_id, topic_name)} --finish"
             ) from error
 
 
@@ -328,6 +346,6 @@ def put(
 def forget_home(
     *, client_id: str, topic_name: str, proxies: tuple[str, ...], data: Path, patience: float, timeout_ms: int
 ) -> None:
-    """Let CLIENT_ID use any server for TOPIC again, when the server that held its data is lost for ever."""
+    """Let CLIENT_ID use any server for TOPIC again after the server with its data was lost."""
     with _open(client_id, proxies, data, patience, timeout_ms) as client:
         client.forget_home(topic_name)

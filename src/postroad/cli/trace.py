@@ -18,9 +18,15 @@ from postroad.transport.loops import run
 from postroad.types import MessageId
 
 _URL = click.option(
-    "--url", "--broker", "urls", multiple=True, default=[DEFAULT_URL], show_default=True, help="A broker; repeat for more to try."
+    "--url",
+    "--broker",
+    "urls",
+    multiple=True,
+    default=[DEFAULT_URL],
+    show_default=True,
+    help="URL of a broker; may be repeated to give alternatives.",
 )
-_JSON = click.option("--json", "as_json", is_flag=True, help="Write JSON, one object per line.")
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
 
 
 @click.command()
@@ -28,11 +34,11 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Write JSON, one ob
 @_URL
 @_JSON
 def trace(ids: tuple[str, ...], urls: tuple[str, ...], as_json: bool) -> None:
-    """Show where messages came from, which way they went and who got them.
+    """Show the paths of messages: publisher, brokers, subscribers.
 
-    An ID is 32 hexadecimal digits, with or without dashes, as `postroad publish --ids` and `postroad subscribe` write it; a
-    single dash reads ids from standard input, one per line. Brokers that cannot be asked, and holes in the tracks of those that
-    can, are named. The command fails when a message was not found.
+    An ID has 32 hexadecimal digits, with or without dashes, as printed by `postroad publish --ids` and `postroad subscribe`. A
+    single dash reads ids from standard input, one per line. The output names brokers that did not answer, and holes in the
+    tracks of the others. The exit code is 1 if a message was not found.
     """
     wanted = [MessageId.parse(text) for text in _given(ids)]
     traces = run(_trace(list(urls), wanted))
@@ -48,15 +54,17 @@ def trace(ids: tuple[str, ...], urls: tuple[str, ...], as_json: bool) -> None:
 
 @click.command()
 @click.argument("message_id", metavar="ID")
-@click.option("--subscriber", required=True, metavar="NAME", help="The name of a durable subscription, or as traces show it.")
+@click.option(
+    "--subscriber", required=True, metavar="NAME", help="Name of a durable subscription, or the name that a trace shows."
+)
 @_URL
 @_JSON
 def explain(message_id: str, subscriber: str, urls: tuple[str, ...], as_json: bool) -> None:
-    """Say why a subscriber got a message, or why not.
+    """Explain why a subscriber received a message, or why not.
 
-    The answer is one of: delivered; filtered (by which filter, and how far the message got); in doubt (it has not got so far
-    yet); not subscribed (at that time); gap (it was told that the message is lost to it); lost in a crash; missing; not
-    published; unknown.
+    The answer is one of: delivered; filtered (with the filter, and the last broker that had the message); in doubt (not decided
+    yet); not subscribed (at that time); gap (the broker reported to the subscriber that the message is lost); lost in a crash;
+    missing; not published; unknown.
     """
     explanation = run(_explain(list(urls), MessageId.parse(message_id), subscriber))
     if as_json:

@@ -22,17 +22,34 @@ def tracking() -> None:
 
 def _options(function: F) -> F:
     options = [
-        click.option("--efpp", type=float, required=True, help="How likely a history may claim a message it does not hold."),
-        click.option("--rate", type=float, required=True, help="Messages per second at the peak, of the busiest history."),
         click.option(
-            "--matching-set", type=int, default=2, show_default=True, help="Blooms that may match one timestamp: w + 1."
+            "--efpp",
+            type=float,
+            required=True,
+            help="Accepted probability that a history reports a message that it does not contain.",
         ),
-        click.option("--bits", "m", type=int, help="Bits of a bloom: m."),
-        click.option("--hashes", "k", type=int, help="Hash functions: k."),
-        click.option("--capacity", "n", type=int, help="Messages that a bloom takes: n."),
-        click.option("--persistence-ms", type=float, help="Store blooms after this time: T_p."),
-        click.option("--skew-ms", type=float, help="How far publishers' clocks may be from the broker's: T_s."),
-        click.option("--jitter-ms", type=float, default=0.0, show_default=True, help="Slowest less quickest way: T_j."),
+        click.option("--rate", type=float, required=True, help="Peak rate of the busiest history, in messages per second."),
+        click.option(
+            "--matching-set",
+            type=int,
+            default=2,
+            show_default=True,
+            help="Largest number of Bloom filters that cover one timestamp (w + 1).",
+        ),
+        click.option("--bits", "m", type=int, help="Bits of a Bloom filter (m)."),
+        click.option("--hashes", "k", type=int, help="Hash functions (k)."),
+        click.option("--capacity", "n", type=int, help="Messages in a full Bloom filter (n)."),
+        click.option("--persistence-ms", type=float, help="Time after which Bloom filters are stored (T_p)."),
+        click.option(
+            "--skew-ms", type=float, help="Accepted difference between the clocks of publishers and of the broker (T_s)."
+        ),
+        click.option(
+            "--jitter-ms",
+            type=float,
+            default=0.0,
+            show_default=True,
+            help="Difference between the slowest and the fastest path (T_j).",
+        ),
         click.option("--json", "as_json", is_flag=True, help="Print one JSON document."),
     ]
     for option in reversed(options):
@@ -43,9 +60,9 @@ def _options(function: F) -> F:
 @tracking.command()
 @_options
 def plan(*, as_json: bool, **given: Any) -> None:
-    """Find the parameters that are not given, and check all of them.
+    """Compute the parameters that are not given, and check all of them.
 
-    Exit code 1 when an inequality of the theory fails; the output says which, by how much, and what would repair it.
+    The exit code is 1 if an inequality of the theory does not hold. The output says which one, by how much, and how to fix it.
     """
     _answer(make_plan(Wish(**given)), as_json=as_json)
 
@@ -53,14 +70,14 @@ def plan(*, as_json: bool, **given: Any) -> None:
 @tracking.command()
 @_options
 def check(*, as_json: bool, **given: Any) -> None:
-    """Check parameters against the theory: give --bits, --hashes, --capacity, --persistence-ms and --skew-ms.
+    """Check given parameters: --bits, --hashes, --capacity, --persistence-ms and --skew-ms.
 
-    Exit code 1 when an inequality of the theory fails; the output says which, by how much, and what would repair it.
+    The exit code is 1 if an inequality of the theory does not hold. The output says which one, by how much, and how to fix it.
     """
     names = {"m": "--bits", "k": "--hashes", "n": "--capacity", "persistence_ms": "--persistence-ms", "skew_ms": "--skew-ms"}
     missing = [option for name, option in names.items() if given[name] is None]
     if missing:
-        raise click.UsageError(f"give {', '.join(missing)} too, or let `postroad tracking plan` find what is missing")
+        raise click.UsageError(f"give {', '.join(missing)} too, or let `postroad tracking plan` compute the missing values")
     _answer(make_plan(Wish(**given)), as_json=as_json)
 
 
@@ -114,9 +131,9 @@ def as_text(found: Plan) -> str:
         "error": f"fpp = {found.fpp:.3g} per bloom, efpp = {found.efpp:.3g} with matching sets of {found.matching_set}",
         "asked": f"efpp = {found.wish.efpp:.3g}",
         "storage": f"{bits:.2f} bits = {bits / 8:.2f} bytes per message and history{_partly(found)}",
-        "memory": f"{_bytes(found.m / 4)} per history at most: bits, and ids that wait to be hashed",
+        "memory": f"{_bytes(found.m / 4)} per history at most: bits, and ids that are not hashed yet",
         "time to fill": f"T_f = {found.fill_ms:,.0f} ms at {found.wish.rate:,.0f} messages per second",
-        "persistence": f"T_p = {found.persistence_ms:,.0f} ms: what a crash may lose",
+        "persistence": f"T_p = {found.persistence_ms:,.0f} ms; a crash may lose the tracks of this time",
         "shortest lifetime": f"T_n = min(T_f, T_p) = {found.lifetime_ms:,.0f} ms",
         "skew tolerance": f"T_s = {found.skew_ms:,.0f} ms, with a jitter T_j = {jitter_ms:,.0f} ms",
         "overlap": f"2 T_s + T_j = {2 * found.skew_ms + jitter_ms:,.0f} ms, w T_n = {w * found.lifetime_ms:,.0f} ms",

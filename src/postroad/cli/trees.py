@@ -22,10 +22,10 @@ def draw(trace: Trace) -> RenderableType:
     """Draw one trace: the publisher at the top, brokers below those the message came from, subscribers at theirs."""
     parts: list[RenderableType] = [_tree(trace)]
     parts += [Text(f"  {trace.problem}", "bold red")] if trace.problem else []
-    parts += [Text(f"  broker {each.broker} could not be asked: {printable(each.reason)}", "yellow") for each in trace.unasked]
+    parts += [Text(f"  broker {each.broker} did not answer: {printable(each.reason)}", "yellow") for each in trace.unasked]
     parts += [Text(f"  {_hole_text(hole)}", "yellow") for hole in trace.holes]
     if not trace.found and not trace.problem:
-        where = "no broker that was asked" if trace.complete else "none of the brokers that could be asked"
+        where = "no broker that was asked" if trace.complete else "none of the brokers that answered"
         parts.append(Text(f"  {where} knows this message", "bold red"))
     return Group(*parts)
 
@@ -49,7 +49,7 @@ def _tree(trace: Trace) -> Tree:
         if visit.broker not in drawn and visit.upstream not in {other.broker for other in trace.brokers}:
             above = tree
             if visit.upstream is not None:
-                above = tree.add(Text(f"broker {visit.upstream}, which could not say", "yellow"))
+                above = tree.add(Text(f"broker {visit.upstream}, which did not answer", "yellow"))
             _grow(above, visit, trace, below, drawn)
     for visit in trace.brokers:
         if visit.broker not in drawn:
@@ -62,7 +62,7 @@ def _publisher(trace: Trace) -> list[tuple[str, str]]:
     known = trace.published is not None
     return [
         (f"publisher {trace.publisher} at broker {trace.origin}", "green" if known else "yellow"),
-        (_doubt(trace.published) if trace.published else "" if known else "  (not known there)", "dim"),
+        (_doubt(trace.published) if trace.published else "" if known else "  (not in its publisher history)", "dim"),
     ]
 
 
@@ -72,7 +72,7 @@ def _grow(tree: Tree, visit: Visit, trace: Trace, below: dict[int | None, list[V
     style = "dim" if visit.isolated else "cyan"
     name = f"broker {visit.broker}" + (" (origin)" if visit.broker == trace.origin else "")
     if any(each.broker == visit.broker for each in trace.unasked):
-        name, style = f"{name}, which could not say", "yellow"
+        name, style = f"{name}, which did not answer", "yellow"
     branch = tree.add(Text.assemble((name, style), (_doubt(visit.probability), "dim"), _isolated(visit.isolated)))
     for receipt in trace.subscribers:
         if receipt.broker == visit.broker:
@@ -104,7 +104,7 @@ def _isolated(isolated: bool) -> tuple[str, str]:
 
 
 def _hole_text(hole: TrackHole) -> str:
-    return printable(f"broker {hole.broker} may know less than it did ({hole.kind}): {hole.reason}")
+    return printable(f"tracks of broker {hole.broker} may be incomplete ({hole.kind}): {hole.reason}")
 
 
 def printable(text: str) -> str:
@@ -131,7 +131,7 @@ def draw_explanation(explanation: Explanation) -> RenderableType:
         parts.append(Text(f"  filter      {printable(explanation.filter) or '(everything)'}"))
     if explanation.attributes is not None:
         parts.append(Text(f"  attributes  {_shown(explanation.attributes)}"))
-    parts += [Text(f"  broker {each.broker} could not be asked: {printable(each.reason)}", "yellow") for each in trace.unasked]
+    parts += [Text(f"  broker {each.broker} did not answer: {printable(each.reason)}", "yellow") for each in trace.unasked]
     parts += [Text(f"  {trace.problem}", "bold red")] if trace.problem else []
     return Group(*parts)
 

@@ -24,13 +24,13 @@ def parse_addresses(urls: str | Iterable[str]) -> list[Address]:
     texts = [urls] if isinstance(urls, str) else list(urls)
     addresses = [address for text in texts for address in _parse(text)]
     if not addresses:
-        raise InvalidValueError("no address of a broker was given")
+        raise InvalidValueError("give the address of at least one broker")
     return addresses
 
 
 def _parse(url: str) -> Iterable[Address]:
     if not url.startswith(SCHEME):
-        raise InvalidValueError(f"a broker's address is written postroad://host:port, not {url[:200]!r}")
+        raise InvalidValueError(f"the address of a broker has the form postroad://host:port, not {url[:200]!r}")
     for part in url.removeprefix(SCHEME).rstrip("/").split(","):
         yield _address(part, url)
 

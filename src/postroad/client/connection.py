@@ -187,7 +187,7 @@ class Client:
         links = [link for link in (self._main, *self._homes.values()) if link is not None]
         for link in links:
             link.channel.resume()
-            link.channel.close(reason="the client leaves")
+            link.channel.close(reason="the client disconnects")
         if links:
             await asyncio.wait([link.gone for link in links], timeout=1.0)
         for link in links:
@@ -338,7 +338,7 @@ class Client:
         if entry is None:
             raise UnknownDurableError(f"no durable subscription is named {name!r}")
         if entry.filter is None:
-            raise DurableElsewhereError(f"broker {entry.home}, the home of {name!r}, cannot be reached now; try again later")
+            raise DurableElsewhereError(f"broker {entry.home}, the home of {name!r}, cannot be reached; try again later")
         subscription = await self.subscribe(entry.filter, name=name)
         await subscription.close(forget=True)
 
@@ -395,7 +395,7 @@ class Client:
     async def _ask(self, target: int, question: Question) -> TracksAnswered:
         number = self.session.ask(AskTracks(target, question))
         if number is None:
-            raise NotConnectedError("no broker is connected now, or it is asked too much at once")
+            raise NotConnectedError("no broker is connected, or too many questions wait for its answer")
         future: asyncio.Future[TracksAnswered] = self._loop.create_future()
         self._questions[number] = future
         self.plan_pump()
@@ -532,7 +532,7 @@ class Client:
 
     def flooded(self, size: int) -> None:
         """Give up a broker that goes on sending rows it was asked to keep."""
-        log.warning("%d bytes came for a subscription that asked for none", size)
+        log.warning("received %d bytes for a subscription that did not request any", size)
         if self._main is not None:
             self._main.channel.abort()
 
@@ -620,7 +620,7 @@ class Client:
         link = await self._try(self._known[broker])
         if link is None or broker not in self.session.homes():
             if link is not None:
-                link.channel.close(reason="not needed any more")
+                link.channel.close(reason="no longer needed")
             return link is not None
         if link.broker != broker:
             del self._known[broker]
@@ -643,7 +643,7 @@ class Client:
         doubtful = {doubt.broker for key in self._publishers for doubt in self.session.doubtful(key)}
         for broker, link in list(self._homes.items()):
             if broker not in doubtful and not link.channel.closing:
-                link.channel.close(reason="nothing is in doubt any more")
+                link.channel.close(reason="no message is in doubt any more")
 
     async def _heartbeats(self) -> None:
         while True:
@@ -658,7 +658,7 @@ class Client:
     def _probe(self, link: Link) -> None:
         quiet = self._loop.time() - link.channel.received_at
         if quiet > self._config.timeout_s:
-            log.warning("broker %d said nothing for %.1f s", link.broker, quiet)
+            log.warning("received nothing from broker %d for %.1f s", link.broker, quiet)
             link.channel.abort()
         elif quiet >= self._config.heartbeat_s * 0.9:
             link.channel.ping()

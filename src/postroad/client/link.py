@@ -88,13 +88,13 @@ class Link:
             case Pong():
                 pass
             case Goodbye():
-                self._give_up(NotConnectedError(f"the broker said goodbye: {packet.reason}"))
+                self._give_up(NotConnectedError(f"the broker closed the connection: {packet.reason}"))
             case _:
-                raise HandshakeError(f"a broker does not send {type(packet).__name__} to this client")
+                raise HandshakeError(f"a broker must not send {type(packet).__name__} to this client")
 
     def _welcomed(self, welcome: Welcome) -> None:
         if not PROTOCOL_VERSION_OLDEST <= welcome.version <= PROTOCOL_VERSION:
-            raise HandshakeError(f"the broker chose version {welcome.version}, which we did not offer")
+            raise HandshakeError(f"the broker chose version {welcome.version}, which this client did not offer")
         self.broker = welcome.broker_id
         self.channel.identified(FRAME_BYTES_MAX)
         self.channel.frame_bytes_max = welcome.frame_bytes_max
@@ -107,10 +107,10 @@ class Link:
         elif packet_id:
             self._owner.link_error(self, error, packet_id)
         else:
-            log.warning("the broker gave the connection up: %s [error %d]", error, error.code)
+            log.warning("the broker closed the connection: %s [error %d]", error, error.code)
 
     def _give_up(self, error: PostroadError) -> None:
-        log.info("connection to broker %d given up: %s", self.broker, error)
+        log.info("closed the connection to broker %d: %s", self.broker, error)
         self.channel.abort()
 
     def malformed(self, error: WireError) -> None:

@@ -59,7 +59,7 @@ class Request:
             return last
         if self._client.broker is None:
             return NotConnectedError(f"no broker could be reached for {timeout_s:g} s")
-        return UnfinishedError(f"nothing came for {timeout_s:g} s")
+        return UnfinishedError(f"received nothing for {timeout_s:g} s")
 
     def end(self) -> None:
         self._client.forget_request(self.key)

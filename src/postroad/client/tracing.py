@@ -76,7 +76,7 @@ class Tracer:
     async def _map(self) -> MapAnswer:
         answered = await self._ask(self._home, MapQuestion())
         if not isinstance(answered.answer, MapAnswer):
-            raise ProtocolViolationError(f"broker {self._home} does not tell the overlay's map: {answered.reason}")
+            raise ProtocolViolationError(f"broker {self._home} did not report the map of the overlay: {answered.reason}")
         return answered.answer
 
     async def _trace(self, ids: Sequence[MessageId], overlay: MapAnswer) -> list[Trace]:
@@ -97,7 +97,7 @@ class Tracer:
                 search.failed(broker, answered.status, answered.reason)
                 return
             if not answer.answered and answer.after <= after:
-                search.failed(broker, Status.FAILED, "its answer does not come to an end")
+                search.failed(broker, Status.FAILED, "its answer has no end")
                 return
             search.answered(broker, part, answer)
             waiting, after = waiting[answer.answered :], answer.after

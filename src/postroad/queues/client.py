@@ -526,7 +526,7 @@ def _lease(delivery: Delivery) -> q.LeaseRef:
 def _check(statuses: Sequence[LeaseStatus], deliveries: Sequence[Delivery], good: tuple[LeaseStatus, ...]) -> None:
     lost = [d.message.message_id for d, status in zip(deliveries, statuses, strict=True) if status not in good]
     if lost:
-        raise LeaseLostError(f"the lease of message {', '.join(map(str, lost[:10]))} has ended; it may be with somebody else")
+        raise LeaseLostError(f"the lease of message {', '.join(map(str, lost[:10]))} has ended; another client may have it")
 
 
 def _id(queue: QueueRef) -> int:

@@ -80,7 +80,7 @@ class Connection(asyncio.Protocol):
     async def send(self, packet: Packet, expected: type[PacketT]) -> Awaitable[PacketT]:
         """Send a request as soon as there is room, and return what waits for its answer."""
         if len(self._pending) >= REQUESTS_UNDER_WAY_MAX:
-            raise QueueBusyError(f"{REQUESTS_UNDER_WAY_MAX:,} requests are under way on this connection")
+            raise QueueBusyError(f"{REQUESTS_UNDER_WAY_MAX:,} requests are in progress on this connection")
         await self._writable.wait()
         if not self.is_open:
             raise ConnectionLostError(self._reason)
@@ -101,7 +101,7 @@ class Connection(asyncio.Protocol):
         if isinstance(answer, t.Error):
             raise error_from(answer)
         if not isinstance(answer, expected):
-            raise WireError(f"{type(answer).__name__} came where {expected.__name__} was expected")
+            raise WireError(f"{type(answer).__name__} was received, {expected.__name__} was expected")
         return answer
 
     async def close(self) -> None:
@@ -128,7 +128,7 @@ class Connection(asyncio.Protocol):
                 packet, packet_id, _ = decode(frame)
                 self._received(cast("Packet", packet), packet_id)
         except WireError as error:
-            self._reason = f"the broker sent what makes no sense: {error}"
+            self._reason = f"the broker sent an invalid packet: {error}"
             if self._transport is not None:
                 self._transport.abort()
 

@@ -41,14 +41,14 @@ class QueueLimits:
 
     def check_payload(self, payload: bytes) -> bytes:
         if len(payload) > self.payload_bytes_max:
-            raise QueueLimitError(f"a message of {len(payload):,} bytes, where at most {self.payload_bytes_max:,} are allowed")
+            raise QueueLimitError(f"a message has {len(payload):,} bytes; at most {self.payload_bytes_max:,} are allowed")
         return payload
 
     def check_batch(self, rows: int, size: int = 0) -> None:
         if not 1 <= rows <= self.batch_rows_max:
             raise QueueLimitError(f"a batch has 1 to {self.batch_rows_max:,} entries, not {rows:,}")
         if size > self.batch_bytes_max:
-            raise QueueLimitError(f"a batch of {size:,} bytes, where at most {self.batch_bytes_max:,} are allowed")
+            raise QueueLimitError(f"a batch has {size:,} bytes; at most {self.batch_bytes_max:,} are allowed")
 
     def check_key(self, key: bytes | None) -> bytes | None:
         if key is not None and not 1 <= len(key) <= self.key_bytes_max:
@@ -57,38 +57,38 @@ class QueueLimits:
 
     def check_lease_ms(self, lease_ms: int | None, *, minimum: int = 0) -> int | None:
         if lease_ms is not None and not minimum <= lease_ms <= self.lease_ms_max:
-            raise QueueLimitError(f"a lease of {lease_ms} ms, where {minimum} to {self.lease_ms_max:,} are allowed")
+            raise QueueLimitError(f"a lease of {lease_ms} ms is not allowed; it must have {minimum} to {self.lease_ms_max:,} ms")
         return lease_ms
 
     def check_wait_ms(self, wait_ms: int) -> int:
         if not 0 <= wait_ms <= self.wait_ms_max:
-            raise QueueLimitError(f"a wait of {wait_ms} ms, where at most {self.wait_ms_max:,} are allowed")
+            raise QueueLimitError(f"a wait of {wait_ms} ms is not allowed; it must have at most {self.wait_ms_max:,} ms")
         return wait_ms
 
     def check_delay_ms(self, delay_ms: int, what: str) -> int:
         if not 0 <= delay_ms <= self.delay_ms_max:
-            raise QueueLimitError(f"{what} of {delay_ms} ms, where 0 to {self.delay_ms_max:,} are allowed")
+            raise QueueLimitError(f"{what} of {delay_ms} ms is not allowed; it must have 0 to {self.delay_ms_max:,} ms")
         return delay_ms
 
     def check_settings(self, settings: QueueSettings) -> QueueSettings:
         self.check_lease_ms(settings.lease_ms, minimum=1)
         if not 0 <= settings.max_deliveries <= ID_MAX:
-            raise InvalidValueError(f"max_deliveries lies between 0 and {ID_MAX}, not at {settings.max_deliveries}")
+            raise InvalidValueError(f"max_deliveries must be from 0 to {ID_MAX}, not {settings.max_deliveries}")
         if settings.max_deliveries and settings.dead_letter_id is None:
-            raise InvalidValueError("a limit of deliveries needs a dead-letter queue for the messages that reach it")
+            raise InvalidValueError("max_deliveries needs a dead-letter queue for the messages that reach this limit")
         return settings
 
     def check_filter(self, text: str) -> str:
         if not 1 <= len(text) <= self.filter_chars_max:
             raise QueueLimitError(f"a filter has 1 to {self.filter_chars_max:,} characters, not {len(text):,}")
         if "\0" in text:
-            raise InvalidValueError("a filter has no NUL character")
+            raise InvalidValueError("a filter must not contain NUL characters")
         return text
 
 
 def check_priority(priority: int) -> int:
     if not PRIORITY_MIN <= priority <= PRIORITY_MAX:
-        raise InvalidValueError(f"a priority lies between {PRIORITY_MIN} (lowest) and {PRIORITY_MAX}, not at {priority}")
+        raise InvalidValueError(f"a priority must be from {PRIORITY_MIN} (lowest) to {PRIORITY_MAX}, not {priority}")
     return priority
 
 
@@ -114,18 +114,18 @@ def check_binding_id(binding_id: int) -> int:
 def check_receiver_id(receiver_id: int | None) -> int | None:
     """Accept clients that do not exist yet, but only ids that some client may get."""
     if receiver_id is not None and not 1 <= receiver_id <= ID_MAX:
-        raise InvalidValueError(f"a receiver is a client id between 1 and {ID_MAX}, not {receiver_id}")
+        raise InvalidValueError(f"a receiver is a client id from 1 to {ID_MAX}, not {receiver_id}")
     return receiver_id
 
 
 def check_sender_id(sender_id: int | None) -> int | None:
     """0 is the overlay, which feeds bound queues."""
     if sender_id is not None and not 0 <= sender_id <= ID_MAX:
-        raise InvalidValueError(f"a sender is a client id between 0 and {ID_MAX}, not {sender_id}")
+        raise InvalidValueError(f"a sender is a client id from 0 to {ID_MAX}, not {sender_id}")
     return sender_id
 
 
 def check_context(context: int | None) -> int | None:
     if context is not None and not 0 <= context <= CONTEXT_MAX:
-        raise InvalidValueError(f"a context lies between 0 and {CONTEXT_MAX}, not at {context}")
+        raise InvalidValueError(f"a context must be from 0 to {CONTEXT_MAX}, not {context}")
     return context

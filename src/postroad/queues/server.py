@@ -44,7 +44,7 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
         if not self._server.admit(self):
-            self._send(t.Error.of(QueueBusyError("this server has as many connections as it takes; try again later")), 0)
+            self._send(t.Error.of(QueueBusyError("the server has reached its maximum of connections; try again later")), 0)
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
@@ -199,12 +199,14 @@ async def _serve(host: str, port: int, store: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Serve queues alone, without an overlay.")
-    parser.add_argument("--listen", default="127.0.0.1:7070", help="host:port; port 0 takes a free one and prints it")
+    parser.add_argument(
+        "--listen", default="127.0.0.1:7070", help="host:port to listen on; port 0 chooses a free port, which is printed"
+    )
     parser.add_argument("--store", default="queues.db", help="an SQLite file, a postgresql:// URL, or `memory`")
     arguments = parser.parse_args()
     host, _, port = arguments.listen.rpartition(":")
     if not host or not port.isdecimal():
-        raise InvalidValueError(f"--listen takes host:port, not {arguments.listen!r}")
+        raise InvalidValueError(f"--listen has the form host:port, not {arguments.listen!r}")
     with contextlib.suppress(ImportError):
         import uvloop  # noqa: PLC0415 - optional
 

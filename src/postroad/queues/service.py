@@ -646,5 +646,5 @@ def _may_write(packet: Packet, session: Session) -> Client:
     client = _identified(packet, session)
     if client.mode is not ClientMode.READ_AND_PUT:
         name = REGISTRY.by_type[type(packet)].name
-        raise ReadOnlyClientError(f"client {client.name!r} is registered for reading only; {name} needs a client that may put")
+        raise ReadOnlyClientError(f"client {client.name!r} is read-only; {name} needs a client that may put")
     return client

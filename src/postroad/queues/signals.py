@@ -97,7 +97,7 @@ class Signals:
     @contextmanager
     def waiter(self, request: TakeRequest) -> Iterator[Waiter]:
         if self.waiting >= self._waiters_max:
-            raise QueueBusyError(f"{self.waiting:,} takes wait already; try again or wait less long")
+            raise QueueBusyError(f"{self.waiting:,} takes are waiting already; try again, or use a shorter wait")
         waiter = Waiter(request)
         self._queues.setdefault(request.queue_id, {})[waiter] = None
         self.waiting += 1

@@ -42,5 +42,5 @@ def connections_max(wanted: int, links: int) -> int:
     limit = UNLIMITED if soft == resource.RLIM_INFINITY else soft
     possible = connections_within(limit, wanted, links)
     if possible < wanted:
-        log.warning("%d connections at most, not %d: the limit of open files is %d (ulimit -n)", possible, wanted, limit)
+        log.warning("at most %d connections instead of %d: the limit of open files is %d (ulimit -n)", possible, wanted, limit)
     return possible

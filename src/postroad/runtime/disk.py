@@ -161,7 +161,7 @@ class Disk:
         if lost.reason in known or len(known) >= DAMAGE_MAX:
             return
         known[lost.reason] = None
-        text = "messages of pubend %x are lost, ticks %d to %d: %s (see `postroad log check`)"
+        text = "messages of pubend %x, ticks %d to %d, are lost: %s (see `postroad log check`)"
         log.error(text, pubend, lost.lo + 1, lost.hi, lost.reason)
 
     @property
@@ -227,5 +227,5 @@ def open_disk(
     options = LogOptions(segment_bytes=config.storage.segment_bytes)
     storage = open_broker_storage(Path(config.data_dir), config.id, [pubend_id(config.id)], options)
     for torn in storage.torn:
-        log.warning("an unfinished write was cut off: %s", torn)
+        log.warning("removed an incomplete write: %s", torn)
     return Disk(storage, config.storage.retention_bytes, loop, report, failed)

@@ -138,7 +138,7 @@ class Listener:
         try:
             await self._loop.connect_accepted_socket(lambda: peer.channel, accepted)
         except OSError as error:
-            log.info("a connection ended before it began: %s", error)
+            log.info("a connection was closed before it was set up: %s", error)
             accepted.close()
             peer.lost()
         else:

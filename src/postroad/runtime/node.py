@@ -242,7 +242,7 @@ class Node:
         """Close the tracks, for which a log may be read, and then the logs."""
         await self._preparation.stop()
         if self.tracking is not None and not await self.tracking.finish():
-            log.warning("the last tracks were not written in time")
+            log.warning("the last tracks were not written before the time limit")
         await asyncio.to_thread(self._disk.close)
 
     async def _settle(self) -> None:
@@ -449,7 +449,7 @@ class Node:
         if peer is None:
             return
         try:
-            peer.refuse(InternalError("the broker failed to serve this connection; its log has the details"))
+            peer.refuse(InternalError("the broker failed to serve this connection; see the log of the broker"))
         except Exception:
             log.exception("the error could not be sent to %r", peer)
             peer.channel.abort()
@@ -484,7 +484,7 @@ class Node:
     def _fail(self, error: Exception) -> None:
         """Stop: the disk failed in a way that only reading it back can clear up."""
         if self.failure is None:
-            log.critical("the broker stops: %s", error)
+            log.critical("the broker stops because of an error: %s", error)
             self.failure = error
             self.request_stop()
 
@@ -532,7 +532,7 @@ class Node:
         """Accept a peer that said hello, or raise."""
         version = agree_version(hello)
         if self._stopping:
-            raise ShuttingDownError("the broker is about to stop")
+            raise ShuttingDownError("the broker is shutting down")
         if hello.role is Role.BROKER:
             peer.cost = hello.cost or 1
         self._identified(peer, hello.role, hello.peer_id, hello.incarnation, hello.name, hello.frame_bytes_max)
@@ -551,7 +551,7 @@ class Node:
     def welcomed(self, peer: Peer, welcome: Welcome) -> None:
         """Accept a broker that answered our hello, or raise."""
         if not PROTOCOL_VERSION_OLDEST <= welcome.version <= PROTOCOL_VERSION:
-            raise HandshakeError(f"{welcome.name} chose version {welcome.version}, which we did not offer")
+            raise HandshakeError(f"{welcome.name} chose version {welcome.version}, which this broker did not offer")
         self._identified(peer, Role.BROKER, welcome.broker_id, welcome.incarnation, welcome.name, welcome.frame_bytes_max)
 
     def _identified(self, peer: Peer, role: Role, peer_id: int, incarnation: int, name: str, frame_bytes_max: int) -> None:
@@ -568,7 +568,7 @@ class Node:
         else:
             bounds = OutboxLimits(links.backlog_data_bytes, links.backlog_control_bytes, 1 << 62, 0)
             if peer_id == self.config.id:
-                raise HandshakeError(f"broker {peer_id} was asked to link to itself, or two brokers have this id")
+                raise HandshakeError(f"broker {peer_id} was configured to link to itself, or two brokers have this id")
         peer.identified(
             role, broker=peer_id, incarnation=incarnation, name=name, limits=bounds, frame_bytes_max=limits.frame_bytes_max
         )
@@ -583,10 +583,10 @@ class Node:
         existing = self._by_broker.get(peer.broker)
         if existing is not None:
             if not newer_wins(existing, peer, self.config.id):
-                peer.channel.close(reason="there is a link already")
+                peer.channel.close(reason="a link between these brokers exists already")
                 return
             self._unlink(existing)
-            existing.channel.close(reason="another link replaces this one")
+            existing.channel.close(reason="a newer link replaces this one")
         self._by_broker[peer.broker] = peer
         log.info("link to %r is up", peer)
         self._fact(LinkUp(peer.link, peer.broker, peer.incarnation, peer.cost))
@@ -665,7 +665,7 @@ class Node:
         if peer.channel.unread:
             unread_s = self._loop.time() - peer.channel.taken_at
             if unread_s > links.client_timeout_s:
-                peer.refuse(BufferLimitError(f"what was sent was not read for {unread_s:.0f} s"))
+                peer.refuse(BufferLimitError(f"the peer did not read for {unread_s:.0f} s"))
             return
         if not peer.channel.reading:
             peer.channel.ping()  # we do not hear its probes, so we tell it by ourselves that we are there
@@ -673,7 +673,7 @@ class Node:
         broker = peer.role is Role.BROKER
         quiet = self._loop.time() - peer.channel.received_at
         if quiet > (links.timeout_s if broker else links.client_timeout_s):
-            log.warning("%r said nothing for %.1f s", peer, quiet)
+            log.warning("received nothing from %r for %.1f s", peer, quiet)
             peer.channel.abort()
         elif quiet >= (links.heartbeat_s if broker else links.client_heartbeat_s) * 0.9:
             peer.channel.ping()

@@ -143,7 +143,7 @@ class Peer:
         """Give the peer this long to say who it is, unless it has said so already."""
         if self.role is not None or self.channel.closing:
             return
-        late = HandshakeError(f"no hello within {seconds:g} s")
+        late = HandshakeError(f"the peer did not identify itself within {seconds:g} s")
         self._handshake = self._loop.call_later(seconds, self.refuse, late)
 
     def identified(
@@ -184,7 +184,7 @@ class Peer:
                 return
             except Exception:
                 log.exception("a frame of %r could not be processed", self)
-                self.refuse(InternalError("the broker failed on this frame; its log has the details"), frame[1])
+                self.refuse(InternalError("the broker failed to process this frame; see the log of the broker"), frame[1])
                 return
 
     def malformed(self, error: WireError) -> None:
@@ -244,13 +244,15 @@ class Peer:
             case Welcome() if self.role is None and self.dialled:
                 self._host.welcomed(self, packet)
             case Goodbye():
-                log.info("%r says goodbye: %s", self, shorten(packet.reason))
+                log.info("%r closed the connection: %s", self, shorten(packet.reason))
                 self.channel.close()
             case Error():
-                log.warning("%r refused us: %s [error %d]", self, shorten(packet.text), packet.code)
+                log.warning("%r refused the connection: %s [error %d]", self, shorten(packet.text), packet.code)
                 self.channel.close()
             case Hello() | Welcome():
-                raise HandshakeError(f"{type(packet).__name__} out of place: the handshake is over or goes the other way")
+                raise HandshakeError(
+                    f"{type(packet).__name__} is not allowed here: the handshake is finished, or the other side must send it"
+                )
             case _:
                 raise UnknownMethodError(method)  # of a service this broker does not offer
 

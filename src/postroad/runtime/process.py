@@ -93,5 +93,5 @@ def _wait_for_end(pids: list[int]) -> None:
     until = time.monotonic() + END_S_MAX
     while any(Path(f"/proc/{pid}").exists() for pid in pids):
         if time.monotonic() > until:
-            raise OverlayError(f"processes {pids} do not end")
+            raise OverlayError(f"processes {pids} did not end")
         time.sleep(POLL_S)

@@ -36,7 +36,7 @@ class Room:
         self._quiet_until = 0.0
         self._told = False  # that the disk is full
         if not reserve.take() and reserve.lacking:  # it was given up before: what is free is for the metadata
-            self.found_full(StorageFullError(str(reserve.directory), "nearly all of the disk is in use"), refused=False)
+            self.found_full(StorageFullError(str(reserve.directory), "the disk is nearly full"), refused=False)
 
     @property
     def full(self) -> bool:
@@ -66,7 +66,10 @@ class Room:
                 self._remind_at = now + REMIND_S
                 self._told = now >= self._quiet_until
                 if self._told:
-                    log.error("the disk is full: messages are refused until there is room, the past is served on: %s", error)
+                    log.error(
+                        "the disk is full: new messages are refused until there is space; stored messages can still be read: %s",
+                        error,
+                    )
             self._full = error
             self._remind(now)
 
@@ -82,7 +85,7 @@ class Room:
             self._full = None
             self._quiet_until = self._clock() + QUIET_S
             if self._told:
-                log.warning("there is room on the disk again; %d appends were refused", self.refused)
+                log.warning("there is space on the disk again; %d appends were refused", self.refused)
 
     def _remind(self, now: float) -> None:
         if now >= self._remind_at:

@@ -135,7 +135,7 @@ def _column(field: t.StructField) -> Column:
         raise SparkSchemaError(f"column {name} is {type_.simpleString()}; attributes can be read as {types}")
     attribute = name.removeprefix(ATTRIBUTE_PREFIX)
     if not attribute:
-        raise SparkSchemaError(f"column {name!r} names no attribute")
+        raise SparkSchemaError(f"column {name!r} is not the name of an attribute")
     return Column(name, attribute, type_, bool((field.metadata or {}).get(AS_TEXT)))
 
 

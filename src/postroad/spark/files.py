@@ -47,7 +47,7 @@ class Files:
         for pubend in pubends:
             view = views.get(pubend)
             if view is None:
-                raise UnknownPubendError(f"no given directory holds a log of pubend {pubend}")
+                raise UnknownPubendError(f"no given directory contains a log of pubend {pubend}")
             begin, end = (view.released, view.last) if ranges is None else ranges[pubend]
             if begin < view.released:
                 planned += self._released(view, begin, min(end, view.released))
@@ -105,7 +105,7 @@ class Files:
         for pubend in self._options.pubends:
             if pubend not in found:
                 listed = ", ".join(map(str, found)) or "none"
-                raise UnknownPubendError(f"no given directory holds a log of pubend {pubend}; there are: {listed}")
+                raise UnknownPubendError(f"no given directory contains a log of pubend {pubend}; there are: {listed}")
         return {pubend: found[pubend] for pubend in self._options.pubends}
 
     def _released(self, view: LogView, lo: int, hi: int) -> list[tuple[float, Piece]]:

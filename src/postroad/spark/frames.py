@@ -40,7 +40,7 @@ def messages(
     try:
         return _with_own_scans(spark, reader.option("pushdown", "true").load(path))
     except (Py4JError, AttributeError) as error:
-        log.warning("conditions are not pushed down, since this Spark is built otherwise than expected: %s", error)
+        log.warning("conditions are not pushed down, because this version of Spark is not supported: %s", error)
         return reader.option("pushdown", "false").load(path)
 
 

@@ -138,7 +138,7 @@ class Overlay:
                 raise PubendUnreachableError(f"the broker of pubend {pubend} cannot be reached now")
             if pubend not in spans:
                 listed = ", ".join(map(str, spans)) or "none"
-                raise UnknownPubendError(f"no broker within reach hosts pubend {pubend}; there are: {listed}")
+                raise UnknownPubendError(f"no reachable broker hosts pubend {pubend}; there are: {listed}")
         return {pubend: spans[pubend] for pubend in self._options.pubends}
 
     def _whole(self, span: PubendSpan) -> tuple[int, int]:

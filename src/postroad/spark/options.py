@@ -78,7 +78,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
     options = _known(given, READ_OPTIONS)
     directories, urls = _directories(options), _urls(options)
     if bool(directories) == bool(urls):
-        raise SparkOptionError("give either path, one or more data directories of brokers, or url, a running broker")
+        raise SparkOptionError("give either path (data directories of brokers) or url (a running broker)")
     return ReadOptions(
         directories=directories,
         urls=urls,
@@ -101,11 +101,13 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
     options = _known(given, WRITE_OPTIONS)
     urls = _urls(options)
     if not urls:
-        raise SparkOptionError("give url, the broker to publish at; several, separated by commas, share the partitions")
+        raise SparkOptionError(
+            "give url with the broker to publish at; several brokers, separated by commas, share the partitions"
+        )
     name = options.get("name")
     batch = _take(options, "batch", _number, None)
     if batch is not None and not name:
-        raise SparkOptionError("batch says which write of a name this is: give name, too")
+        raise SparkOptionError("the option batch needs the option name")
     if name is not None and not 1 <= len(name) <= 128:
         raise SparkOptionError("a name has 1 to 128 characters")
     return WriteOptions(urls, name, batch, _take(options, "timeoutSeconds", _seconds, TIMEOUT_S))
@@ -118,7 +120,7 @@ def _known(given: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
         name = by_lower.get(key.lower())
         if name is None:
             near = difflib.get_close_matches(key.lower(), by_lower, 1)
-            meant = f"; {by_lower[near[0]]} was probably meant" if near else f"; the options are {', '.join(names)}"
+            meant = f"; did you mean {by_lower[near[0]]}?" if near else f"; the options are {', '.join(names)}"
             raise SparkOptionError(f"there is no option {key!r}{meant}")
         known[name] = value
     return known
@@ -143,7 +145,7 @@ def _choice(options: Mapping[str, str], name: str, choices: tuple[str, ...]) -> 
 def _positive(text: str) -> int:
     value = _number(text)
     if value == 0:
-        raise ValueError("0 makes no sense here")
+        raise ValueError("the value must not be 0")
     return value
 
 
@@ -182,7 +184,7 @@ def pubend_of(text: str) -> int:
     except ValueError:
         raise ValueError(f"a pubend is a number such as 256 or 0x100, not {text!r}") from None
     if not 0 <= pubend < 1 << 64:
-        raise ValueError(f"{text} is no pubend")
+        raise ValueError(f"{text} is not a pubend")
     return pubend
 
 

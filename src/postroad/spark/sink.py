@@ -83,7 +83,7 @@ class BatchSink(DataSourceArrowWriter):
     def __init__(self, schema: t.StructType, options: WriteOptions, *, overwrite: bool) -> None:
         check_schema(schema)
         if overwrite:
-            raise SparkSchemaError("messages cannot be overwritten: use the mode append")
+            raise SparkSchemaError("messages cannot be overwritten; use the mode append")
         self._options = options
         self._name = options.name or str(uuid.uuid4())
 
@@ -97,9 +97,9 @@ class StreamSink(DataSourceStreamArrowWriter):
     def __init__(self, schema: t.StructType, options: WriteOptions, *, overwrite: bool) -> None:
         check_schema(schema)
         if overwrite:
-            raise SparkSchemaError("messages cannot be overwritten: use the output mode append")
+            raise SparkSchemaError("messages cannot be overwritten; use the output mode append")
         if options.batch is not None:
-            raise SparkSchemaError("option batch is for batch writes: a stream has its own numbers")
+            raise SparkSchemaError("the option batch is only for batch writes; a stream has its own batch numbers")
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:  # type: ignore[override]  # as its base does

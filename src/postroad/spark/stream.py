@@ -52,7 +52,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return _offset({pubend: last for pubend, (_, last) in spans.items()})
         for pubend in starting:
             if pubend not in spans:
-                raise UnknownPubendError(f"option startingTicks names pubend {pubend}, which is not there")
+                raise UnknownPubendError(f"option startingTicks names pubend {pubend}, which does not exist")
         return _offset({pubend: starting.get(pubend, released) for pubend, (released, _) in spans.items()})
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
@@ -69,7 +69,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         except NotConnectedError as error:
             if self._target is not None:
                 raise
-            log.warning("nothing new can be seen now: %s", error)
+            log.warning("cannot look for new messages now: %s", error)
             return start
         position = _ticks(start)
         ends: dict[int, int] = {}

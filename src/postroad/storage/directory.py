@@ -111,7 +111,7 @@ def find_logs(path: Path) -> dict[int, Path]:
     """Return the logs in a data directory by pubend, for those who only read: nothing is opened or locked."""
     file = path / FORMAT_NAME
     if not file.is_file():
-        raise StorageFormatError(str(path), "this is no data directory of a broker (it has no file named format)")
+        raise StorageFormatError(str(path), "this is not the data directory of a broker (it has no file named format)")
     _check_version(path, _read_format(file))
     return logs_in(path)
 
@@ -146,7 +146,7 @@ def _check_format(path: Path, broker_id: int, disk: Disk) -> None:
     file = path / FORMAT_NAME
     if not file.exists():
         if (path / METADATA_NAME).exists() or (path / PUBENDS_NAME).exists():
-            raise StorageFormatError(str(file), "the file is missing, though the directory holds a broker's data")
+            raise StorageFormatError(str(file), "the file is missing, but the directory contains data of a broker")
         _write_format(file, broker_id, disk)
         return
     found = _read_format(file)
@@ -157,7 +157,7 @@ def _check_format(path: Path, broker_id: int, disk: Disk) -> None:
 
 def _check_version(path: Path, found: _Format) -> None:
     if found.format != FORMAT_VERSION:
-        reason = f"data of format {found.format}, where this release reads format {FORMAT_VERSION}"
+        reason = f"the data have format {found.format}; this release reads format {FORMAT_VERSION}"
         raise StorageFormatError(str(path), reason)
 
 
@@ -167,7 +167,7 @@ def _read_format(file: Path) -> _Format:
     try:
         return msgspec.json.decode(data, type=_Format)
     except msgspec.MsgspecError as error:
-        raise StorageFormatError(str(file), f"this is no format file of a broker ({error})") from error
+        raise StorageFormatError(str(file), f"this is not the format file of a broker ({error})") from error
 
 
 def _write_format(file: Path, broker_id: int, disk: Disk) -> None:

@@ -265,7 +265,7 @@ class ClientMachine:
         assert self._operation is not None
         memory, home = self._memory(self._operation.topic), m.name(status.extensions, "h")
         if memory.home or home is None:
-            self._next_proxy(TopicsUnavailableError("the answer names no home"), now)
+            self._next_proxy(TopicsUnavailableError("the answer does not name a home server"), now)
             return
         memory.home = home
         self._persist(self._memory_row(self._operation.topic))
@@ -282,7 +282,7 @@ class ClientMachine:
         home = m.name(status.extensions, "h") or memory.home
         if isinstance(operation, GetFrom):
             if status.message_id is None or status.message_id == memory.last_message_id:
-                self._next_proxy(TopicsUnavailableError("the answer to a get names no new message"), now)
+                self._next_proxy(TopicsUnavailableError("the answer to a get does not name a new message"), now)
                 return
             memory.last_message_id, memory.home = status.message_id, home
             received = Received(operation.topic, status.message_id, status.body)

@@ -28,23 +28,23 @@ def load_proxies(path: str | Path) -> tuple[str, ...]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from error
     if len(data) > FILE_BYTES_MAX:
-        raise ConfigError(f"{path}: more than {FILE_BYTES_MAX >> 20} MiB; a file of proxies has one address per line")
+        raise ConfigError(f"{path}: more than {FILE_BYTES_MAX >> 20} MiB; the file must have one address per line")
     found: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
         address = line.partition("#")[0].strip()
         if not address:
             continue
         if len(address.split()) > 1:
-            raise ConfigError(f"{path}: line {number}: {address!r}; write one address on each line")
+            raise ConfigError(f"{path}: line {number}: {address!r}; the file must have one address per line")
         try:
             endpoint(address)
         except InvalidValueError as error:
             raise ConfigError(f"{path}: line {number}: {error}") from error
         if address in found:
-            raise ConfigError(f"{path}: line {number}: {address} stands in line {found[address]} already")
+            raise ConfigError(f"{path}: line {number}: {address} is already in line {found[address]}")
         found[address] = number
     if not found:
-        raise ConfigError(f"{path}: no proxy; write the address of each on a line of its own, for example 127.0.0.1:7101")
+        raise ConfigError(f"{path}: the file names no proxy; write one address per line, for example 127.0.0.1:7101")
     if len(found) > PROXIES_MAX:
-        raise ConfigError(f"{path}: {len(found)} proxies, where at most {PROXIES_MAX} are allowed")
+        raise ConfigError(f"{path}: {len(found)} proxies; at most {PROXIES_MAX} are allowed")
     return tuple(found)

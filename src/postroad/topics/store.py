@@ -75,7 +75,7 @@ class SqliteStore:
             except BlockingIOError:
                 if time.monotonic() > until:
                     raise TopicsStoreError(
-                        f"{path} is held by another process; one process at a time may use this id in this data directory"
+                        f"{path} is in use by another process; only one process at a time may use this id in this data directory"
                     ) from None
                 time.sleep(0.02)
             else:

@@ -179,7 +179,9 @@ class Budget:
             now = self._clock()
             for account in [each for each in self._accounts if each.grant and _is_slow(each, now)]:
                 self.closed += 1
-                account.exceed(BufferLimitError(f"{account.input:,} of {account.grant:,} bytes of a frame came, and others wait"))
+                account.exceed(
+                    BufferLimitError(f"only {account.input:,} of {account.grant:,} bytes of a frame arrived, and others wait")
+                )
 
     def _has_room(self, length: int) -> bool:
         """Tell whether a grant fits: one always does when there is no other."""
@@ -200,9 +202,7 @@ class Budget:
         largest = max((each for each in self._accounts if not each.of_link), key=lambda each: each.held)
         self.closed += 1
         largest.exceed(
-            BufferLimitError(
-                f"all clients together hold {self.clients_bytes:,} bytes, and this connection {largest.held:,} of them"
-            )
+            BufferLimitError(f"the buffers of all clients use {self.clients_bytes:,} bytes, this connection {largest.held:,}")
         )
 
 

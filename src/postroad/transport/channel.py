@@ -164,7 +164,7 @@ class Channel(asyncio.Protocol):
         outbox, limits = self.outbox, self.outbox.limits
         held = outbox.held
         if outbox.overflown and not self._closing:
-            self._exceed(BufferLimitError(f"{held:,} bytes wait for this connection, which does not read them"))
+            self._exceed(BufferLimitError(f"{held:,} bytes wait for this connection, which reads too slowly"))
             return
         beyond = 0 if self._writable or self._transport is None or self.closed else self._transport.get_write_buffer_size()
         self._check_at = held + CHECK_BYTES

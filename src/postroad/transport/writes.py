@@ -45,4 +45,4 @@ class Writes:
             try:
                 flush()
             except Exception as error:  # noqa: BLE001  # as for any callback of the loop: the others must not suffer
-                self._loop.call_exception_handler({"message": "a connection could not be written to", "exception": error})
+                self._loop.call_exception_handler({"message": "cannot write to a connection", "exception": error})

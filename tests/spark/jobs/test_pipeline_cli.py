@@ -65,7 +65,7 @@ def test_trace_tells_the_way_of_a_message(mixed: Opened, run: object, tmp_path: 
     ("arguments", "words"),
     [
         (("trace", "zz", "--data", "x"), "32 hexadecimal digits"),
-        (("trace", "--data", "x"), "give ids, or --ids-file, or --all"),
+        (("trace", "--data", "x"), "give ids, --ids-file or --all"),
         (("audit",), "give --data"),
         (("compact", "--data", "x"), "either --out DIR or --in-place"),
         (("audit", "--data", "/nowhere"), "no pubend logs in /nowhere"),

@@ -258,7 +258,7 @@ def test_a_file_that_somebody_removed_is_a_hole(original: Path, tmp_path: Path) 
     found = ask(tmp_path / "tracks")
     assert published(found) == [0, 2, 3]
     (hole,) = [hole for hole in found.holes if hole.kind is HoleKind.DAMAGED]
-    assert "the file is gone" in hole.reason
+    assert "the file is missing" in hole.reason
     assert hole.concerns(START + 2000)
 
 

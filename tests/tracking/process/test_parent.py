@@ -313,7 +313,7 @@ def test_another_process_follows_one_that_was_killed(tmp_path: Path) -> None:
         with pytest.raises(OverlayError, match="failed"):
             await asyncio.wrap_future(waiting)
         keeper.track(world.publish(10))
-        with pytest.raises(OverlayError, match="does not track"):
+        with pytest.raises(OverlayError, match="not available"):
             await asyncio.wrap_future(keeper.search(TracksQuestion(bytes(16))))
         stats = keeper.stats()
         assert (stats["tracking_failed"], stats["tracking_dropped"], stats["tracking_restarts"]) == (1, 10, 0)

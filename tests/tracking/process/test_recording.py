@@ -392,7 +392,7 @@ def track_at(rate: int, seconds: int, settings: TrackingSettings) -> Tracks:
 def test_blooms_that_fill_too_fast_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
     """The defaults bear 280 messages per second of one history: beyond, the log says what to set, and figures show it."""
     tracks = track_at(600, 30, BLOOM)
-    (record,) = [each for each in caplog.records if "blooms are too small" in each.message]
+    (record,) = [each for each in caplog.records if "Bloom filters are too small" in each.message]
     assert "2 T_s + T_j <= w T_n" in record.message
     assert "n >= 5," in record.message
     assert 500 <= tracks.figures.rate_peak <= 700

@@ -354,7 +354,7 @@ def assemble(columns: list[pa.Array[Any]], layout: Layout, limits: BatchLimits) 
     rows = len(columns[0])
     for column in columns:
         if len(column) != rows:
-            raise BatchError(f"columns of {rows} and {len(column)} rows cannot stand in one batch")
+            raise BatchError(f"columns of {rows} and {len(column)} rows cannot be in one batch")
     layout.check(limits)
     if rows > limits.rows:
         raise BatchLimitError(f"a batch of {rows:,} rows", "rows", limits.rows)

@@ -71,7 +71,7 @@ def id_column(ids: Any) -> pa.Array[Any]:
         case _:
             data = id_bytes(ids)
     if len(data) % MESSAGE_ID_BYTES:
-        raise InvalidValueError(f"ids take {MESSAGE_ID_BYTES} bytes each; {len(data)} bytes are no whole number of them")
+        raise InvalidValueError(f"ids take {MESSAGE_ID_BYTES} bytes each; {len(data)} bytes is not a multiple")
     return id_array_of(data)
 
 

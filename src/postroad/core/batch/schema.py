@@ -118,7 +118,7 @@ def layout_of_schema(schema: pa.Schema) -> Layout:
     for column in list(schema)[SYSTEM_COLUMNS:]:
         kind = _KIND_OF_TYPE_ID.get(column.type.id)
         if kind is None or not column.name.startswith(ATTRIBUTE_PREFIX):
-            raise BatchError(f"column {column.name[:80]!r} ({column.type}) is no attribute")
+            raise BatchError(f"column {column.name[:80]!r} ({column.type}) is not an attribute")
         names.append(column.name[len(ATTRIBUTE_PREFIX) :])
         kinds.append(kind)
     return layout_of(tuple(names), tuple(kinds))

@@ -250,12 +250,12 @@ class FormerLives:
     def _note(self, pubend: int, lo: int, hi: int, now: float) -> tuple[str, bytes]:
         context = self._context
         context.keep_all_until = max(context.keep_all_until, now + context.config.subscriber_grace_s)
-        text = f"the messages of pubend {pubend:x} in ({lo}, {hi}] are lost with the files of a former life of this broker"
+        text = f"the messages of pubend {pubend:x} in ({lo}, {hi}] were lost with this broker's former files"
         if context.config.replaces:
-            context.orders.append(Notice(f"{text}; subscribers that did not have them are told of the gap"))
+            context.orders.append(Notice(f"{text}; subscribers that did not receive them get a gap"))
         else:
-            hint = "if that was intended, start it with --replace next time; else see whether the right disk is mounted"
-            context.orders.append(Notice(f"{text}; subscribers that did not have them are told of the gap; {hint}", error=True))
+            hint = "if this is intended, use --replace next time; otherwise check that the right disk is mounted"
+            context.orders.append(Notice(f"{text}; subscribers that did not receive them get a gap; {hint}", error=True))
         if context.config.observed:
             context.orders.append(RangeLost(pubend, lo, hi))
         return self._losses.add(pubend, Loss(lo, hi, context.incarnation, context.wall_ms))
@@ -333,8 +333,8 @@ class FormerLives:
             return
         self._adopting = incarnation
         text = (
-            f"another life of broker {self._context.broker} was heard of: this one goes on as incarnation {incarnation}; "
-            "either its files were lost or replaced by an old copy, or two brokers have this id"
+            f"other brokers know a newer incarnation of broker {self._context.broker}; it continues as {incarnation}. "
+            "Its files were lost or replaced by an old copy, or two brokers have this id"
         )
         self._context.orders.append(Notice(text, error=not self._context.config.replaces))
         base = (incarnation - self._count).to_bytes(8, "big")

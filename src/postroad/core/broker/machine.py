@@ -416,7 +416,7 @@ class Broker:
             case p.SealEpoch():
                 self._writing.seal(link, message, packet)
             case _:
-                raise WrongRoleError(f"a client may not send {type(message).__name__}")
+                raise WrongRoleError(f"a client must not send {type(message).__name__}")
 
     def _subscribe(self, link: LinkId, message: p.Subscribe, packet: int, now: float) -> None:
         """Take a subscription; it waits while nobody has told us yet what we once were, and what it had from us then."""
@@ -425,7 +425,7 @@ class Broker:
         elif len(self._parked) < PARKED_MAX:
             self._parked.append((link, message, packet))
         else:
-            raise TooManyError(f"this broker has just started and lets at most {PARKED_MAX} subscriptions wait")
+            raise TooManyError(f"this broker has just started; at most {PARKED_MAX} subscriptions can wait until it is ready")
 
     def _take_begun(self, now: float) -> None:
         """Go on with what waited for the first ticks of our pubends."""
@@ -469,7 +469,7 @@ class Broker:
             case p.Unicast():
                 self._unicast(message, link, batch, now)
             case _:
-                raise WrongRoleError(f"a broker may not send {type(message).__name__}")
+                raise WrongRoleError(f"a broker must not send {type(message).__name__}")
 
     def _believe(self, message: p.Packet, link: LinkId, batch: Batch | None) -> bool:
         """Tell whether a packet of a neighbour may be acted on; raise when it cannot be so.
@@ -500,7 +500,7 @@ class Broker:
     def _child_stream(self, pubend: int) -> Stream:
         """Return the stream a neighbour asks for. Word of its broker may still be on its way to us."""
         if pubend not in self._streams and len(self._streams) >= STREAMS_MAX:
-            raise TooManyError(f"this broker follows at most {STREAMS_MAX} pubends")
+            raise TooManyError(f"this broker supports at most {STREAMS_MAX} pubends")
         return self._streams.ensure(pubend)
 
     def _link_state(self, record: p.LinkState, link: LinkId, now: float) -> None:

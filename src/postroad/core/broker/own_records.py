@@ -41,25 +41,25 @@ PUBLISHER_LIMIT: Final = 1 << 32
 _NUMBER_BYTES: Final = 8
 
 CONSEQUENCES: Final = {
-    DURABLE_KEY: "the subscription goes on from the oldest message that is held for this broker, so some may be delivered again",
-    HOME_KEY: "where this subscription is at home is asked again when its client comes",
-    NAME_KEY: "another broker may be told that this durable name is free, while the one that reserved it takes it",
-    HOLD_KEY: "nothing is released until that broker has told anew what it needs",
-    FLOOR_KEY: "nothing is released until the clients that may come back have had their time",
-    HORIZON_KEY: "the stream of this pubend goes on a little ahead of the clock",
-    PUBLISHER_KEY: "the ids of new publishers go on far above those that were seen",
-    KNOWN_KEY: "the brokers of the overlay are gathered anew from other records and from the neighbours",
-    WRITER_KEY: "batches of this writer are refused; read what is there, and write the rest under another name",
-    INCARNATION_KEY: "incarnations go on from the clock, which is above every number before",
-    LOST_KEY: "everything before the first tick of this pubend is taken for lost",
-    BORN_KEY: "when this pubend began is not known any more; its log and its horizon are as they were",
-    HEARD_KEY: "what other brokers once said is remembered only from now on",
-    "incarnation": "this start is numbered by the clock, which is above every number before",
-    "pubends": "the logs that are found in the directory are opened; one that is missing would not be noticed",
-    UNREADABLE: "it may have been any of them, so horizons, holds and publisher ids are all taken for damaged",
+    DURABLE_KEY: "the subscription continues from the oldest message kept for this broker, so messages may be delivered again",
+    HOME_KEY: "the broker asks for the home of this subscription again when its client connects",
+    NAME_KEY: "two brokers may create the durable subscription with this name at the same time",
+    HOLD_KEY: "no messages are deleted until that broker has reported again what it needs",
+    FLOOR_KEY: "no messages are deleted until disconnected clients have had time to return",
+    HORIZON_KEY: "the stream of this pubend continues a little ahead of the clock",
+    PUBLISHER_KEY: "new publishers get ids far above those that were used",
+    KNOWN_KEY: "the list of brokers is rebuilt from other records and from the neighbours",
+    WRITER_KEY: "batches of this writer are refused; read what was written, and write the rest under another name",
+    INCARNATION_KEY: "the next incarnation is taken from the clock, which is above all earlier numbers",
+    LOST_KEY: "everything before the first tick of this pubend counts as lost",
+    BORN_KEY: "the first tick of this pubend is no longer known; its log and its horizon are intact",
+    HEARD_KEY: "earlier reports of other brokers are forgotten",
+    "incarnation": "the number of this start is taken from the clock, which is above all earlier numbers",
+    "pubends": "the broker opens the logs that it finds in the directory; it would not notice a missing one",
+    UNREADABLE: "it may have been any record, so all horizons, holds and publisher ids count as damaged",
 }
 NAMELESS: Final = "without a readable name"
-_OTHER: Final = "it is left out"
+_OTHER: Final = "it is ignored"
 
 
 @dataclass(slots=True)

@@ -80,14 +80,16 @@ def _check_link_state(record: LinkState) -> None:
     _check_owner(record.origin, record.pubends)
     for broker, cost in record.neighbours:
         if cost > COST_MAX:
-            raise ImplausibleError(f"broker {record.origin} names a cost of {cost} to broker {broker}, above {COST_MAX}")
+            raise ImplausibleError(
+                f"broker {record.origin} reports a cost of {cost} to broker {broker}; the maximum is {COST_MAX}"
+            )
 
 
 def _check_owner(broker: int, pubends: Mapping[int, int] | list[int]) -> None:
     for pubend in pubends:
         if pubend_broker(pubend) != broker:
             raise ImplausibleError(
-                f"broker {broker} speaks for pubend {pubend:x}, which belongs to broker {pubend_broker(pubend)}"
+                f"broker {broker} sent knowledge of pubend {pubend:x}, which belongs to broker {pubend_broker(pubend)}"
             )
 
 
@@ -103,4 +105,4 @@ def _check_rows(lo: int, hi: int, batch: Batch | None) -> None:
 
 def _check_count(what: str, value: int, bound: int) -> None:
     if value >= bound:
-        raise ImplausibleError(f"{what} is {value}, where {bound} is never reached")
+        raise ImplausibleError(f"{what} is {value}; it must be below {bound}")

@@ -165,7 +165,7 @@ class Session:
                     registration.closed()
             self._open(publisher)
         if was_main:
-            self._fail_questions(NotConnectedError("the connection was lost before an answer came"))
+            self._fail_questions(NotConnectedError("the connection was lost before an answer arrived"))
             self._subscribing.clear()
             self._unsubscribing.clear()
             self._reading.disconnected()
@@ -214,7 +214,7 @@ class Session:
                 del self._questions[packet]
                 self._events.append(QuestionAnswered(packet, message))
             case _:
-                raise ProtocolViolationError(f"a broker does not send {type(message).__name__} to a client")
+                raise ProtocolViolationError(f"a broker must not send {type(message).__name__} to a client")
 
     def refused(self, packet: int, error: PostroadError, *, link: LinkId, now: float) -> None:
         """Take in that the broker answered the request with an error."""

@@ -82,7 +82,7 @@ class Reading:
         if found is None or found.pubend != message.pubend:
             return
         if message.lo != found.position or message.hi > max(found.hi, found.position) or message.hi < message.lo:
-            raise ProtocolViolationError(f"a read of pubend {message.pubend:x} was not answered where it stands")
+            raise ProtocolViolationError(f"a read of pubend {message.pubend:x} was answered for another position")
         if not message.more:
             self._packets.pop(packet)
             found.packet = 0

@@ -143,7 +143,9 @@ class Writing:
             message.broker,
             message.base,
         ):
-            self._fail(writer, EpochChangedError(f"batch {writer.epoch} of {writer.name!r} is not where it was begun"))
+            self._fail(
+                writer, EpochChangedError(f"batch {writer.epoch} of {writer.name!r} is not open at the broker where it was begun")
+            )
             return
         writer.opened, writer.open, writer.packet, writer.tries = message, True, 0, 0
         writer.skew_ms = message.wall_ms - clock_ms

@@ -423,12 +423,12 @@ def _unread(published: Published, unknown: Sequence[int]) -> Iterator[str]:
     for hole in (*published.holes, *published.absent):
         yield describe_log_hole(hole)
     for pubend in unknown:
-        yield f"pubend {pubend:x}: no log of it was given, so its messages were not checked"
+        yield f"pubend {pubend:x}: its log was not given, so its messages were not checked"
 
 
 def _lost_with_files(tracks: Tracks) -> Iterator[str]:
     for pubend, lo, hi in lost_with_files(tracks):
-        yield f"pubend {pubend:x}, ticks ({lo}, {hi}]: lost with the files of a former life of its broker"
+        yield f"pubend {pubend:x}, ticks ({lo}, {hi}]: lost with former files of its broker"
 
 
 def hops(spark: SparkSession, histories: Sequence[History]) -> DataFrame:

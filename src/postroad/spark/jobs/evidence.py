@@ -84,7 +84,7 @@ def doubts(
             yield describe_log_hole(hole)
     for pubend in unknown:
         if pubend_broker(pubend) not in scope.without:
-            yield f"pubend {pubend:x}: no log of it was given, so its messages were not checked"
+            yield f"pubend {pubend:x}: its log was not given, so its messages were not checked"
     yield from _brokers_without_tracks(published, tracks, claims, histories, scope)
     yield from _directory_doubts(published.directories, tracks, scope)
     yield from tracks.doubts
@@ -144,7 +144,7 @@ def _durable_doubts(
     cursors = {pubend: tick for pubend, tick in durable.cursors.items() if pubend_broker(pubend) not in scope.without}
     if durable.subscriber not in names:
         if is_overdue(max(cursors.values(), default=0) >> COUNTER_BITS, scope.now_ms):
-            yield f"durable subscription {durable.subscriber!r} of broker {broker} is in no tracks"
+            yield f"durable subscription {durable.subscriber!r} of broker {broker} is not in any tracks"
         return
     for pubend, tick in sorted(cursors.items()):
         told, at_ms = reached.get((durable.subscriber, pubend)), tick >> COUNTER_BITS
@@ -153,7 +153,7 @@ def _durable_doubts(
         if is_overdue(at_ms, scope.now_ms, QUIET_MS + (tracks.persistence_ms or T_P_MS)):
             yield (
                 f"durable subscription {durable.subscriber!r} of broker {broker} has acknowledged pubend {pubend:x} up to "
-                f"{moment_text(at_ms)}, and tracks tell of it up to {moment_text(told >> COUNTER_BITS)} only"
+                f"{moment_text(at_ms)}, but its tracks end at {moment_text(told >> COUNTER_BITS)}"
             )
 
 
@@ -166,8 +166,8 @@ class LostDisk(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"broker {self.broker} came back without its files: others have messages of it from {moment_text(self.from_ms)} on, "
-            f"its own files begin at {moment_text(self.begin_ms)}; what it published until then, and nobody else holds, is lost"
+            f"broker {self.broker} returned without its files: others have messages of it from {moment_text(self.from_ms)} on, "
+            f"its own files begin at {moment_text(self.begin_ms)}; what it published before, and no other broker has, is lost"
         )
 
 
@@ -218,9 +218,9 @@ def overdue(counts: DataFrame, claims: Claims, scope: Scope, persistence_ms: int
         if target.kind == "subscriber":
             who = f"subscriber {target.subscriber} about broker {target.origin}"
         since_text = moment_text(row["oldest"] * GRAIN_MS)
-        told.append(f"{row['count']:,} messages since {since_text} are in no tracks yet: {who}")
+        told.append(f"{row['count']:,} messages since {since_text} are not in tracks yet: {who}")
     if len(told) > NAMED_MAX:
-        told[NAMED_MAX:] = [f"and {len(told) - NAMED_MAX:,} accounts more with messages that are in no tracks yet"]
+        told[NAMED_MAX:] = [f"and {len(told) - NAMED_MAX:,} more accounts with messages that are not in tracks yet"]
     return told
 
 
@@ -230,7 +230,7 @@ def overdue(counts: DataFrame, claims: Claims, scope: Scope, persistence_ms: int
 def lost_ranges(tracks: Tracks) -> list[LogHole]:
     """Return what brokers say that they lost of their own pubends, when they came back without their files."""
     rows = tracks.of_kind("lost").filter(F.col("subscriber") == "").select("pubend", "from_tick", "to_tick").distinct().collect()
-    reason = "lost with the files of a former life of its broker; those who had not had it were told"
+    reason = "lost with former files of its broker; subscribers that did not receive it got a gap"
     return [LogHole(row["pubend"], row["from_tick"], row["to_tick"], reason) for row in sorted(rows)]
 
 

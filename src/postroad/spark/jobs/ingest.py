@@ -133,7 +133,7 @@ def _write(
     for pubend, count in counts.items():
         known = [unit.rows for unit in units if unit.pubend == pubend]
         if None not in known and count != sum(rows for rows in known if rows is not None):
-            raise StorageError(f"of pubend {pubend:x} {count:,} rows were written, where its segments hold another number")
+            raise StorageError(f"of pubend {pubend:x} {count:,} rows were written, but its segments contain another number")
     return counts
 
 

@@ -113,11 +113,9 @@ def _read_commit(where: Place, path: str) -> Commit:
     try:
         commit = msgspec.json.decode(where.read(f"{COMMITS}/{name}"), type=Commit)
     except msgspec.MsgspecError as error:
-        raise LakeError(where.root, f"{COMMITS}/{name} makes no sense ({error})") from error
+        raise LakeError(where.root, f"{COMMITS}/{name} is invalid ({error})") from error
     if commit.version != VERSION:
-        raise LakeError(
-            where.root, f"{COMMITS}/{name} is of version {commit.version}, where this release reads version {VERSION}"
-        )
+        raise LakeError(where.root, f"{COMMITS}/{name} has version {commit.version}; this release reads version {VERSION}")
     return commit
 
 
@@ -131,7 +129,7 @@ def _settle(where: Place, commits: Sequence[Commit], *, repair: bool) -> None:
                 put_in_place(where, commit)
             where.remove(staged)
         elif any(not where.exists(new) for commit in named for _, new in commit.files):
-            raise LakeError(where.root, "an ingest is at work or was cut off; wait for it, or run ingest again to finish it")
+            raise LakeError(where.root, "an ingest is running or was interrupted; wait for it, or run ingest again to finish it")
 
 
 def put_in_place(where: Place, commit: Commit) -> None:

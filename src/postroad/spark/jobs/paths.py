@@ -59,7 +59,7 @@ class Overlay:
         tracked = set(tracked)
         named = {broker for history in histories for broker in (history.broker, history.peer, history.origin) if broker}
         brokers = np.array(sorted(named | tracked), np.int64)
-        absent = [TrackHole(broker, ABSENT, 0, 1 << 60, "its tracks are not here") for broker in sorted(named - tracked)]
+        absent = [TrackHole(broker, ABSENT, 0, 1 << 60, "its tracks are missing") for broker in sorted(named - tracked)]
         index = {broker: place for place, broker in enumerate(brokers.tolist())}
         return cls(
             kind=np.array([history.kind for history in histories], "U10"),

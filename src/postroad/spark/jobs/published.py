@@ -111,7 +111,7 @@ def released_hole(view: LogView) -> LogHole | None:
     if view.released <= view.marked:
         return LogHole(view.pubend, 0, view.released, "released by its broker")
     return LogHole(
-        view.pubend, view.marked, view.released, "its oldest segments are gone, and the log did not release them", False
+        view.pubend, view.marked, view.released, "its oldest segments are missing, and the log did not release them", False
     )
 
 

@@ -49,7 +49,7 @@ def plain_error(error: Exception) -> PostroadError:
         if isinstance(known, type) and issubclass(known, PostroadError):
             return error_of_code(known.code, message.strip())
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return SparkError(f"Spark could not do it: {(lines[0] if lines else type(error).__name__)[:_SHOWN_MAX]}")
+    return SparkError(f"Spark failed: {(lines[0] if lines else type(error).__name__)[:_SHOWN_MAX]}")
 
 
 def write(frame: DataFrame, path: str, form: Format) -> None:

@@ -72,7 +72,7 @@ def read_index(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             table = _open(name, data)
             rows = list(_index_rows(name, table))
         except FileNotFoundError:
-            yield _head_row(name, {"kind": GONE, "head": {"problem": "the file is gone"}})
+            yield _head_row(name, {"kind": GONE, "head": {"problem": "the file is missing"}})
         except TrackFileError as error:
             yield _head_row(name, {"kind": DAMAGED, "head": {"problem": error.reason}})
         else:
@@ -232,7 +232,7 @@ def _bit_bodies(name: str, rows: pa.RecordBatch) -> tuple[pa.Array[Any], bool | 
     bloom = _is_bloom(rows)
     size, m = np.asarray(pc.binary_length(bits)).astype(np.int64), integers(rows.column("m"), 0)
     if bool((bloom & (size != (m + 7) >> 3)).any()) or bool((~bloom & (size % MESSAGE_ID_BYTES != 0)).any()):
-        raise TrackFileError(name, "an element's bits are not as long as it says")
+        raise TrackFileError(name, "the bits of an element do not have the stated length")
     return bits, ~bloom
 
 

@@ -342,11 +342,9 @@ def _check_chains(heads: Sequence[FileHead], before: Mapping[str, ChainEnds | No
         ends = before.get(directory)
         doubts += [f"{directory}: {text}" for text in breaks([(file.name, file.digest, file) for file in _neighbours(sound)])]
         if not chained and ends is None:
-            unchained.append(f"{directory}: its files are not chained, so nobody can say whether some were changed or removed")
+            unchained.append(f"{directory}: its files are not chained, so changed or removed files cannot be noticed")
         elif ends is None:
-            unchained.append(
-                f"{directory}: nothing says which is the newest file, so nobody can say whether newer ones were removed"
-            )
+            unchained.append(f"{directory}: the newest file is not recorded, so it cannot be noticed if newer files were removed")
         else:
             doubts += [f"{directory}: {text}" for text in _check_ends(files, ends, _chain_ends(directory) or ends)]
     return tuple(doubts), tuple(unchained)
@@ -364,12 +362,12 @@ def _check_ends(files: Sequence[FileHead], before: ChainEnds, now: ChainEnds) ->
     at_hand = [file for file in files if file.order == wanted]
     if wanted is not None and not at_hand:
         if files[-1].order < wanted:
-            yield f"the newest files up to {before.newest} are gone"
+            yield f"the newest files up to {before.newest} are missing"
     elif not any(file.kind != FILE or is_named(before.digest, file.digest, file) for file in at_hand):
         yield f"{before.newest} was rewritten"
     first = _order(files[0].previous)
     if first is not None and files[0].previous_digest and (_order(now.dropped) or (-1, -1)) < first:
-        yield f"the oldest files up to {files[0].previous} are gone, and the broker did not drop them"
+        yield f"the oldest files up to {files[0].previous} are missing, and the broker did not delete them"
 
 
 def _between(
@@ -390,7 +388,7 @@ def _dropped(heads: Sequence[FileHead]) -> list[TrackHole]:
     for head in heads:
         kept[head.broker] = max(kept.get(head.broker, 0), head.kept_from_ms)
     return [
-        TrackHole(broker, HoleKind.DROPPED.value, 0, since - 1, "older than what is kept")
+        TrackHole(broker, HoleKind.DROPPED.value, 0, since - 1, "older than the retention time")
         for broker, since in kept.items()
         if since > 0
     ]
@@ -405,4 +403,4 @@ def _crashes(records: DataFrame, late_ms: int) -> list[TrackHole]:
 
 
 def _crash_text(row: Row) -> str:
-    return f"incarnation {row['number']} ended without a farewell"
+    return f"incarnation {row['number']} did not shut down cleanly"

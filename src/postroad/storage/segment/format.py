@@ -122,9 +122,9 @@ def parse_header(data: Bytes) -> Header:
         raise FormatError(f"{len(data)} bytes are too few for a header")
     magic, version, publishers, pubend, base, salt, forgotten, check = _HEADER.unpack_from(data)
     if magic != SEGMENT_MAGIC:
-        raise FormatError("this is no segment of a pubend's log")
+        raise FormatError("this is not a segment of a pubend's log")
     if version != VERSION:
-        raise VersionError(f"segment of version {version}, where this release reads version {VERSION}")
+        raise VersionError(f"the segment has version {version}; this release reads version {VERSION}")
     verify(data, salt, "header")
     return Header(pubend, base, salt, publishers, forgotten, check)
 
@@ -133,10 +133,10 @@ def parse_snapshot(header: Header, data: Bytes) -> Entries:
     """Read the publishers' last ids that stand behind the header."""
     wanted = header.publishers * ENTRY.itemsize
     if len(data) < wanted:
-        raise FormatError("the snapshot of publishers is cut short")
+        raise FormatError("the snapshot of publishers is incomplete")
     body = memoryview(data)[:wanted]
     if xxh3_64_intdigest(body, header.salt) != header.snapshot_check:
-        raise FormatError("the check of the snapshot of publishers fails")
+        raise FormatError("the checksum of the snapshot of publishers is wrong")
     return np.frombuffer(body, ENTRY)
 
 
@@ -152,7 +152,7 @@ def pack_record(data: Sequence[Bytes], *, rows: int, first: int, last: int, grou
 def parse_record(data: Bytes, offset: int, salt: int) -> Record:
     """Read the header of the record that stands at `offset` of its file."""
     if len(data) < ALIGNMENT:
-        raise FormatError("the header of a record is cut short")
+        raise FormatError("the header of a record is incomplete")
     magic, length, rows, first, last, group, stated, check = _RECORD.unpack_from(data)
     if magic != RECORD_MAGIC:
         raise FormatError("no record starts here")
@@ -164,7 +164,7 @@ def parse_record(data: Bytes, offset: int, salt: int) -> Record:
 
 def verify_body(record: Record, data: Bytes, salt: int) -> None:
     if xxh3_64_intdigest(data, salt) != record.check:
-        raise FormatError("the check of a batch fails")
+        raise FormatError("the checksum of a batch is wrong")
 
 
 def pack_footer(index: Index, *, end: int, last: int, rows: int, salt: int) -> tuple[Trailer, bytes]:
@@ -179,7 +179,7 @@ def pack_footer(index: Index, *, end: int, last: int, rows: int, salt: int) -> t
 def parse_trailer(data: Bytes, size: int, salt: int) -> Trailer:
     """Read the last 64 bytes of a closed segment of `size` bytes."""
     if len(data) < ALIGNMENT:
-        raise FormatError("the trailer is cut short")
+        raise FormatError("the trailer is incomplete")
     magic, entries, _, end, last, rows, stated, check = _TRAILER.unpack_from(data)
     if magic != TRAILER_MAGIC:
         raise FormatError("the trailer of a closed segment is missing")
@@ -192,7 +192,7 @@ def parse_trailer(data: Bytes, size: int, salt: int) -> Trailer:
 def parse_index(trailer: Trailer, data: Bytes, salt: int) -> Index:
     body = memoryview(data)[: trailer.entries * INDEX_ENTRY.itemsize]
     if len(body) < trailer.entries * INDEX_ENTRY.itemsize or xxh3_64_intdigest(body, salt) != trailer.index_check:
-        raise FormatError("the check of the index fails")
+        raise FormatError("the checksum of the index is wrong")
     return np.frombuffer(body, INDEX_ENTRY)
 
 
@@ -204,4 +204,4 @@ def sealed(head: bytes, salt: int) -> bytes:
 def verify(data: Bytes, salt: int, what: str) -> None:
     view = memoryview(data)
     if xxh3_64_intdigest(view[:_CHECKED], salt) != _CHECK.unpack_from(view, _CHECKED)[0]:
-        raise FormatError(f"the check of the {what} fails")
+        raise FormatError(f"the checksum of the {what} is wrong")

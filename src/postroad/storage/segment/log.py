@@ -305,7 +305,7 @@ class SegmentLog:
         try:
             self._disk.truncate(active.descriptor, active.end)
         except OSError as error:
-            self._failed = f"{cause.strerror}, and then the file could not be cut back: {error.strerror}"
+            self._failed = f"{cause.strerror}, and then the file could not be truncated: {error.strerror}"
 
     def _fail(self, active: _Active, error: OSError) -> NoReturn:
         self._failed = f"a sync failed: {error.strerror}"
@@ -415,7 +415,7 @@ class SegmentLog:
         """Yield the segments that may hold ticks above `lo`, each with where to start reading."""
         for segment in closed[bisect_right(closed, lo, key=lambda segment: segment.last) :]:
             if segment.path in self._gone:
-                segment = replace(segment, problem="the file is gone")  # noqa: PLW2901  # the same segment, known better
+                segment = replace(segment, problem="the file is missing")  # noqa: PLW2901  # the same segment, known better
             if segment.base >= lo or segment.problem is not None:
                 yield segment, segment.start, segment.base
                 continue
@@ -423,7 +423,7 @@ class SegmentLog:
             place = bisect_right(ticks, lo) - 1
             yield segment, offsets[place], ticks[place]
         if active.path in self._gone:
-            active = replace(active, problem="the file is gone")
+            active = replace(active, problem="the file is missing")
         if active.last > lo or active.base > lo:
             yield active, offset, after
 
@@ -555,7 +555,7 @@ class SegmentLog:
 
     def _give_up_tail(self, segment: Segment, found: Scan, mark: Mark) -> None:
         """Begin a new segment behind one whose end was durable and is damaged: it is no unfinished append."""
-        reason = found.problem or f"{mark.end:,} bytes were durable, and the file has {segment.end:,}"
+        reason = found.problem or f"{mark.end:,} bytes were durable, but the file has {segment.end:,}"
         self._damage.append(Damage(found.last, mark.last, CorruptSegmentError(str(segment.path), found.end, reason)))
         end = min(segment.end, mark.end)
         if end < segment.end:

@@ -39,10 +39,10 @@ def pack_mark(mark: Mark, salt: int) -> bytes:
 
 def parse_mark(data: Bytes, salt: int) -> Mark:
     if len(data) != ALIGNMENT:
-        raise FormatError("the mark is cut short")
+        raise FormatError("the mark is incomplete")
     magic, base, end, last, rows, _, _ = _MARK.unpack_from(data)
     if magic != MARK_MAGIC:
-        raise FormatError("this is no mark")
+        raise FormatError("this is not a mark")
     verify(data, salt, "mark")
     return Mark(base, end, last, rows)
 
@@ -54,9 +54,9 @@ def pack_released(pubend: int, tick: int) -> bytes:
 
 def parse_released(data: Bytes, pubend: int) -> int:
     if len(data) != ALIGNMENT:
-        raise FormatError("the mark is cut short")
+        raise FormatError("the mark is incomplete")
     magic, tick, *_ = _MARK.unpack_from(data)
     if magic != RELEASED_MAGIC:
-        raise FormatError("this is no mark of a release")
+        raise FormatError("this is not a mark of a release")
     verify(data, pubend, "mark")
     return int(tick)

@@ -85,7 +85,7 @@ def observe(path: Path, pubend: int, *, tolerant: bool = False) -> LogView:
         except (StorageError, FileNotFoundError):
             if all(each.exists() for each in paths):
                 raise
-    raise StorageError(f"{path} is released faster than it can be looked at; try again")
+    raise StorageError(f"{path} is released faster than it can be read; try again")
 
 
 def parts(view: LogView, lo: int, hi: int, bytes_wanted: int) -> list[Part]:
@@ -192,7 +192,7 @@ def _layout(window: Window, segment: Segment, record: Record) -> Layout:
     try:
         return decode_layout(body)
     except BatchError as error:
-        raise CorruptSegmentError(str(segment.path), record.offset, f"a record holds no batch ({error})") from error
+        raise CorruptSegmentError(str(segment.path), record.offset, f"a record contains no valid batch ({error})") from error
 
 
 def _gone(part: Part) -> StorageError | GapError:
@@ -201,7 +201,7 @@ def _gone(part: Part) -> StorageError | GapError:
     bases = sorted(segment_base(each) for each in path.parent.glob(f"*{SUFFIX}"))
     if bases and bases[0] >= part.segment.last:
         return GapError(part.pubend, part.lo, part.hi)
-    return CorruptSegmentError(str(path), 0, "the file is gone")
+    return CorruptSegmentError(str(path), 0, "the file is missing")
 
 
 # --- one look ------------------------------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ def _view(path: Path, paths: list[Path], pubend: int, *, tolerant: bool) -> LogV
     for each, following in zip_longest(paths, paths[1:]):
         base = segment_base(each)
         if base != reached:
-            reason = f"it follows on tick {base}, the segment before it ends at {reached}"
+            reason = f"it begins after tick {base}, but the previous segment ends at {reached}"
             holes.append(Hole(reached, base, CorruptSegmentError(str(each), 0, reason)))
         try:
             segments.append(_segment(each, pubend, mark, is_last=following is None))
@@ -258,7 +258,7 @@ def _open_segment(path: Path, header: Header, size: int, mark: bytes) -> Segment
     marked = _mark(mark, header)
     if marked is not None:
         if marked.end > size:
-            reason = f"{marked.end:,} bytes were durable, and the file has {size:,}"
+            reason = f"{marked.end:,} bytes were durable, but the file has {size:,}"
             raise CorruptSegmentError(str(path), size, reason)
         end, last = marked.end, marked.last
     everything = Segment(path, header.base, last, header.size, size, header.salt)

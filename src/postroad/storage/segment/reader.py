@@ -100,9 +100,9 @@ def read_record(window: Window, segment: Segment, offset: int, after: int) -> Re
     """Read and check the header of the record at `offset`, whose ticks must lie above `after`."""
     record = parse_record(window.view(offset, ALIGNMENT), offset, segment.salt)
     if record.end > segment.end:
-        raise FormatError("the last record is cut short")
+        raise FormatError("the last record is incomplete")
     if record.first <= after:
-        raise FormatError(f"a record starts at tick {record.first}, after tick {after}")
+        raise FormatError(f"a record begins at tick {record.first}, but the one before ends at tick {after}")
     return record
 
 
@@ -110,15 +110,15 @@ def read_body(window: Window, segment: Segment, record: Record) -> Batch:
     """Read, check and decode the batch of a record. Raises `FormatError` when its bytes are not those that were written."""
     body = window.view(record.offset, record.size).slice(ALIGNMENT)
     if len(body) < record.length:
-        raise FormatError("the last record is cut short")
+        raise FormatError("the last record is incomplete")
     data = body.slice(0, record.length)
     verify_body(record, data, segment.salt)
     try:
         batch = decode(data)
     except BatchError as error:
-        raise CorruptSegmentError(str(segment.path), record.offset, f"a record holds no batch ({error})") from error
+        raise CorruptSegmentError(str(segment.path), record.offset, f"a record contains no valid batch ({error})") from error
     if not _as_promised(batch, record):
-        raise CorruptSegmentError(str(segment.path), record.offset, "a batch is not what the header of its record says")
+        raise CorruptSegmentError(str(segment.path), record.offset, "a batch does not match the header of its record")
     return batch
 
 
@@ -166,7 +166,7 @@ def walk(window: Window, segment: Segment, offset: int, after: int) -> Iterator[
         offset, after = record.end, record.last
         error = None
     if after < segment.last:
-        reason = f"the records end at tick {after}, not {segment.last}"
+        reason = f"the records end at tick {after}, not at {segment.last}"
         yield Damage(after, segment.last, error or CorruptSegmentError(str(segment.path), offset, reason))
 
 
@@ -226,9 +226,7 @@ def read_range(
     position = max(lo, released)
     for segment, offset, after in places:
         if position < min(segment.base, hi):
-            missing = CorruptSegmentError(
-                str(segment.path), 0, f"what should stand before it, from tick {position} on, is missing"
-            )
+            missing = CorruptSegmentError(str(segment.path), 0, f"the records before it, from tick {position} on, are missing")
             found.reached = min(segment.base, hi)
             found.damage.append(Damage(position, found.reached, missing))
             if found.reached == hi:

@@ -95,7 +95,7 @@ def segment_name(base: int) -> str:
 
 def segment_base(path: Path) -> int:
     if _NAME.fullmatch(path.name) is None:
-        raise StorageFormatError(str(path), "a segment is named by 16 hexadecimal digits; move this file away")
+        raise StorageFormatError(str(path), "the name of a segment has 16 hexadecimal digits; move this file away")
     return int(path.stem, 16)
 
 
@@ -124,13 +124,15 @@ def read_header(disk: Disk, path: Path, pubend: int, previous: int | None, *, me
         finally:
             disk.close(descriptor)
         if header.base != base:
-            raise FormatError(f"the header is that of segment {segment_name(header.base)}")
+            raise FormatError(f"the header belongs to segment {segment_name(header.base)}")
         if header.size > size:
-            raise FormatError("the snapshot of publishers is cut short")
+            raise FormatError("the snapshot of publishers is incomplete")
     if header.pubend != pubend:
         raise StorageFormatError(str(path), f"this is a log of pubend {header.pubend}, not {pubend}")
     if previous is not None and header.base != previous:
-        raise CorruptSegmentError(str(path), 0, f"it follows on tick {header.base}, the segment before it ends at {previous}")
+        raise CorruptSegmentError(
+            str(path), 0, f"it begins after tick {header.base}, but the previous segment ends at {previous}"
+        )
     return header, size
 
 
@@ -281,5 +283,5 @@ def open_damage(segments: Sequence[Segment]) -> Iterator[Damage]:
         if segment.problem is not None:
             yield Damage(segment.base, segment.last, CorruptSegmentError(str(segment.path), 0, segment.problem))
         if following is not None and following.base > segment.last:
-            reason = f"it follows on tick {following.base}, the segment before it ends at {segment.last}"
+            reason = f"it begins after tick {following.base}, but the previous segment ends at {segment.last}"
             yield Damage(segment.last, following.base, CorruptSegmentError(str(following.path), 0, reason))

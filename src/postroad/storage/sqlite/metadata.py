@@ -144,11 +144,11 @@ class SqliteMetadata:
         if application == 0 and version == 0 and execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
             self._create()
         elif application != _APPLICATION_ID:
-            raise StorageFormatError(str(self.path), "this is no metadata of a broker")
+            raise StorageFormatError(str(self.path), "this is not the metadata file of a broker")
         elif version == 1:
             self._script(f"{_MIGRATION} PRAGMA user_version = {SCHEMA_VERSION};")
         elif version != SCHEMA_VERSION:
-            reason = f"metadata of version {version}, where this release reads version {SCHEMA_VERSION}"
+            reason = f"the metadata have version {version}; this release reads version {SCHEMA_VERSION}"
             raise StorageFormatError(str(self.path), reason)
         self._check_structure()
 

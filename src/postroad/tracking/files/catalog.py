@@ -294,11 +294,11 @@ class Catalog:
 
     def holes(self, kept_from_ms: int, open_records: Iterable[Record] = ()) -> Iterator[Hole]:
         if kept_from_ms > 0:
-            yield Hole(HoleKind.DROPPED, 0, kept_from_ms - 1, "older than the tracks that are kept here")
+            yield Hole(HoleKind.DROPPED, 0, kept_from_ms - 1, "older than the oldest tracks here")
         late = self._options.late_ms
         living = [record for record in open_records if isinstance(record, Crash)]
         for crash in (*self.crashes, *living):
-            reason = f"what incarnation {crash.incarnation} had not written yet was lost"
+            reason = f"incarnation {crash.incarnation} ended before it had written its last tracks"
             yield Hole(HoleKind.CRASH, crash.from_ms - late, crash.to_ms + late, reason)
         for place, summary, reason in self._missing():
             before = next((file.time_ms for file in reversed(self.files[:place]) if self.summary(file)), kept_from_ms)
@@ -318,7 +318,7 @@ class Catalog:
             if file.error is not None:
                 yield place, file.summary or Summary(), str(file.error)
             elif wanted is not None and wanted[:2] > oldest and wanted[:2] not in present:
-                yield place, Summary(), str(TrackFileError(self._disk.path(str(wanted)), "the file is gone"))
+                yield place, Summary(), str(TrackFileError(self._disk.path(str(wanted)), "the file is missing"))
 
 
 def element_size(element: Element) -> int:

@@ -85,4 +85,4 @@ def breaks(files: Sequence[tuple[str, str, Link]]) -> Iterator[str]:
         yield from head.broken
     for (former, digest, before), (name, _, head) in pairwise(files):
         if head.previous_digest and not is_named(head.previous_digest, digest, before):
-            yield f"{name} follows on another {head.previous} than {former}"
+            yield f"{name} names another {head.previous} as its predecessor than {former}"

@@ -183,7 +183,7 @@ def writer_lock(directory: Path, wait_s: float) -> Iterator[None]:
     with _lock_file(directory / WRITER_LOCK_NAME) as descriptor:
         while not _locked(descriptor, wait=False):
             if time.monotonic() > until:
-                raise StorageFailedError(str(directory), "another process still writes tracks there")
+                raise StorageFailedError(str(directory), "another process is still writing tracks there")
             time.sleep(LOCK_POLL_S)
         yield
 

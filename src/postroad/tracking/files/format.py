@@ -93,7 +93,7 @@ class TrackTable:
         try:
             file = _parquet(self._data)
             if file.schema_arrow.names != SCHEMA.names or file.schema_arrow.types != SCHEMA.types:
-                raise FormatError("its columns are not those of tracks")
+                raise FormatError("it does not have the columns of a track file")
             table = file.read(columns=columns, use_threads=False)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise FormatError(f"Parquet cannot be read ({error})") from error
@@ -131,7 +131,7 @@ def unpack(data: pa.Buffer) -> TrackTable:
     """Verify the bytes of a file, or raise `FormatError`."""
     end = unpack_end(data, data.size)
     if not isinstance(end, FileEnd) or xxh3_64_intdigest(memoryview(data)[: end.body_bytes]) != end.body_check:
-        raise FormatError("it is damaged: its check does not fit")
+        raise FormatError("it is damaged: its checksum is wrong")
     return TrackTable(end, data)
 
 
@@ -139,11 +139,11 @@ def unpack_end(data: pa.Buffer, size: int) -> FileEnd | int:
     """Verify the end of a file of this size and read its head; a number says how many bytes of the end it takes to do so."""
     view = memoryview(data)
     if size < _SMALLEST:
-        raise FormatError(f"it has {size} bytes and is cut short")
+        raise FormatError(f"it has {size} bytes and is incomplete")
     length, magic = _TAIL.unpack_from(view, len(view) - _TAIL.size)
     footer = len(view) - _TAIL.size - length  # in this part of the file; before it when negative
     if magic != _PARQUET_MAGIC or footer + size - len(view) < _CHECK.size:
-        raise FormatError("it does not end as Parquet does; perhaps it is cut short")
+        raise FormatError("it does not end like a Parquet file; perhaps it is incomplete")
     if footer < _CHECK.size:
         return _missing(view, size, _CHECK.size - footer)
     check = view[footer - _CHECK.size : footer]
@@ -151,25 +151,25 @@ def unpack_end(data: pa.Buffer, size: int) -> FileEnd | int:
     if marked != _MAGIC:
         raise FormatError("it is damaged, or not written by a broker")
     if version != VERSION:
-        raise FormatError(f"it is of version {version}, where this release reads version {VERSION}")
+        raise FormatError(f"it has version {version}; this release reads version {VERSION}")
     if reserved != _RESERVED:
-        raise FormatError("it is damaged: there is something where nothing is written")
+        raise FormatError("it is damaged: it has data where a track file has none")
     start = footer - _CHECK.size - described_bytes
     if start < 0:
         return _missing(view, size, -start)
     described = view[start : footer - _CHECK.size]
     if xxh3_64_intdigest(described) != of_head or xxh3_64_intdigest(view[footer:]) != of_footer:
-        raise FormatError("it is damaged: its check does not fit")
+        raise FormatError("it is damaged: its checksum is wrong")
     try:
         found = msgspec.msgpack.decode(described, type=_Described)
     except msgspec.MsgspecError as error:
-        raise FormatError(f"its head makes no sense ({error})") from error
+        raise FormatError(f"its header is invalid ({error})") from error
     return FileEnd(found.head, found.summary, _digest(check), start + size - len(view), of_data)
 
 
 def _missing(view: memoryview, size: int, more: int) -> int:
     if len(view) + more > size:
-        raise FormatError("it is damaged: its end speaks of more than there is")
+        raise FormatError("it is damaged: its footer points beyond the file")
     return len(view) + more
 
 

@@ -326,7 +326,7 @@ def element_of(batch: pa.RecordBatch, row: int) -> Element:
             broker=values["broker"],
         )
     except (ValueError, TypeError, OverflowError) as error:
-        raise RowError(f"row {row} is no element: {error}") from error
+        raise RowError(f"row {row} is not an element: {error}") from error
 
 
 def _element_data(batch: pa.RecordBatch, row: int, strategy: Strategy, origin: int, m: int) -> tuple[Numbers | None, Ids | None]:

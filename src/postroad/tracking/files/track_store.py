@@ -299,7 +299,7 @@ class TrackStore:
             with suppress(FilesChangedError):
                 return ask()
             self._catalog.refresh()
-        raise TrackFileError(self._disk.path(""), "its files change all the time")
+        raise TrackFileError(self._disk.path(""), "its files change too fast to be read")
 
     def _covering(
         self, subscriber: str, pubend: int, tick: int, open_records: Iterable[Record]

@@ -76,7 +76,7 @@ class Broken:
         over = self.left - self.right
         by = f"{_readable(over)} {self.unit} too much" if self.unit else f"{self.left / self.right:,.2f} times too much"
         sides = f"{_readable(self.left)} > {_readable(self.right)} {self.unit}".rstrip()
-        return f"{self.name}: {self.inequality} fails: {sides}, {by}. Repair by one of: {'; '.join(self.repairs)}"
+        return f"{self.name}: {self.inequality} fails: {sides}, {by}. Fix it with one of: {'; '.join(self.repairs)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ class Backlog:
             self.given += order_bytes(order)
             return True
         if self._missed is None:
-            log.error("tracking is too slow: events are dropped")
+            log.error("tracking is too slow: some events are not tracked")
         self.drop(order)
         return False
 

@@ -140,7 +140,7 @@ class Serving:
         """Finish. A broker that said no farewell died: what it did say is written."""
         self._logs.give_up()
         if not self._ended and not self._tracking.figures.failed:
-            log.warning("the broker died; what it said of its messages is written")
+            log.warning("the broker ended unexpectedly; the tracks it sent are written to disk")
             self._tracking.track(Track(clock_ms(), (), flush=True))
         if not self._tracking.close(END_S_MAX):
             log.error("the last tracks could not be written within %.0f s", END_S_MAX)

@@ -201,9 +201,9 @@ class TrackingProcess:
     def search(self, question: TracksQuestion | CoverageQuestion) -> Future[Findings]:
         future: Future[Findings] = Future()
         if self._life is None or self._finishing:
-            future.set_exception(OverlayError("this broker does not track at the moment"))
+            future.set_exception(OverlayError("tracking is not available at this broker at the moment"))
         elif len(self._asked) >= QUESTIONS_MAX:
-            future.set_exception(TooManyError(f"{QUESTIONS_MAX} questions about tracks wait already"))
+            future.set_exception(TooManyError(f"{QUESTIONS_MAX} questions about tracks are waiting already"))
         else:
             number = next(self._numbers)
             self._asked[number] = future
@@ -229,7 +229,7 @@ class TrackingProcess:
         life.say_all()
         ended, _ = await asyncio.wait([life.ended, *self._reads], timeout=END_S_MAX)
         if life.ended not in ended:
-            log.warning("process %d still writes the last tracks", self.pid)
+            log.warning("process %d is still writing the last tracks", self.pid)
             self.abandon()
             return False
         return await asyncio.to_thread(life.process.wait) == 0 and not self._figures.failed
@@ -262,7 +262,7 @@ class TrackingProcess:
         self._former, self._figures = self._former.followed_by(self._figures), Figures()
         steady = self._loop.time() - life.began_s >= STEADY_S
         self._failures = 1 if steady else self._failures + 1
-        log.error("the tracking process has ended (%s); the broker goes on, and starts another one", reason)
+        log.error("the tracking process ended (%s); the broker continues and starts another one", reason)
         self._backlog.start_over(clock_ms())
         self._restarting = self._loop.create_task(self._restart(life))
 
@@ -275,7 +275,7 @@ class TrackingProcess:
             try:
                 await self._live(clock_ms())
             except OSError as error:
-                log.error("no tracking process can be started: %s", error)  # noqa: TRY400  # the reason is all there is to say
+                log.error("cannot start a tracking process: %s", error)  # noqa: TRY400  # the reason is all there is to say
                 self._failures += 1
             else:
                 self._restarts += 1
@@ -297,7 +297,7 @@ class TrackingProcess:
             case Progress():
                 self._backlog.taken, self._figures = message.taken, message.figures
                 if message.figures.failed:
-                    self._lost(life, "it has failed: see above")
+                    self._lost(life, "it failed: see above")
             case Durable():
                 self._report(Tracked(message.horizons))
             case Answer():
@@ -332,4 +332,4 @@ class TrackingProcess:
     def _refuse_all(self) -> None:
         while self._asked:
             _, future = self._asked.popitem()
-            future.set_exception(OverlayError("tracking has failed; see the broker's log"))
+            future.set_exception(OverlayError("tracking failed; see the log of the broker"))

@@ -200,8 +200,10 @@ class Tracks:
         if self.store.recovered.crash is not None:
             crash = self.store.recovered.crash
             self.figures.holes += 1
-            who = "the tracking process before" if crash.incarnation == state.incarnation else f"incarnation {crash.incarnation}"
-            log.warning("%s ended without a farewell: its last deliveries may not be traced", who)
+            who = (
+                "the previous tracking process" if crash.incarnation == state.incarnation else f"incarnation {crash.incarnation}"
+            )
+            log.warning("%s did not shut down cleanly: its last deliveries may be missing in traces", who)
 
     # --- events
 
@@ -280,7 +282,7 @@ class Tracks:
             self._keep(flush, error)
             return
         if self._unwritten is not None:
-            log.warning("tracks are written again")
+            log.warning("tracks can be written again")
         self._unwritten, self._unwritten_bytes, self._written_ms = None, 0, self._wall_ms
         self._durable.update({record.pubend: record.tick for record in flush.records if isinstance(record, Horizon)})
         self.figures.elements += len(flush.closed)
@@ -297,9 +299,9 @@ class Tracks:
         if broken is not None and not self._warned:
             self._warned = True
             log.warning(
-                "blooms are too small for %d messages per second of one history, so searches err more often. %s. "
+                "Bloom filters are too small for %d messages per second in one history, so traces have more false entries. %s. "
                 "In [tracking], m is `bits`, n `capacity`, T_p `persistence_ms`, T_s `skew_tolerance_ms`, T_j `jitter_ms`; "
-                '`postroad tracking plan` finds a set that fits, and `strategy = "exact"` needs none',
+                '`postroad tracking plan` computes suitable values; `strategy = "exact"` needs none',
                 round(rate),
                 broken,
             )
@@ -308,13 +310,13 @@ class Tracks:
         try:
             self.store.retain(self._wall_ms)
         except StorageError as error:
-            log.warning("old tracks cannot be dropped: %s", error)
+            log.warning("old tracks cannot be deleted: %s", error)
         self.figures.stored_bytes = self.store.bytes
 
     def _keep(self, flush: Flush, error: StorageError) -> None:
         """Keep a flush for another try, or as much of it as there is room for."""
         if self._unwritten is None:
-            log.error("tracks cannot be written, which is tried again: %s", error)
+            log.error("tracks cannot be written; the broker will try again: %s", error)
         elements = (*flush.closed, *flush.copies)
         self._unwritten, self._unwritten_bytes = flush, sum(map(element_size, elements))
         if self._unwritten_bytes + self.tracker.memory_bytes <= self._settings.memory_bytes_max:
@@ -330,7 +332,7 @@ class Tracks:
         self.figures.dropped += entries
         self.figures.holes += 1
         self.tracker.take([Crash(self.tracker.incarnation, from_ms, max(from_ms, to_ms))], self._wall_ms)
-        log.error("%d entries of tracks were dropped", entries)
+        log.error("%d track entries were lost", entries)
 
     # --- replays
 
@@ -344,7 +346,7 @@ class Tracks:
         try:
             found = self._logs[pubend].ids(replay.position, replay.hi, REPLAY_BYTES)
         except StorageError as error:
-            log.error("the log of pubend %x cannot be read, its publisher history stays incomplete: %s", pubend, error)  # noqa: TRY400
+            log.error("the log of pubend %x cannot be read; its publisher history is incomplete: %s", pubend, error)  # noqa: TRY400
             del self._replays[pubend]
             self._unreadable.add(pubend)
             return

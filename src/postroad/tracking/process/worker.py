@@ -155,9 +155,9 @@ class Tracking:
         """
         future: Future[ResultT] = Future()
         if self._has_failed() or self._stopping:
-            future.set_exception(OverlayError("this broker does not track at the moment"))
+            future.set_exception(OverlayError("tracking is not available at this broker at the moment"))
         elif len(self._asked) >= QUESTIONS_MAX:
-            future.set_exception(TooManyError(f"{QUESTIONS_MAX} questions about tracks wait already"))
+            future.set_exception(TooManyError(f"{QUESTIONS_MAX} questions about tracks are waiting already"))
         else:
             self._asked.append((question, future))
             self._hurry.set()
@@ -194,7 +194,7 @@ class Tracking:
             with self._writing():
                 self._keep()
         except Exception:
-            log.exception("tracking has failed; the broker goes on without it")
+            log.exception("tracking failed; the broker continues without it")
             self._fail()
 
     def _writing(self) -> AbstractContextManager[None]:
@@ -285,4 +285,4 @@ class Tracking:
         with suppress(IndexError):
             while True:
                 _, future = self._asked.popleft()
-                future.set_exception(OverlayError("tracking has failed; see the broker's log"))
+                future.set_exception(OverlayError("tracking failed; see the log of the broker"))

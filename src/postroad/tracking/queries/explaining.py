@@ -70,11 +70,11 @@ def explain(evidence: Evidence) -> Explanation:
     if receipts:
         return _delivered(evidence, min(receipts, key=lambda receipt: receipt.probability))
     if _is_not_there(evidence):
-        return _explanation(evidence, Verdict.NOT_PUBLISHED, "neither the log nor the tracks of its origin know the message")
+        return _explanation(evidence, Verdict.NOT_PUBLISHED, "neither the log nor the tracks of its origin contain the message")
     lost = [(broker, each.lost[0]) for broker, each in evidence.coverage.items() if each.lost]
     if lost:
         broker, loss = lost[0]
-        reason = f"broker {broker} told it that the ticks ({loss.from_tick}, {loss.to_tick}] are lost to it"
+        reason = f"broker {broker} reported to the subscriber that the ticks ({loss.from_tick}, {loss.to_tick}] are lost"
         return _explanation(evidence, Verdict.GAP, reason, broker)
     spans = [(broker, span) for broker, each in evidence.coverage.items() for span in each.spans]
     if spans:
@@ -83,7 +83,7 @@ def explain(evidence: Evidence) -> Explanation:
 
 
 def _delivered(evidence: Evidence, receipt: Receipt) -> Explanation:
-    reason = f"broker {receipt.broker} sent it"
+    reason = f"broker {receipt.broker} sent the message to the subscriber"
     span = next(iter(evidence.coverage[receipt.broker].spans), None) if receipt.broker in evidence.coverage else None
     text = None if span is None else span.filter
     return _explanation(evidence, Verdict.DELIVERED, reason, receipt.broker, text, receipt.probability)
@@ -104,34 +104,34 @@ def _promised(evidence: Evidence, broker: int, span: SpanFound) -> Explanation:
     stopped = _stopped_at(evidence, broker)
     matches = _matches(evidence, span)
     if matches is False:
-        reason = f"its filter did not match; the message got as far as broker {stopped}"
+        reason = f"the filter did not match; the message reached broker {stopped}"
         return _explanation(evidence, Verdict.FILTERED, reason, stopped, span.filter)
     if matches is None:
         reason = (
-            f"everything that matched its filter was sent to it at broker {broker}, and this was not;"
-            " the message itself is gone from the log, so the filter cannot be tried"
+            f"broker {broker} sent the subscriber everything that matched its filter, and did not send this message;"
+            " the log no longer contains the message, so the filter cannot be checked"
         )
         return _explanation(evidence, Verdict.FILTERED, reason, stopped, span.filter)
     if any(hole.kind in {"crash", "damaged"} for hole in evidence.coverage[broker].holes):
-        reason = f"its filter matches, but broker {broker} lost tracks of that time"
+        reason = f"the filter matches, but broker {broker} lost its tracks of that time"
         return _explanation(evidence, Verdict.CRASHED, reason, broker, span.filter)
-    reason = f"its filter matches and broker {broker} says that all that matched was sent, but its tracks have no such delivery"
+    reason = f"the filter matches; broker {broker} recorded that all matches were sent, but not this one"
     return _explanation(evidence, Verdict.MISSING, reason, broker, span.filter)
 
 
 def _not_promised(evidence: Evidence) -> Explanation:
     for broker, each in evidence.coverage.items():
         if each.before is not None and not each.before.detached_ms:
-            reason = f"it is attached to broker {broker}, which has sent it everything up to tick {each.before.to_tick} so far"
+            reason = f"the subscriber is at broker {broker}, which has sent everything up to tick {each.before.to_tick} so far"
             return _explanation(evidence, Verdict.IN_DOUBT, reason, broker, each.before.filter)
     holed = [(broker, hole) for broker, each in evidence.coverage.items() for hole in each.holes if _knew(each)]
     if holed:
         broker, hole = holed[0]
         verdict = Verdict.CRASHED if hole.kind == "crash" else Verdict.UNKNOWN
-        return _explanation(evidence, verdict, f"broker {broker} lost tracks of that time: {hole.reason}", broker)
+        return _explanation(evidence, verdict, f"broker {broker} lost its tracks of that time: {hole.reason}", broker)
     if evidence.unasked:
         names = ", ".join(str(each.broker) for each in evidence.unasked)
-        reason = f"it had no such subscription where that could be asked; broker {names} could not be"
+        reason = f"no broker that answered had this subscription; these brokers did not answer: {names}"
         return _explanation(evidence, Verdict.UNKNOWN, reason)
     before = [(each.before.to_tick, broker, each.before) for broker, each in evidence.coverage.items() if each.before]
     after = [(each.after.from_tick, broker, each.after) for broker, each in evidence.coverage.items() if each.after]
@@ -139,22 +139,22 @@ def _not_promised(evidence: Evidence) -> Explanation:
         return _left_before(evidence, *max(before, key=lambda entry: entry[:2])[1:], later=bool(after))
     if after:
         tick, broker, span = min(after, key=lambda entry: entry[:2])
-        reason = f"its subscription at broker {broker} begins later, after tick {tick}"
+        reason = f"the subscription at broker {broker} begins later, after tick {tick}"
         return _explanation(evidence, Verdict.NOT_SUBSCRIBED, reason, broker, span.filter)
     holes = [(broker, hole) for broker, each in evidence.coverage.items() for hole in each.holes]
     if holes:
         broker, hole = holes[0]
-        reason = f"no broker knows such a subscriber, but broker {broker} has a hole: {hole.reason}"
+        reason = f"no broker knows a subscriber with this name, but broker {broker} has a hole: {hole.reason}"
         return _explanation(evidence, Verdict.UNKNOWN, reason, broker)
-    return _explanation(evidence, Verdict.NOT_SUBSCRIBED, "no broker knows a subscriber of this name")
+    return _explanation(evidence, Verdict.NOT_SUBSCRIBED, "no broker knows a subscriber with this name")
 
 
 def _left_before(evidence: Evidence, broker: int, span: SpanFound, *, later: bool) -> Explanation:
     durable = not is_ephemeral(evidence.subscriber)
     if durable and not later:
-        reason = f"it left broker {broker} with everything up to tick {span.to_tick}; what matches waits for its return"
+        reason = f"the subscriber left broker {broker} after tick {span.to_tick}; later matches wait for its return"
         return _explanation(evidence, Verdict.IN_DOUBT, reason, broker, span.filter)
-    reason = f"its subscription at broker {broker} ended before, at tick {span.to_tick}"
+    reason = f"the subscription at broker {broker} ended earlier, at tick {span.to_tick}"
     return _explanation(evidence, Verdict.NOT_SUBSCRIBED, reason, broker, span.filter)
 
 

@@ -232,7 +232,7 @@ class Reconstruction:
     def _problem(self, search: _Search) -> str:
         origin, ahead_ms = search.id.broker, search.id.milliseconds - self._wall_ms
         if origin not in self._overlay:
-            return f"the id names broker {origin}, and no such broker was ever heard of"
+            return f"the id names broker {origin}, but no broker with this id is known"
         if ahead_ms > FUTURE_MS:
             return f"the id's timestamp lies {ahead_ms / 1000:,.0f} s in the future"
         view = search.views.get(origin)

@@ -123,7 +123,7 @@ class Tracing:
         elif not self._context.routes.reachable(target):
             self._reply(asker, *self._no_way(target), None)
         elif len(self._asked) >= ASKED_MAX or sum(each.link == link for each in self._asked.values()) >= ASKED_BY_ONE_MAX:
-            self._reply(asker, Status.BUSY, "the client's broker has too many questions under way", None)
+            self._reply(asker, Status.BUSY, "the client's broker has too many questions in progress", None)
         else:
             number = self._context.next_request()
             self._asked[number] = _Asked(link, request, target, now + PATIENCE_S)
@@ -162,8 +162,8 @@ class Tracing:
 
     def _no_way(self, target: int) -> tuple[Status, str]:
         if target in self._context.known:
-            return Status.UNREACHABLE, "there is no way to it now"
-        return Status.UNKNOWN, "no such broker was ever heard of"
+            return Status.UNREACHABLE, "no path leads to it now"
+        return Status.UNKNOWN, "no broker with this id is known"
 
     # --- other brokers ---
 
@@ -204,11 +204,11 @@ class Tracing:
 
     def _search(self, question: TracksQuestion | CoverageQuestion, asker: _Asker) -> None:
         if self._recorder is None:
-            self._reply(asker, Status.OFF, "it keeps no tracks: tracking is switched off there", None)
+            self._reply(asker, Status.OFF, "it has no tracks: tracking is switched off", None)
         elif isinstance(question, TracksQuestion) and len(question.ids) % MESSAGE_ID_BYTES:
             self._reply(asker, Status.FAILED, f"ids have {MESSAGE_ID_BYTES} bytes each", None)
         elif self.waiting >= SEARCHES_MAX:
-            self._reply(asker, Status.BUSY, "it has too many questions under way", None)
+            self._reply(asker, Status.BUSY, "it has too many questions in progress", None)
         else:
             if isinstance(question, CoverageQuestion):
                 self._recorder.note_spans(question.subscriber)
@@ -248,9 +248,9 @@ class Tracing:
         wanted = MessageId.from_bytes(question.id)
         pubend = self._pubend_of(wanted)
         if pubend is None:
-            self._reply(asker, Status.FAILED, "messages with this id were not published there", None)
+            self._reply(asker, Status.FAILED, "no message with this id was published there", None)
         elif self.waiting >= SEARCHES_MAX:
-            self._reply(asker, Status.BUSY, "it has too many questions under way", None)
+            self._reply(asker, Status.BUSY, "it has too many questions in progress", None)
         else:
             self._readings += 1
             lo = max(wanted.milliseconds - self._late_ms, 0) << COUNTER_BITS
@@ -266,7 +266,7 @@ class Tracing:
             self._end_reading(reading, None)
         elif not self._machine.log_reads.ask(ReadLog(reading.pubend, 0, reading.position, reading.hi, READ_BYTES), reading):
             self._readings -= 1
-            self._reply(reading.asker, Status.BUSY, "its log is being read by too many", None)
+            self._reply(reading.asker, Status.BUSY, "too many readers use its log", None)
 
     def take_log(self, reading: MessageFromLog, result: LogRead) -> None:
         """Look through a piece of the log that was read."""

@@ -101,7 +101,7 @@ class Writing:
         writer = self._writers.get(packet.name)
         known = None if writer is None else next((each for each in writer.epochs if each.epoch == packet.epoch), None)
         if writer is None or known is None:
-            raise UnknownHandleError(f"batch {packet.epoch} of {packet.name!r} was never opened here")
+            raise UnknownHandleError(f"batch {packet.epoch} of {packet.name!r} was not opened at this broker")
         if known.rows is None:
             known.rows = packet.rows
         self._store(packet.name, writer, SendWhenStored(link, EpochSealed(known.rows), request))
@@ -122,8 +122,8 @@ class Writing:
 
     def _check_known(self, name: str) -> None:
         if name in self._damaged:
-            text = f"how far the batches of {name!r} were written is not known any more, its record is damaged"
-            raise StaleEpochError(f"{text}; read what is there, and write the rest under another name")
+            text = f"it is unknown how much of the batches of {name!r} was written, since their record is damaged"
+            raise StaleEpochError(f"{text}; read what was written, and write the rest under another name")
 
     def _new_writer(self, link: LinkId, packet: OpenEpoch, request: int) -> _Writer | None:
         self._make_room()
@@ -149,14 +149,14 @@ class Writing:
         """Return the epoch with its base, new or as it was; refuse it when rows of it could be lost."""
         latest = writer.epochs[-1] if writer.epochs else None
         if latest is not None and packet.epoch < latest.epoch:
-            text = f"batch {packet.epoch} of {packet.name!r} comes after batch {latest.epoch} was begun"
+            text = f"batch {packet.epoch} of {packet.name!r} was sent after batch {latest.epoch} had started"
             raise StaleEpochError(f"{text}; batches of one name must come in order")
         pubend = self._publishing.pubends[writer.pubend]
         accepted = pubend.remembered(writer.publisher)
         if known is not None:
             if accepted is None and known.base <= pubend.forgotten:
-                text = f"how far batch {packet.epoch} of {packet.name!r} was written is not known any more"
-                raise StaleEpochError(f"{text}; read what is there, and write the rest under another name")
+                text = f"it is no longer known how much of batch {packet.epoch} of {packet.name!r} was written"
+                raise StaleEpochError(f"{text}; read what was written, and write the rest under another name")
             return known
         floor = max(accepted or 0, pubend.forgotten, 0 if latest is None else latest.base)
         begun = _Epoch(packet.epoch, max(self._context.wall_ms << COUNTER_BITS, floor + 1))

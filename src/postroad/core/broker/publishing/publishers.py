@@ -75,7 +75,7 @@ class Publishing:
     def open(self, link: LinkId, packet: OpenPublisher, request: int) -> None:
         if packet.resume is not None:
             if packet.resume >= self._reserved:
-                error = UnknownHandleError(f"publisher {packet.resume} was never given out by this broker")
+                error = UnknownHandleError(f"this broker never assigned publisher number {packet.resume}")
                 self._context.refuse(link, request, error)
                 return
             self._opened(link, packet.resume, request)
@@ -110,7 +110,7 @@ class Publishing:
         """Let a link publish as this publisher, in place of any other, which is told; return the tick of its last durable id."""
         before = self._links.get(publisher)
         if before is not None and before != link:
-            error = StaleEpochError("another attempt at this batch has taken over")
+            error = StaleEpochError("another attempt has replaced this one")
             self._context.send(before, PublishRefused(publisher, b"", b"", error.code, str(error)))
         self._links[publisher] = link
         self._homes[publisher] = pubend

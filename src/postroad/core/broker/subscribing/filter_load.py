@@ -45,13 +45,13 @@ class FilterLoad:
         own = self._by_link.get(link, _Load())
         if own.characters + characters > LINK_CHARACTERS_MAX or self._all.characters + characters > BROKER_CHARACTERS_MAX:
             return TooManyError(
-                f"long filters: one connection may have {LINK_CHARACTERS_MAX:,} characters of them, "
-                f"and all together {BROKER_CHARACTERS_MAX:,}"
+                f"long filters may have {LINK_CHARACTERS_MAX:,} characters in total for one connection "
+                f"and {BROKER_CHARACTERS_MAX:,} for all connections"
             )
         if own.conditions + conditions > LINK_CONDITIONS_MAX or self._all.conditions + conditions > BROKER_CONDITIONS_MAX:
             return TooManyError(
-                f"long filters that no index decides: one connection may have {LINK_CONDITIONS_MAX:,} conditions in them, "
-                f"and all together {BROKER_CONDITIONS_MAX:,}; use IN for alternatives of one attribute, or several subscriptions"
+                f"long filters without indexable conditions may have {LINK_CONDITIONS_MAX:,} conditions for one connection "
+                f"and {BROKER_CONDITIONS_MAX:,} for all connections; use IN for alternatives, or several subscriptions"
             )
         return None
 

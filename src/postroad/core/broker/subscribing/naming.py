@@ -322,17 +322,17 @@ class Naming:
         if self._is_stranger():
             return DurableElsewhereError(
                 f"cannot create the durable subscription {creation.name!r}: this broker has not reached any of its neighbours "
-                "since it was set up, and one of them may have it already; start one of them, or take the neighbours out of its "
+                "since it was set up, and one of them may already have it; start one of them, or remove the neighbours from its "
                 "configuration"
             )
         needed = len(creation.members) // 2 + 1
         silent = [each for each in creation.members if each not in creation.answered]
         return DurableElsewhereError(
             f"cannot create the durable subscription {creation.name!r}: {needed} of the {len(creation.members)} known brokers "
-            f"must store the name, and {len(creation.granted)} did; no answer came from {silent}; start them, or list brokers "
-            "that are gone for good under `retired`"
+            f"must store the name, and {len(creation.granted)} did; no answer from {silent}; start them, or list brokers "
+            "that will never return under `retired`"
         )
 
 
 def _busy(name: str) -> DurableBusyError:
-    return DurableBusyError(f"another client is connected as {name!r}, or about to be, at another broker")
+    return DurableBusyError(f"another client uses the name {name!r}, or is about to use it, at another broker")

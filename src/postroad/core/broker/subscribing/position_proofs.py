@@ -47,8 +47,8 @@ class PositionProofs:
         unknown = sum(not self._is_known(pubend) for pubend in packet.positions)
         if unknown > UNKNOWN_MAX or self._unknown_total + unknown > UNKNOWN_TOTAL_MAX:
             raise TooManyError(
-                f"the subscription brings positions of {unknown} pubends that no broker has announced here; "
-                f"at most {UNKNOWN_MAX} are kept for one subscription and {UNKNOWN_TOTAL_MAX} for all: bring fewer"
+                f"the subscription has positions for {unknown} pubends that this broker does not know; "
+                f"at most {UNKNOWN_MAX} are allowed for one subscription and {UNKNOWN_TOTAL_MAX} for all"
             )
         positions = dict(packet.positions)
         done = {pubend: min(tick, positions[pubend]) for pubend, tick in packet.acknowledged.items() if pubend in positions}

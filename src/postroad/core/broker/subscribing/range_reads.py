@@ -200,7 +200,9 @@ class RangeReads:
         links = [read.link for read in self._reads.values()] + [listing.link for listing in self._listings.values()]
         ours = links.count(link)
         if len(self) >= AT_ONCE_MAX or ours >= AT_ONCE_OF_A_CLIENT_MAX:
-            raise TooManyError(f"at most {AT_ONCE_OF_A_CLIENT_MAX} reads of one client are served at once; wait for answers")
+            raise TooManyError(
+                f"at most {AT_ONCE_OF_A_CLIENT_MAX} reads of one client are served at the same time; wait for answers"
+            )
 
     def _check_reachable(self, pubend: int) -> None:
         broker = pubend_broker(pubend)
@@ -208,7 +210,7 @@ class RangeReads:
             return
         known = pubend in self._context.routes.pubends() or pubend in self._context.known.get(broker, ())
         if not known:
-            raise UnknownPubendError(f"no broker that was ever heard of here hosts pubend {pubend:x}")
+            raise UnknownPubendError(f"no broker known here hosts pubend {pubend:x}")
         if not self._context.routes.reachable(broker):
             raise _unreachable(pubend)
 

@@ -140,7 +140,7 @@ class Subscribing:
             return
         if len(self._edge.subscriptions) >= context.config.subscriptions_max:
             context.refuse(
-                link, request, TooManyError(f"this broker takes at most {context.config.subscriptions_max} subscriptions")
+                link, request, TooManyError(f"this broker allows at most {context.config.subscriptions_max} subscriptions")
             )
             return
         try:
@@ -170,7 +170,7 @@ class Subscribing:
                 self._context.send(link, Unsubscribed(packet.handle), request)
             return
         if subscription is None:
-            self._context.refuse(link, request, UnknownHandleError(f"no subscription {packet.handle} on this connection"))
+            self._context.refuse(link, request, UnknownHandleError(f"this connection has no subscription {packet.handle}"))
             return
         if subscription.name is not None and packet.forget:
             self._forget(subscription.name, link, packet, request)
@@ -397,7 +397,7 @@ class Subscribing:
             self._moves[reply.name] = move
             return
         if reply.busy:
-            self._context.refuse(move.link, move.packet, DurableBusyError(f"another client is connected as {reply.name!r}"))
+            self._context.refuse(move.link, move.packet, DurableBusyError(f"another client uses the name {reply.name!r}"))
         elif reply.lost:
             self._begin_again(move, now)
         elif not reply.known:
@@ -459,7 +459,7 @@ class Subscribing:
         durables = self._durables
         durable = durables.here.get(name)
         if name in self._moves or self.naming.is_creating(name) or (durable is not None and durable.subscription is not None):
-            self._context.refuse(link, request, DurableBusyError(f"another client is connected as {name!r}"))
+            self._context.refuse(link, request, DurableBusyError(f"another client uses the name {name!r}"))
             return
         if durable is not None and not durable.moved:
             if durable.damaged:
@@ -907,15 +907,15 @@ class Subscribing:
 
 
 def _elsewhere(name: str, home: int) -> DurableElsewhereError:
-    return DurableElsewhereError(f"the home of {name!r}, broker {home}, does not answer; try again later")
+    return DurableElsewhereError(f"broker {home}, the home of {name!r}, does not answer; try again later")
 
 
 def _not_deleted() -> DurableElsewhereError:
     return DurableElsewhereError(
-        "nothing is deleted: this broker is not the home of the subscription, and has not heard yet where that is or from it; "
-        "delete it again later"
+        "not deleted: this broker is not the home of the subscription, and does not know the home or has no answer from it; "
+        "try again later"
     )
 
 
 def _other_filter(name: str, filter_: str) -> DurableFilterError:
-    return DurableFilterError(f"the durable subscription {name!r} has the filter {filter_!r}; forget it to change it")
+    return DurableFilterError(f"the durable subscription {name!r} has the filter {filter_!r}; delete it to change the filter")
