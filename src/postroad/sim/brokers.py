@@ -187,10 +187,10 @@ class BrokerNode:
             self.history.add(Spoiled(self.world.now, pubend, *lost))
         return lost
 
-    def spoil_record(self) -> str | None:
-        """Damage a stored record while the broker is down; return its key."""
+    def spoil_record(self, key: str | None = None) -> str | None:
+        """Damage a stored record while the broker is down, this one or any; return its key."""
         assert self.machine is None
-        key = self.disk.spoil_record()
+        key = self.disk.spoil_record(key)
         if key is not None:
             self.history.add(RecordSpoiled(self.world.now, self.broker, key))
         return key

@@ -183,11 +183,11 @@ class Disk:
         whole = [index for index in range(closed) if log.last_ticks[index] not in log.spoiled]
         return log.spoil(self._chance.choice(whole)) if whole else None
 
-    def spoil_record(self) -> str | None:
-        """Damage a stored record; return its key, None if there is none. It stays damaged until something new is stored."""
+    def spoil_record(self, key: str | None = None) -> str | None:
+        """Damage a stored record, this one or any; return its key, None if there is none. It stays so until it is stored anew."""
         if not self.metadata:
             return None
-        key = self._chance.choice(sorted(self.metadata))
+        key = key or self._chance.choice(sorted(self.metadata))
         del self.metadata[key]
         self.damaged[key] = None
         return key

@@ -139,6 +139,10 @@ class FormerLives:
             if not loss.lo and pubend in pubends:
                 pubends[pubend].released = max(pubends[pubend].released, loss.hi)
 
+    def restarted_above(self, pubend: int, tick: int) -> None:
+        """Take note that it is not known how far a pubend was, and that it goes on above a tick: only rows tell a loss then."""
+        self._found[pubend] = max(tick, self._found[pubend])
+
     # --- a pubend's first tick ---
 
     @property

@@ -168,6 +168,7 @@ class Broker:
             pubend = self._pubends[pubend_id]
             pubend.restart_above(wall_ms + RESERVE_MS << COUNTER_BITS)
             self._streams.ensure(pubend_id).active_tick = pubend.horizon
+            self._lives.restarted_above(pubend_id, pubend.horizon)
         self._unknown_horizons = []
 
     def fact(self, fact: Fact, *, now: float) -> None:

@@ -71,7 +71,9 @@ class Follower:
     earliest: bool = False
     durable_name: str = ""
     broker: int = 0  # where it was active last
+    homes: set[int] = field(default_factory=set)  # where it may be at home: where it was active since one confirmed anything
     streams: dict[int, Stream] = field(default_factory=dict)
+    astray: bool = False  # its home lost the record, and none has confirmed anything since
     ended: bool = False
     discarded: bool = False  # the broker knows that it ended
 
@@ -108,6 +110,7 @@ class Follower:
                 stream = self.streams.get(pubend)
                 if stream is not None:
                     stream.confirmed = max(stream.confirmed, tick)
+                self._settled()
             case Forgot():
                 self._forgot(event)
             case Disconnected():
@@ -121,7 +124,9 @@ class Follower:
                 pass
 
     def _began(self, event: Began, floor: int) -> None:
-        self.broker = event.broker or self.broker
+        if event.broker:
+            self.broker = event.broker
+            self.homes.add(event.broker)
         stream = self.streams.get(event.pubend)
         if stream is not None:
             stream.unheld = False
@@ -132,6 +137,12 @@ class Follower:
             # The broker took up after what the application had: whatever lies between must have been empty.
             stream.position = max(stream.position, event.tick)
             stream.resuming = False
+
+    def _settled(self) -> None:
+        """Only a home whose record is on disk confirms anything."""
+        if self.broker:
+            self.homes = {self.broker}
+        self.astray = False
 
     def _forgot(self, event: Forgot) -> None:
         for pubend, stream in self.streams.items():
@@ -170,7 +181,7 @@ class Followers:
         if isinstance(event, DiskLost):
             self._forget(event)
             return None
-        if isinstance(event, WrittenOff):
+        if isinstance(event, WrittenOff):  # `GapsAreEarned` tells whether it may
             self._freed[event.pubend] = max(event.hi, self._freed.get(event.pubend, 0))
             return None
         name = getattr(event, "subscription", None)
@@ -197,8 +208,9 @@ class Followers:
             for stream in follower.streams.values():
                 for place in [place for place in stream.links if place[0] == event.broker]:
                     stream.links[place] = event.at
-                if follower.durable and follower.broker == event.broker:
-                    stream.unheld, stream.confirmed = True, 0
+                if follower.durable and event.broker in follower.homes:
+                    follower.astray = stream.unheld = True
+                    stream.confirmed = 0
 
     def _hold(self, event: Parted | Restarted) -> None:
         """Note until when a broker holds logs for those who are not connected to it any more."""

@@ -101,6 +101,7 @@ class GapsAreEarned:
         earned: dict[tuple[str, int], int] = {}  # (subscription, pubend) -> up to where a gap may reach
         forced: dict[int, int] = {}
         holes: Holes = {}
+        empty: set[int] = set()  # pubends of which files were lost: only they may write off what was in them
         told: dict[int, int] = {}  # pubend -> up to where somebody was told a gap
         astray: set[tuple[str, int]] = set()  # (subscription, pubend) where nobody knows the position
         for event in history:
@@ -108,10 +109,15 @@ class GapsAreEarned:
                 text = f"{event.id.hex()} got tick {event.tick} of {event.pubend} after that was told to be gone"
                 yield Violation("released", event.at, text)
             if isinstance(event, Began):
-                before = followers.stream(event.subscription, event.pubend)
-                lost = before is not None and before.unheld and before.resuming
+                follower, before = (
+                    followers.by_name.get(event.subscription),
+                    followers.stream(event.subscription, event.pubend),
+                )
+                lost = follower is not None and follower.astray and (before is None or before.resuming)
                 (astray.add if lost else astray.discard)((event.subscription, event.pubend))
-            if isinstance(event, Spoiled | WrittenOff):
+            if isinstance(event, DiskLost):
+                empty.update(event.pubends)
+            if isinstance(event, Spoiled) or (isinstance(event, WrittenOff) and event.pubend in empty):
                 holes.setdefault(event.pubend, []).append((event.lo, event.hi))
             if isinstance(event, Freed):
                 freed[event.pubend] = max(event.tick, freed.get(event.pubend, 0))

@@ -138,7 +138,18 @@ def test_silence_is_announced_only_as_far_as_it_is_reserved() -> None:
     bench.pubend.reserved = wanted
     assert bench.pubend.silence(6000) == (0, 6000 << 16)
     assert bench.pubend.silence(10**6) == (6000 << 16, wanted)
-    assert bench.pubend.reserve(6000) == (5000 + RESERVE_MS + RESERVE_MS) << 16
+    assert bench.pubend.reserve(6000) is None
+    assert bench.pubend.reserve(5000 + RESERVE_MS) == (5000 + RESERVE_MS + RESERVE_MS) << 16
+
+
+def test_restarts_do_not_take_the_stream_ever_further_ahead_of_the_clock() -> None:
+    """After a crash it goes on where silence may have been announced; that is not reserved from there on again."""
+    reserved = 0
+    for life in range(20):
+        pubend = Bench(reserved=reserved).pubend
+        wanted = pubend.reserve(5000 + life)
+        reserved = max(reserved, wanted or 0)
+    assert reserved <= (5020 + RESERVE_MS) << 16
 
 
 def test_no_silence_is_announced_over_rows_that_are_being_written() -> None:

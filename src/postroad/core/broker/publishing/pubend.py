@@ -204,11 +204,15 @@ class Pubend:
         return lo, hi
 
     def reserve(self, wall_ms: int) -> int | None:
-        """Return a new horizon to store, when the one on disk is near; the caller sets `reserved` once it is stored."""
-        wanted = max(wall_ms << 16, self.horizon)
-        if wanted + (RESERVE_AGAIN_MS << 16) <= self.reserved:
+        """Return a new horizon to store, when the one on disk is near; the caller sets `reserved` once it is stored.
+
+        It goes by the clock. Where the stream is ahead of that, as after a crash, there is no silence to announce, and only the
+        horizon itself must be on disk, there or as that of a message: with more, each crash would take the stream further ahead.
+        """
+        told = self.horizon if self.horizon > self.last else 0
+        if max(wall_ms + RESERVE_AGAIN_MS << 16, told) <= self.reserved:
             return None
-        return wanted + (RESERVE_MS << 16)
+        return max(wall_ms + RESERVE_MS << 16, told)
 
     def begin(self, tick: int) -> None:
         """Decide from this tick on, which is on disk; everything up to it is nobody's."""
