@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WORKERS ?= 2
+SEEDS ?= 0:240
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench figures docs soak mutants lock clean
+.PHONY: help setup demo test check format bench figures docs seeds soak mutants lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -51,12 +52,16 @@ figures: setup ## Figures of the papers, shortened to some minutes; writes exper
 docs: setup ## Regenerate the generated reference pages
 	$(BIN)/python -m docs.generate
 
+seeds: setup ## Random seeds of the simulated overlay, in parallel; SEEDS=A:B for others
+	$(BIN)/postroad sim soak --seeds $(SEEDS) --workers $(WORKERS)
+
 soak: setup ## Long random runs
 	$(BIN)/python -m pytest -n $(WORKERS) -m soak
 
 mutants: setup ## Plant bugs and see whether the soak finds each; ONLY=name for some
-	$(BIN)/python -m tests.mutants --workers $(WORKERS) --only "$(ONLY)"
-	$(if $(ONLY),,$(BIN)/python -m tests.topics.mutants)
+	$(BIN)/python -m tests.mutants --workers $(WORKERS) --only "$(ONLY)" --keep
+	$(if $(ONLY),,$(BIN)/python -m tests.topics.mutants --keep)
+	$(BIN)/python -m docs.generate
 
 lock: ## Renew requirements/*.txt from pyproject.toml (needs uv)
 	uv pip compile --quiet --universal --python-version 3.11 --no-header --no-emit-index-url --no-annotate --generate-hashes \

@@ -15,6 +15,7 @@ from typing import Final
 
 from docs.commands import cli_page
 from docs.configuration import config_page
+from docs.mutants import mutants_page
 from docs.protocol import protocol_page
 from postroad import errors
 
@@ -34,6 +35,7 @@ def errors_page() -> str:
 
 
 PAGES: Final[dict[str, Callable[[], str]]] = {
+    "internals/mutants.md": mutants_page,
     "reference/cli.md": cli_page,
     "reference/config.md": config_page,
     "reference/errors.md": errors_page,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from tests.mutants.planting import Planter, mutant
 
 from postroad.core.broker import machine as broker_module
@@ -18,10 +19,9 @@ from postroad.core.broker.relaying.cache import StreamCache
 from postroad.core.broker.relaying.link_state import LinkStateRouter
 from postroad.core.broker.relaying.stream import Stream
 from postroad.core.broker.subscribing.durable import Durables
-from postroad.core.broker.subscribing.edge import FOREVER, Edge, EdgeStream
+from postroad.core.broker.subscribing.edge import FOREVER, Edge
 from postroad.core.broker.subscribing.subscribing import Subscribing
 from postroad.core.protocol.orders import ReleaseLog
-from postroad.core.protocol.packets import InterestActive
 from postroad.types import COUNTER_BITS
 
 SECOND = 1000 << COUNTER_BITS
@@ -161,11 +161,11 @@ def match_one_filter_per_child(plant: Planter) -> None:
 
 @mutant("relaying")
 def answer_an_interest_at_once(plant: Planter) -> None:
-    """A relay tells a child that its interest is active before its own parent has said so."""
+    """A relay tells a child that its interest is active before its own parent has said so, and lets older silence do for it."""
 
     def make(is_active: Any) -> Any:
         def hasty(self: Stream, child: Any, change: Any) -> bool:
-            if not is_active(self, child, change) and change.label is None:
+            if not is_active(self, child, change):
                 change.label = child.included_in
             return True
 
@@ -219,20 +219,9 @@ def keep_the_old_interest_at_a_new_parent(plant: Planter) -> None:
 
 
 @mutant("relaying")
-def keep_an_activation_to_oneself(plant: Planter) -> None:
-    """A relay whose interest has become active does not tell the children whose interest it includes."""
-
-    def make(interest_active: Any) -> Any:
-        def silent(self: Stream, *arguments: Any) -> bool:
-            before = len(self._orders)
-            news = bool(interest_active(self, *arguments))
-            later: list[Any] = list(self._orders[before:])
-            self._orders[before:] = [each for each in later if not isinstance(getattr(each, "message", None), InterestActive)]
-            return news
-
-        return silent
-
-    plant.wrap(Stream, "interest_active", make)
+def keep_silence_to_oneself(plant: Planter) -> None:
+    """A relay tells its children what matches, and never that nothing came since."""
+    plant.set(Stream, "flush", lambda _self, _now: None)
 
 
 # --- subscribing
@@ -270,18 +259,12 @@ def give_up_a_gap_without_catching_up(plant: Planter) -> None:
 
 
 @mutant("subscribing")
-def deliver_under_any_label(plant: Planter) -> None:
-    """Live delivery goes on over silence that was asked for under an older interest."""
-    plant.set(EdgeStream, "need_at", lambda _self, _tick: (0, FOREVER))
-
-
-@mutant("subscribing")
 def ignore_congestion(plant: Planter) -> None:
     """Rows are sent to a client whose connection is full."""
     plant.set(Edge, "congested", lambda _self, _link: None)
 
 
-@mutant("subscribing")
+@mutant("subscribing", "reader slow")
 def ignore_flow(plant: Planter) -> None:
     """Rows are sent to a subscription whose application asked for none."""
     plant.set(Edge, "flow", lambda _self, _subscription, **_how: None)
@@ -346,6 +329,12 @@ def tell_clients_the_frontier(plant: Planter) -> None:
 
 
 @mutant("subscribing")
+def tell_clients_no_positions(plant: Planter) -> None:
+    """Clients are not told how far a stream is where nothing in it matches."""
+    plant.set(Edge, "tell_positions", lambda self: self._telling.clear())
+
+
+@mutant("subscribing")
 def answer_without_a_hold(plant: Planter) -> None:
     """A subscription is reported active before the pubends' brokers confirmed that they hold the logs."""
     plant.set(HoldKeeper, "is_confirmed", lambda _self, _broker, _version: True)
@@ -370,12 +359,19 @@ def hold_what_was_delivered(plant: Planter) -> None:
 
 
 @mutant("holding")
+def hold_nothing_for_live_subscriptions(plant: Planter) -> None:
+    """Only durable subscriptions hold logs."""
+    plant.set(Edge, "holds", lambda _self: {})
+    plant.set(HoldKeeper, "keep_until", lambda _self, _expiry, _positions: None)
+
+
+@mutant("holding", "client cut", "client crash")
 def hold_nothing_for_those_who_may_return(plant: Planter) -> None:
     """The grace of a client that lost its connection is not observed."""
     plant.set(HoldKeeper, "keep_until", lambda _self, _expiry, _positions: None)
 
 
-@mutant("holding")
+@mutant("holding", "broker crash")
 def forget_the_floor(plant: Planter) -> None:
     """After a restart a broker does not hold what its former life held."""
 
@@ -399,7 +395,7 @@ def release_to_the_highest_hold(plant: Planter) -> None:
     plant.set(HoldTable, "lowest", highest)
 
 
-@mutant("holding")
+@mutant("holding", "broker crash")
 def forget_holds_at_a_restart(plant: Planter) -> None:
     """Holds are not read back when a broker starts."""
     plant.set(HoldTable, "load", lambda _self, _key, _value: None)
@@ -524,20 +520,20 @@ def resume_at_the_frontier(plant: Planter) -> None:
 
 @mutant("durable names")
 def forget_only_here(plant: Planter) -> None:
-    """A durable subscription that is deleted stays where else it is known."""
+    """A broker that deletes a durable subscription tells nobody and remembers nothing of it: others go on to know it."""
 
     def make(forget: Any) -> Any:
         def local(self: Durables, name: str) -> Any:
             home = forget(self, name)
-            self.homes.pop(name)
-            return home.__class__(name, 0, 0, settled=False)
+            del self.homes[name], self._dirty_homes[name]
+            return msgspec.structs.replace(home, version=0)
 
         return local
 
     plant.wrap(Durables, "forget", make)
 
 
-@mutant("durable names")
+@mutant("durable names", "client crash", "client move")
 def move_without_the_cursors(plant: Planter) -> None:
     """A move forgets what the former home said when the client brought no positions."""
 
@@ -614,7 +610,7 @@ def compare_sequences_only(plant: Planter) -> None:
     plant.wrap(LinkStateRouter, "receive", make)
 
 
-@mutant("routing")
+@mutant("routing", "link removal")
 def keep_a_lost_neighbour(plant: Planter) -> None:
     """A neighbour whose link is lost stays in the routing table."""
     plant.set(LinkStateRouter, "link_lost", lambda _self, _link: None)

@@ -16,18 +16,9 @@ from postroad.sim.disk import Disk, Log
 
 
 @mutant("session")
-def deliver_what_was_seen(plant: Planter) -> None:
-    """A delivery that overlaps what was seen is not clipped."""
-
-    def whole(self: SubscriptionState, pubend: int, lo: int, hi: int, batch: Any) -> Any:
-        state = self.pubends.get(pubend)
-        if state is None or lo > state.position:
-            return None
-        state.last_row = batch.last_tick
-        self.advance(pubend, hi)
-        return batch
-
-    plant.set(SubscriptionState, "clip", whole)
+def ignore_a_later_start(plant: Planter) -> None:
+    """A client does not take in that its subscription has begun in one more pubend."""
+    plant.set(Session, "_started", lambda _self, _message: None)
 
 
 @mutant("session")
@@ -119,7 +110,7 @@ def _skip(session: Session, message: Any) -> None:
         subscription.skip(message.pubend, message.lo, message.hi)
 
 
-@mutant("session")
+@mutant("session", "client clock", "client cut")
 def repeat_ids(plant: Planter) -> None:
     """After a reconnect ids begin at the clock again, though later ones were given out."""
 
@@ -153,7 +144,7 @@ def report_before_the_sync(plant: Planter) -> None:
     plant.wrap(Disk, "write", make)
 
 
-@mutant("storage")
+@mutant("storage", "broker crash", "disk slow")
 def report_metadata_before_the_sync(plant: Planter) -> None:
     """Metadata is reported stored before it is durable."""
 
@@ -175,7 +166,7 @@ def _report_if_alive(disk: Disk, life: int, report: Any, fact: Any) -> None:
         report(fact)
 
 
-@mutant("storage")
+@mutant("storage", "broker crash", "far publishers")
 def recover_no_publishers(plant: Planter) -> None:
     """The publishers of a log are not recovered when its broker starts."""
     plant.set(Log, "state", lambda self: PubendState(self.pubend, self.last_tick, self.released, ()))

@@ -49,7 +49,7 @@ def start_before_the_path_is_ready(plant: Planter) -> None:
     plant.set(EdgeStream, "require", lambda _self, _tick, _label: None)
 
 
-@mutant("publishing")
+@mutant("publishing", "clock step", "broker crash")
 def forget_the_announced_horizon(plant: Planter) -> None:
     """Trap 3: silence is announced up to the clock and nothing is reserved for it, so that it is forgotten in a crash."""
 
@@ -80,7 +80,7 @@ def forget_the_announced_horizon(plant: Planter) -> None:
     plant.wrap(FormerLives, "told", make_told)
 
 
-@mutant("publishing")
+@mutant("publishing", "broker crash", "far publishers")
 def forget_publishers_without_a_link(plant: Planter) -> None:
     """Trap 4: the ids of a publisher are known while it is connected only."""
 
@@ -131,7 +131,7 @@ def take_the_cursors_of_the_home(plant: Planter) -> None:
     plant.set(Durables, "positions", cursors_first)
 
 
-@mutant("relaying")
+@mutant("relaying", "link squeeze")
 def drop_control_when_full(plant: Planter) -> None:
     """Trap 7: a full backlog drops control frames as it drops data."""
 

@@ -47,6 +47,7 @@ class Mutant:
     area: str
     what: str  # the bug, in one line
     plant: Plant
+    needs: tuple[str, ...] = ()  # kinds of faults without which it does no harm: seeds that have most of them are tried first
 
     @contextmanager
     def planted(self) -> Iterator[None]:
@@ -62,7 +63,7 @@ class Mutant:
 MUTANTS: Final[dict[str, Mutant]] = {}
 
 
-def mutant(area: str) -> Callable[[Plant], Plant]:
+def mutant(area: str, *needs: str) -> Callable[[Plant], Plant]:
     """Register a function as a mutant of an area; its docstring says what the bug is."""
     assert area in AREAS, area
 
@@ -70,7 +71,7 @@ def mutant(area: str) -> Callable[[Plant], Plant]:
         name = plant.__name__
         assert name not in MUTANTS, name
         assert plant.__doc__ is not None, name
-        MUTANTS[name] = Mutant(name, area, plant.__doc__.strip().rstrip("."), plant)
+        MUTANTS[name] = Mutant(name, area, plant.__doc__.strip().rstrip("."), plant, needs)
         return plant
 
     return register

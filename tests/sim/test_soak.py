@@ -37,9 +37,9 @@ SMALL = (
 )
 
 
-@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize("block", range(2))
 def test_seeds_hold(block: int) -> None:
-    """Whatever fails, nothing is lost, doubled, out of order or stuck."""
+    """Whatever fails, nothing is lost, doubled, out of order or stuck: a few seeds here, hundreds with `make seeds`."""
     for seed in range(block * BLOCK, (block + 1) * BLOCK):
         result = run_seed(seed)
         assert result.messages > 0

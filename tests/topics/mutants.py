@@ -6,17 +6,20 @@ A mutant is a function that installs itself with a `Planter`. Nothing of this is
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
 from tests.mutants.planting import Planter
+from tests.mutants.results import Outcome, name_code_state, save_results
 
 from postroad.topics import client_machine, copies, merge, moving, orders, proxy, server, simulation
 from postroad.topics import messages as m
 from postroad.topics import rows as r
 
+SIMULATOR: Final = "topics"
 SEEDS_MAX: Final = 200
 Install = Callable[[Planter], None]
 MUTANTS: Final[dict[str, Install]] = {}
@@ -316,24 +319,31 @@ def merges_are_never_ordered(plant: Planter) -> None:
 SAMPLE: Final = ("get_removes_at_once", "unsubscribe_is_not_stored", "merges_are_never_ordered", "committed_move_thaws")
 
 
-def first_finding(name: str, seeds: range) -> tuple[int, str] | None:
-    """Return the first seed that shows a planted bug, with what was found."""
+def hunt(name: str, seeds: range, code: str = "") -> Outcome:
+    """Run seeds with one bug planted until one shows it."""
+    outcome, began = Outcome(name, "topics", _say(name), code), time.process_time()
     with planted(name):
         for seed in seeds:
-            verdicts = simulation.simulate(seed).verdicts
-            if verdicts.total:
-                return seed, verdicts.examples[0]
-    return None
+            outcome.add(seed, {example.partition(":")[0] for example in simulation.simulate(seed).verdicts.examples})
+            if outcome.found:
+                break
+    outcome.seconds = round(time.process_time() - began, 1)
+    return outcome
+
+
+def _say(name: str) -> str:
+    return (MUTANTS[name].__doc__ or "").strip().rstrip(".")
 
 
 def main() -> int:
-    """Print a table: for each planted bug the first seed that shows it, and as what."""
-    missed = 0
-    for name, install in MUTANTS.items():
-        finding = first_finding(name, range(SEEDS_MAX))
-        missed += finding is None
-        seed, example = finding or ("-", "NOT FOUND")
-        print(f"{name:38} seed {seed!s:>4}  {example.partition(':')[0]:12}  {(install.__doc__ or '').strip()}", flush=True)  # noqa: T201 - a command
+    """Hunt all planted bugs, keep what came of it; 1 when one was not found."""
+    code, missed, outcomes = name_code_state(), [], {}
+    for name in MUTANTS:
+        outcomes[name] = each = hunt(name, range(SEEDS_MAX), code)
+        missed += [] if each.found else [name]
+        print(f"{name}: {f'seed {each.first}' if each.found else 'NOT FOUND'}, {', '.join(each.checkers)}", flush=True)  # noqa: T201 - a command
+    if "--keep" in sys.argv:
+        save_results(SIMULATOR, outcomes, set(MUTANTS))
     return 1 if missed else 0
 
 

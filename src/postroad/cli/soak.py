@@ -76,5 +76,6 @@ def _sentence(summary: Summary, seconds: float) -> str:
     others = ", ".join(f"{line[kind]} {kind}" for kind in ("phantom", "released", "kept", "unbounded", "mistracked", "crashed"))
     return (
         f"{summary.seeds} seeds in {seconds:.0f} s: {summary.messages:,} messages, {summary.deliveries:,} deliveries, "
-        f"{summary.faults:,} faults\n{bad}, {others}\ndigest {line['digest']}"
+        f"{summary.faults:,} faults of {len(summary.kinds)} kinds in {line['virtual_hours']} simulated hours; "
+        f"{summary.converged} converged\n{bad}, {others}\ndigest {line['digest']}"
     )

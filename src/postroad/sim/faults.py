@@ -186,6 +186,16 @@ def link_flap(overlay: Overlay, chance: random.Random) -> str:
     return cable.name
 
 
+def link_removal(overlay: Overlay, chance: random.Random) -> str:
+    """Cut a link for good where there is another way, so that the brokers must find it."""
+    spare = overlay.spare_links()
+    if not spare:
+        return ""
+    cable = chance.choice(spare)
+    cable.remove()
+    return cable.name
+
+
 def link_squeeze(overlay: Overlay, chance: random.Random) -> str:
     cable = _any_link(overlay, chance)
     seconds, factor = chance.uniform(0.5, 4.0), chance.choice((0.2, 0.02, 0.002))
@@ -307,6 +317,7 @@ RARE: Final[dict[str, Rare]] = {
     "broker upgrade": Rare(broker_upgrade, 6, 2),
     "log damage": Rare(log_damage, 4, 3),
     "record damage": Rare(record_damage, 4, 2),
+    "link removal": Rare(link_removal, 3, 2),
 }
 RARE_NUMBER: Final = 1_000_000  # theirs begin here
 RARE_FROM_S: Final = 3.0  # before that there is little to lose
@@ -332,6 +343,7 @@ class Faults:
 
     def __init__(self, overlay: Overlay, *, until: float, per_s: float, only: tuple[int, ...] | None = None) -> None:
         self.counts: dict[str, int] = {}
+        self.planned: list[str] = []  # kinds
         self.struck: list[int] = []  # numbers of those that did something
         self._overlay = overlay
         chance = overlay.world.chance("faults")
@@ -340,6 +352,7 @@ class Faults:
         when, number = chance.expovariate(per_s), 0
         while when < until:
             (kind,) = chance.choices(self.swarm.kinds, self.swarm.weights)
+            self.planned.append(kind)
             if only is None or number in only:
                 overlay.world.at(when, self._strike, kind, number)
             when, number = when + chance.expovariate(per_s), number + 1
@@ -352,6 +365,7 @@ class Faults:
             times = chance.randint(1, rare.times_max) if chance.randrange(rare.one_in) == 0 else 0
             for _ in range(times):
                 when = chance.uniform(min(RARE_FROM_S, until), until)
+                self.planned.append(kind)
                 if only is None or number in only:
                     self._overlay.world.at(when, self._strike, kind, number)
                 number += 1

@@ -227,6 +227,7 @@ class Cable:
         self.bytes_per_s = profile.bytes_per_s
         self.wanted = True  # the dialling side wants a connection
         self.is_cut = False
+        self.is_removed = False
         self.connection: Connection | None = None
         self.bytes_sent = 0  # in both directions
         self._dialling = False
@@ -246,7 +247,14 @@ class Cable:
         self.is_cut = True
         self._break(self.profile.silence_s_max)
 
+    def remove(self) -> None:
+        """Cut it for good."""
+        self.is_removed = True
+        self.cut()
+
     def heal(self) -> None:
+        if self.is_removed:
+            return
         if self.connection is not None:
             self.connection.a.pause(False)
             self.connection.b.pause(False)

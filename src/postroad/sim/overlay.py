@@ -101,6 +101,20 @@ class Overlay:
         names = {f"{a}-{b}", f"{b}-{a}"}
         return next(cable for cable in self.links if cable.name in names)
 
+    def spare_links(self) -> list[Cable]:
+        """Return the links without any one of which the others still join all brokers."""
+        here = [cable for cable in self.links if not cable.is_removed]
+        return [cable for cable in here if self._are_joined([each for each in here if each is not cable])]
+
+    def _are_joined(self, cables: list[Cable]) -> bool:
+        reached, found = {next(iter(self.nodes))}, 0
+        while len(reached) > found:
+            found = len(reached)
+            for cable in cables:
+                ends = {number for number, node in self.nodes.items() if node in {cable.a, cable.b}}
+                reached |= ends if ends & reached else set()
+        return len(reached) == len(self.nodes)
+
     def at(self, when: float, action: Callable[[], object]) -> None:
         def act() -> None:
             action()

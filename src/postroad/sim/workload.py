@@ -27,6 +27,8 @@ SLOW_PAYLOADS: Final = (0, 10, 100)  # there: nobody slows down for a link that 
 PAYLOADS: Final = (0, 10, 100, 1500)
 ASKED_BYTES: Final = 150  # what a subscription that catches up costs a link for each pubend, question and answer
 ASKED_AGAIN_S: Final = 4.0  # how long it waits for the answer before it asks again
+FAR_ONE_IN: Final = 4  # of the clients is far away: much is on the way when something breaks
+FAR_S: Final = (0.05, 0.2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,9 +183,11 @@ class Workload:
         brokers = list(self._overlay.nodes)
         chance.shuffle(brokers)
         habits = Habits(keeps_file=chance.random() < 0.7, acknowledges_after_s=chance.choice((0.0, 0.0, 0.05, 0.8)))
-        profile = CableProfile(
-            latency_s=chance.choice((0.0002, 0.005)), backlog_bytes_max=chance.choice((3_000, 50_000)), drops_data=False
-        )
+        latency_s, backlog_bytes_max = chance.choice((0.0002, 0.005)), chance.choice((3_000, 50_000))
+        distance = self._overlay.world.chance(f"distance/{name}")
+        if distance.randrange(FAR_ONE_IN) == 0:
+            latency_s = distance.choice(FAR_S)
+        profile = CableProfile(latency_s=latency_s, backlog_bytes_max=backlog_bytes_max, drops_data=False)
         return self._overlay.client(name, *brokers[: chance.randint(1, 3)], habits=habits, profile=profile)
 
     def _subscriber(self, index: int) -> ClientNode:
