@@ -284,18 +284,19 @@ class Application:
 class Publisher(Application):
     """Publishes messages by name, and hears which are acknowledged."""
 
-    def __init__(self, overlay: Overlay, broker: int) -> None:
+    def __init__(self, overlay: Overlay, broker: int, *, wait: bool = True) -> None:
         self.number: int | None = None
         self.pubend = 0
         self.durable = 0  # the tick up to which its ids are acknowledged
         self.refused: list[PublishRefused] = []
         self._sent: dict[str, tuple[PlainRow, float]] = {}  # name -> (row, when it was made)
         super().__init__(overlay, broker)
-        self.open()
+        self.open(wait=wait)
 
-    def open(self) -> None:
+    def open(self, *, wait: bool = True) -> None:
         self.send(OpenPublisher(self.number))
-        self.overlay.until(lambda: self.number is not None)
+        if wait:
+            self.overlay.until(lambda: self.number is not None)
 
     def reconnect(self) -> None:
         """Come back to the same broker as the same publisher."""

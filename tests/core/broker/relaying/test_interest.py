@@ -1,14 +1,25 @@
-"""Interest sets: only the maximal filters are asked for, whatever comes and goes."""
+"""Interest: what a broker asks its neighbour for, reduced by covering.
+
+First how it travels between brokers: broker 1 hosts the pubend, broker 2 relays, broker 3 has the subscribers. Then the set of
+filters behind it: only the maximal ones are asked for, whatever comes and goes.
+"""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.core.broker.overlay import Overlay
 
 from postroad.core.broker.relaying import interest
 from postroad.core.broker.relaying.interest import EVERYTHING, ReducedSet, interest_packets
 from postroad.core.filters.filter import Filter
+from postroad.core.protocol.packets import Interest, InterestActive, pubend_id
+
+HOST, RELAY, HERE = 1, 2, 3
+PUBEND = pubend_id(HOST)
 
 bounds = st.integers(0, 4)
 filters = st.one_of(
@@ -44,6 +55,103 @@ def chains_end(reduced: ReducedSet, members: list[Filter]) -> bool:
         if last not in maximal:
             return False
     return True
+
+
+# --- between brokers ---
+
+
+def asked(overlay: Overlay, source: int, target: int) -> list[Interest]:
+    """Return what one broker asked another for in the pubend of broker 1."""
+    return [packet for packet in overlay.sent(Interest, source=source, target=target) if packet.pubend == PUBEND]
+
+
+def line() -> Overlay:
+    return Overlay.line(HOST, RELAY, HERE)
+
+
+def test_without_subscribers_nothing_is_asked_for_and_nothing_comes() -> None:
+    """A broker that nobody needs costs its neighbours nothing."""
+    overlay = line()
+    overlay.publisher(at=HOST).publish("a")
+    overlay.run(3.0)
+    assert overlay.sent(Interest) == []
+    assert overlay.names_sent(HOST, RELAY) == []
+
+
+def test_interest_goes_hop_by_hop_towards_the_pubend() -> None:
+    """Each broker asks the neighbour that is nearest to the pubend's broker, and nobody else."""
+    overlay = line()
+    overlay.subscriber(at=HERE, filter_="x > 0")
+    assert [packet.add for packet in asked(overlay, HERE, RELAY)] == [["x > 0"]]
+    assert [packet.add for packet in asked(overlay, RELAY, HOST)] == [["x > 0"]]
+    assert asked(overlay, HOST, RELAY) == asked(overlay, RELAY, HERE) == []
+
+
+def test_what_is_covered_is_not_asked_for() -> None:
+    """Of many filters only those go up that no other covers."""
+    overlay = line()
+    for filter_ in ("x > 0", "x > 10", "x = 20", "s = 'a'"):
+        overlay.subscriber(at=HERE, filter_=filter_)
+    assert [text for packet in asked(overlay, HERE, RELAY) for text in packet.add] == ["x > 0", "s = 'a'"]
+
+
+def test_a_change_travels_as_the_difference_to_what_was_asked_before() -> None:
+    """Only the first interest is sent in full."""
+    overlay = line()
+    first = overlay.subscriber(at=HERE, filter_="x > 0")
+    overlay.subscriber(at=HERE, filter_="y > 0")
+    first.unsubscribe()
+    overlay.run(1.0)
+    told = [(packet.full, packet.add, packet.remove) for packet in asked(overlay, HERE, RELAY)]
+    assert told == [(True, ["x > 0"], []), (False, ["y > 0"], []), (False, [], ["x > 0"])]
+
+
+def test_the_narrower_filter_is_asked_for_when_the_broader_one_goes() -> None:
+    """One change takes one out and puts the other in, so nothing is missed between them."""
+    overlay = line()
+    broad, narrow = overlay.subscriber(at=HERE, filter_="x > 0"), overlay.subscriber(at=HERE, filter_="x > 10")
+    publisher = overlay.publisher(at=HOST)
+    broad.unsubscribe()
+    publisher.publish("during the change", x=20)
+    overlay.run(1.0)
+    last = asked(overlay, HERE, RELAY)[-1]
+    assert (last.add, last.remove) == (["x > 10"], ["x > 0"])
+    publisher.publish("no longer asked for", x=5)
+    publisher.publish("after the change", x=20)
+    assert narrow.received == ["during the change", "after the change"]
+    assert overlay.names_sent(RELAY, HERE) == narrow.received
+
+
+def test_each_interest_has_a_number_that_never_comes_back() -> None:
+    """Numbers ascend, and those of a new life of a broker lie above those of the former one."""
+    overlay = line()
+    for number in range(3):
+        overlay.subscriber(at=HERE, filter_=f"x{number} > 0")
+    overlay.crash(HERE)
+    overlay.restart(HERE)
+    overlay.subscriber(at=HERE, filter_="x > 0")
+    epochs = [packet.epoch for packet in asked(overlay, HERE, RELAY)]
+    assert len(epochs) == 4
+    assert epochs == sorted(set(epochs))
+
+
+def test_an_interest_without_an_answer_is_sent_again_in_full_and_ever_more_rarely() -> None:
+    """After 2 seconds, then 4, then 8: a parent that has much to do is not given more."""
+    overlay = line()
+    with overlay.losing(InterestActive, to=HERE):
+        subscriber = overlay.subscriber(at=HERE, filter_="x > 0", wait=False)
+        sent_at: list[float] = []
+        while len(sent_at) < 4 and overlay.now < 60:
+            overlay.run(0.05)
+            sent_at += [overlay.now] * (len(asked(overlay, HERE, RELAY)) - len(sent_at))
+        assert not subscriber.is_subscribed
+    waits = [later - earlier for earlier, later in pairwise(sent_at)]
+    assert [round(wait / 2) for wait in waits] == [1, 2, 4]
+    assert all(packet.full for packet in asked(overlay, HERE, RELAY))
+    overlay.until(lambda: subscriber.is_subscribed)
+
+
+# --- the set of filters ---
 
 
 @given(st.lists(st.tuples(st.booleans(), any_filters), max_size=40), st.integers(0, 3), st.integers(0, 3))
