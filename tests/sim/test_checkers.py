@@ -23,6 +23,7 @@ from postroad.sim.history import (
     Delivered,
     Discarded,
     Disconnected,
+    DiskLost,
     Ended,
     Event,
     Forgot,
@@ -38,8 +39,10 @@ from postroad.sim.history import (
     Refused,
     Remains,
     Restarted,
+    Retired,
     Settled,
     Spoiled,
+    WrittenOff,
 )
 
 P, Q = 0x100, 0x200
@@ -367,6 +370,52 @@ def test_a_damaged_record_of_a_durable_subscription_forgets_what_was_confirmed()
     assert kinds_by(ExactlyOnce, [*confirmed, *again]) == ["duplicated"]
     assert kinds_by(ExactlyOnce, [*confirmed, RecordSpoiled(3.5, 1, "durable/n"), *again]) == []
     assert kinds_by(ExactlyOnce, [*confirmed, RecordSpoiled(3.5, 1, "durable/m"), *again]) == ["duplicated"]
+
+
+def test_a_lost_disk_is_told_as_far_as_its_broker_wrote_it_off() -> None:
+    """Never silently, no further, and only by a broker whose files were lost."""
+    lost = [*three(durable=True), DiskLost(4.0, 1, (P,)), WrittenOff(4.5, P, 0, 9)]
+    assert kinds_by(GapsAreEarned, [*lost, Gapped(5.0, "s", P, 1, 9)]) == []
+    assert kinds_by(GapsAreEarned, [*lost, Gapped(5.0, "s", P, 1, 10)]) == ["released"]
+    assert kinds_by(GapsAreEarned, [*three(durable=True), WrittenOff(4.5, P, 0, 9), Gapped(5.0, "s", P, 1, 9)]) == ["released"]
+    assert kinds_by(Completeness, [*lost, got(1), Passed(5.0, "s", P, 9)]) == ["lost", "lost"]
+    assert kinds_by(Completeness, [*lost, got(1), Gapped(5.0, "s", P, 1, 9)]) == []
+
+
+def test_a_subscription_whose_home_lost_its_files_may_be_told_a_gap_over_all() -> None:
+    """If its client has no position either, and until a home has confirmed something again."""
+    events: list[Event] = [
+        asked(durable=True),
+        Began(0.5, "s", P, 0, 1, 7),
+        published(1),
+        logged(1),
+        got(1),
+        Committed(3.0, "s", P, 1),
+    ]
+    gap, forgot = Gapped(6.0, "s", P, 0, 1), Forgot(4.5, "s", None)
+    again = Began(5.0, "s", P, 0, 2, 8)
+    assert kinds_by(GapsAreEarned, [*events, DiskLost(4.0, 1, (Q,)), forgot, again, gap]) == []
+    assert kinds_by(GapsAreEarned, [*events, DiskLost(4.0, 3, (Q,)), forgot, again, gap]) == ["released"]
+    assert kinds_by(GapsAreEarned, [*events, DiskLost(4.0, 1, (Q,)), again, gap]) == ["released", "released"]
+    confirmed: list[Event] = [again, Confirmed(5.2, "s", P, 1), Forgot(5.4, "s", None), Began(5.5, "s", P, 0, 2, 9)]
+    assert kinds_by(GapsAreEarned, [*events, DiskLost(4.0, 1, (Q,)), *confirmed, gap]) == ["released", "released"]
+
+
+def test_what_was_lost_with_a_disk_may_be_taken_again() -> None:
+    """Its publisher had not heard of it; otherwise a message lies in one log once, and a refused one in none."""
+    events: list[Event] = [published(1), logged(1)]
+    assert kinds_by(OnePubend, [*events, DiskLost(3.0, 1, (P,)), logged(1, tick=9, at=4.0)]) == []
+    assert kinds_by(OnePubend, [*events, DiskLost(3.0, 1, (Q,)), logged(1, tick=9, at=4.0)]) == ["duplicated"]
+    assert kinds_by(AcknowledgedIsDurable, [*events, DiskLost(3.0, 1, (P,)), Refused(4.0, message_id(1))]) == []
+    assert kinds_by(AcknowledgedIsDurable, [*events, DiskLost(3.0, 1, (Q,)), Refused(4.0, message_id(1))]) == ["phantom"]
+
+
+def test_nobody_waits_for_the_messages_of_a_retired_broker() -> None:
+    """What lies ahead will never come; what was passed silently is lost all the same."""
+    retired = Retired(4.0, 1, (P,))
+    assert kinds_by(Completeness, [*three(), got(1), retired]) == []
+    assert kinds_by(Completeness, [*three(), got(1), Retired(4.0, 2, (Q,))]) == ["stuck", "stuck"]
+    assert kinds_by(Completeness, [*three(), got(1), got(3), retired]) == ["lost"]
 
 
 def test_bounded_memory_sees_a_figure_over_its_bound() -> None:

@@ -90,6 +90,7 @@ class BrokerNode:
         self.clock_offset_ms = 0
         self.clock_rate = 1.0
         self.release = Release.PRESENT
+        self.retired = False  # it is gone for good
         self.machine: TrackedBroker | None = None
         self._ends: dict[int, End] = {}
         self._readers: dict[int, Reader] = {}
@@ -119,6 +120,11 @@ class BrokerNode:
         self.machine.wake(now=self.world.now)
         self._act()
         self.network.peer_returned(self)
+
+    def start_if_down(self) -> None:
+        """Start, unless something else did so already, or it is gone for good."""
+        if self.machine is None and not self.retired:
+            self.start()
 
     def crash(self) -> None:
         """Stop at once; the disk loses what was not synced, connections break."""
@@ -177,7 +183,7 @@ class BrokerNode:
         self.world.note("crash", f"broker {self.broker} loses its files")
         self.disk.lose()
         self.tracks.lose()
-        self.config = replace(self.config, newcomer_wait_s=REPLACE_WAIT_S, replaces=replaces)
+        self.config = replace(self.config, newcomer_wait_s=REPLACE_WAIT_S, replaces=replaces, has_neighbours=True)
         self.history.add(DiskLost(self.world.now, self.broker, self.pubends))
 
     def spoil_log(self, pubend: int) -> tuple[int, int] | None:

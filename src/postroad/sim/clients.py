@@ -176,6 +176,10 @@ class ClientNode:
         self._dial_main()
         self._act()
 
+    def start_if_down(self) -> None:
+        if not self.alive:
+            self.start()
+
     def crash(self, *, lose_file: bool = False) -> None:
         """Lose the session. What was published and not acknowledged is abandoned; subscriptions go on as far as they can."""
         if self.session is None:
@@ -554,6 +558,10 @@ class ClientNode:
             if not self._in_doubt(broker):
                 del self._second[broker]
                 self._drop_cable(cable)
+
+    def depends_on(self, broker: BrokerNode) -> bool:
+        """Tell whether it is connected to a broker, as far as it knows, or has messages of which only that one knows more."""
+        return (self._main is not None and self._main.b is broker) or self._in_doubt(broker.broker)
 
     def _in_doubt(self, broker: int) -> bool:
         publishing = self.publishing

@@ -17,6 +17,7 @@ from postroad.sim.frames import Release
 from postroad.sim.network import Cable
 from postroad.sim.overlay import Overlay
 
+RETIRED_OF_MIN: Final = 3
 KIND_ON: Final = 0.7  # the chance of a kind to be on in a seed
 STRENGTHS: Final = (0.5, 1.0, 1.0, 3.0)
 RATES: Final = (0.25, 1.0, 1.0, 1.0, 2.0)
@@ -29,7 +30,7 @@ def broker_crash(overlay: Overlay, chance: random.Random) -> str:
     if not node.alive:
         return ""
     node.crash()
-    overlay.world.after(down, _start_broker, node)
+    overlay.world.after(down, node.start_if_down)
     return f"broker {node.broker} for {down:.2f} s"
 
 
@@ -39,7 +40,7 @@ def broker_stop(overlay: Overlay, chance: random.Random) -> str:
     if not node.alive:
         return ""
     node.stop()
-    overlay.world.after(down, _start_broker, node)
+    overlay.world.after(down, node.start_if_down)
     return f"broker {node.broker} for {down:.2f} s"
 
 
@@ -65,7 +66,7 @@ def broker_outage(overlay: Overlay, chance: random.Random) -> str:
     if not node.alive:
         return ""
     node.crash()
-    overlay.world.after(down, _start_broker, node)
+    overlay.world.after(down, node.start_if_down)
     return f"broker {node.broker} for {down:.2f} s"
 
 
@@ -116,8 +117,17 @@ def broker_upgrade(overlay: Overlay, chance: random.Random) -> str:
         return ""
     node.stop()
     before, node.release = node.release, chance.choice([each for each in Release if each is not node.release])
-    overlay.world.after(chance.uniform(0.05, 1.0), _start_broker, node)
+    overlay.world.after(chance.uniform(0.05, 1.0), node.start_if_down)
     return f"broker {node.broker} from the {before.value} to the {node.release.value} release"
+
+
+def broker_retire(overlay: Overlay, chance: random.Random) -> str:
+    """Let a broker be gone for good, as long as enough others are left to make a majority."""
+    node = _any_broker(overlay, chance)
+    if len(overlay.nodes) < RETIRED_OF_MIN:
+        return ""
+    overlay.retire(node.broker)
+    return f"broker {node.broker} with {len(node.pubends)} pubends"
 
 
 def disk_loss(overlay: Overlay, chance: random.Random) -> str:
@@ -128,7 +138,7 @@ def disk_loss(overlay: Overlay, chance: random.Random) -> str:
         return ""
     node.crash()
     node.lose(replaces=replaces)
-    overlay.world.after(down, _start_broker, node)
+    overlay.world.after(down, node.start_if_down)
     return f"broker {node.broker} for {down:.2f} s" + (", said to be replaced" if replaces else "")
 
 
@@ -146,7 +156,7 @@ def record_damage(overlay: Overlay, chance: random.Random) -> str:
         return ""
     node.crash()
     key = node.spoil_record()
-    overlay.world.after(chance.uniform(0.05, 1.0), _start_broker, node)
+    overlay.world.after(chance.uniform(0.05, 1.0), node.start_if_down)
     return f"broker {node.broker}: {key}" if key is not None else ""
 
 
@@ -210,7 +220,7 @@ def client_crash(overlay: Overlay, chance: random.Random) -> str:
     if not client.alive:
         return ""
     client.crash(lose_file=lose_file)
-    overlay.world.after(seconds, _start_client, client)
+    overlay.world.after(seconds, client.start_if_down)
     return f"{client.name} for {seconds:.2f} s"
 
 
@@ -220,7 +230,7 @@ def client_outage(overlay: Overlay, chance: random.Random) -> str:
     if not client.alive:
         return ""
     client.crash(lose_file=chance.random() < 0.3)
-    overlay.world.after(seconds, _start_client, client)
+    overlay.world.after(seconds, client.start_if_down)
     return f"{client.name} for {seconds:.2f} s"
 
 
@@ -314,7 +324,9 @@ class Rare:
 
 
 RARE: Final[dict[str, Rare]] = {
+    "broker retired": Rare(broker_retire, 8),
     "broker upgrade": Rare(broker_upgrade, 6, 2),
+    "disk lost": Rare(disk_loss, 8),
     "log damage": Rare(log_damage, 4, 3),
     "record damage": Rare(record_damage, 4, 2),
     "link removal": Rare(link_removal, 3, 2),
@@ -393,13 +405,3 @@ def _any_link(overlay: Overlay, chance: random.Random) -> Cable:
 
 def _any_client(overlay: Overlay, chance: random.Random) -> ClientNode:
     return overlay.clients[chance.choice(list(overlay.clients))]
-
-
-def _start_broker(node: BrokerNode) -> None:
-    if not node.alive:
-        node.start()
-
-
-def _start_client(client: ClientNode) -> None:
-    if not client.alive:
-        client.start()

@@ -95,6 +95,15 @@ class DiskLost:
 
 
 @dataclass(frozen=True, slots=True)
+class Retired:
+    """A broker is gone for good, with its pubends and its files."""
+
+    at: float
+    broker: int
+    pubends: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class WrittenOff:
     """A broker has stored that what a former life held in (lo, hi] of a pubend is lost with its files."""
 
@@ -347,6 +356,7 @@ Event: TypeAlias = (
     | Spoiled
     | RecordSpoiled
     | DiskLost
+    | Retired
     | WrittenOff
     | Asked
     | Began

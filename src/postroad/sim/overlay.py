@@ -21,13 +21,15 @@ from __future__ import annotations
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise
 from typing import Final
 
 from postroad.sim.brokers import BrokerNode
 from postroad.sim.checkers import Violation, check
 from postroad.sim.clients import IDLE_SAVE_S, ClientNode, Habits
 from postroad.sim.disk import DiskProfile
-from postroad.sim.history import Delivered, History, Logged, Measured, Remains, Settled
+from postroad.sim.history import Delivered, DiskLost, History, Logged, Measured, Remains, Retired, Settled
 from postroad.sim.network import Cable, CableProfile, Network
 from postroad.sim.predicates import Predicate, Predicates
 from postroad.sim.world import World
@@ -37,6 +39,7 @@ from postroad.types import tick_milliseconds
 SETTLE_S_MAX: Final = 300.0  # what a healed overlay may take to converge
 SETTLE_STEP_S: Final = 0.25
 MEASURE_EVERY_S: Final = 1.0
+RETIRE_STEP_S: Final = 0.3  # between two brokers that are told that another is gone for good
 REST_MARGIN_S: Final = 3.0  # on top of what brokers promise to wait before they release
 
 
@@ -50,6 +53,7 @@ class Overlay:
         self.predicates: Final = Predicates()
         self.config: Final = config or TrackedConfig()
         self.nodes: Final[dict[int, BrokerNode]] = {}
+        self.retired: tuple[int, ...] = ()
         self.links: Final[list[Cable]] = []
         self.clients: Final[dict[str, ClientNode]] = {}
         self.failure: Violation | None = None
@@ -62,7 +66,8 @@ class Overlay:
     def broker(
         self, number: int, *, disk: DiskProfile | None = None, config: TrackedConfig | None = None, pubends: int = 1
     ) -> BrokerNode:
-        node = BrokerNode(self.world, self.network, self.history, number, config or self.config, disk or DiskProfile(), pubends)
+        own = replace(config or self.config, retired=self.retired)
+        node = BrokerNode(self.world, self.network, self.history, number, own, disk or DiskProfile(), pubends)
         self.nodes[number] = node
         node.start()
         return node
@@ -93,6 +98,46 @@ class Overlay:
     def filter(self, predicate: Predicate) -> str:
         """Make a filter known to the oracle; return its text."""
         return self.predicates.add(predicate)
+
+    def retire(self, number: int) -> None:
+        """Let a broker be gone for good; the others are told so in their files, and started again one by one.
+
+        Its neighbours are linked to each other in its place. Clients go elsewhere; those that were connected to it, or do not
+        know what became of a message there, give that up and start anew.
+        """
+        node = self.nodes.pop(number)
+        node.crash()
+        node.retired = True
+        self.retired = (*self.retired, number)
+        self.history.add(DiskLost(self.world.now, number, node.pubends))
+        self.history.add(Retired(self.world.now, number, node.pubends))
+        self._join_neighbours(node)
+        for client in self.clients.values():
+            client.brokers = [each for each in client.brokers if each is not node] or list(self.nodes.values())
+            if client.alive and client.depends_on(node):
+                client.crash()
+                self.world.after(RETIRE_STEP_S, client.start_if_down)
+        for index, other in enumerate(self.nodes.values()):
+            other.config = replace(other.config, retired=self.retired)
+            self.world.after((2 + index) * RETIRE_STEP_S, self._start_again, other)
+
+    def _join_neighbours(self, node: BrokerNode) -> None:
+        cables = [each for each in self.links if node in {each.a, each.b}]
+        others = [each.b if each.a is node else each.a for each in cables]
+        for cable in cables:
+            self.links.remove(cable)
+            cable.hang_up()
+            self.network.forget(cable)
+        for cable, (one, other) in zip(cables, pairwise(others), strict=False):
+            assert isinstance(one, BrokerNode)
+            assert isinstance(other, BrokerNode)
+            if not any({each.a, each.b} == {one, other} for each in self.links):
+                self.link(one.broker, other.broker, cable.profile)
+
+    def _start_again(self, node: BrokerNode) -> None:
+        if node.alive:
+            node.stop()
+            self.world.after(RETIRE_STEP_S / 2, node.start_if_down)
 
     def node(self, number: int) -> BrokerNode:
         return self.nodes[number]

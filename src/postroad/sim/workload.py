@@ -123,7 +123,7 @@ class Workload:
             return None
         self._added += 1
         others = list(self._overlay.nodes)
-        node = self._broker(max(others) + 1)
+        node = self._broker(max(*others, *self._overlay.retired) + 1)
         for other in self._world.sample(others, self._world.randint(1, min(2, len(others)))):
             self._overlay.link(other, node.broker, self._link_profile())
         return node

@@ -278,3 +278,18 @@ def test_messages_of_the_new_life_are_kept_where_the_loss_is_recognised_late() -
     assert (lo >> 16) - WALL_MS_AT_START <= 5000
     assert 6500 <= (hi >> 16) - WALL_MS_AT_START <= 8200
     assert_nothing_is_silent(overlay)
+
+
+def test_a_subscription_that_ends_before_its_broker_has_begun_leaves_nothing_behind() -> None:
+    """What its client says of it waits behind it: else it would begin afterwards, for nobody, and hold the logs."""
+    overlay = line()
+    overlay.client("reader", 1)
+    overlay.at(2.9, overlay.cable(1, 2).cut)
+    lose(overlay, 1, 3.0, 3.5)
+    follow(overlay, "reader", 4.5)
+    overlay.at(5.0, lambda: overlay.clients["reader"].end(overlay.clients["reader"].following[0]))
+    overlay.at(6.5, overlay.cable(1, 2).heal)
+    overlay.run(10.0)
+    machine = overlay.node(1).machine
+    assert machine is not None
+    assert machine.stats()["subscriptions"] == 0

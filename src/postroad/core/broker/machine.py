@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -82,19 +82,20 @@ FAST_S: Final = 0.05  # how often gaps and catch-ups are looked at while there a
 TELLING_PERIODS: Final = 5  # of silence, in which every client is told its positions once
 STREAMS_MAX: Final = 1 << 16
 PARKED_MAX: Final = 4096
+_OfSubscription: TypeAlias = p.Subscribe | p.Unsubscribe | p.Flow | p.Acknowledge
 
 
 class Broker:
     """The machine of one broker. `clock` before events, `outputs` after them."""
 
     def __init__(self, state: BrokerState, config: BrokerConfig, *, now: float = 0.0) -> None:
-        records = load_records(state)
+        records = load_records(state, config.retired)
         self._config = config
         self._orders: list[Output] = []
         self._neighbours: dict[LinkId, int] = {}  # links to brokers
         self._clients: dict[LinkId, str] = {}  # links to clients, with their names
         self._disbelieved = 0  # packets of other brokers that were left out; see `trust`
-        self._parked: list[tuple[LinkId, p.Subscribe, int]] = []  # subscriptions that wait for word of a former life
+        self._parked: list[tuple[LinkId, _OfSubscription, int]] = []  # what waits for word of a former life
         self._slow_at = now
         self._fast_at = now
         self._tell_holds = False  # those not confirmed too, since there are other ways
@@ -400,8 +401,10 @@ class Broker:
                 self._publishing.publish_columns(link, message, batch)
             case p.OpenPublisher():
                 self._publishing.open(link, message, packet)
+            case p.Subscribe() | p.Unsubscribe() | p.Flow() | p.Acknowledge() if self._lives.waits:
+                self._park(link, message, packet)
             case p.Subscribe():
-                self._subscribe(link, message, packet, now)
+                self._subscribing.subscribe(link, message, packet, now)
             case p.Acknowledge():
                 self._subscribing.acknowledge(link, message)
             case p.Flow():
@@ -419,14 +422,11 @@ class Broker:
             case _:
                 raise WrongRoleError(f"a client must not send {type(message).__name__}")
 
-    def _subscribe(self, link: LinkId, message: p.Subscribe, packet: int, now: float) -> None:
-        """Take a subscription; it waits while nobody has told us yet what we once were, and what it had from us then."""
-        if not self._lives.waits:
-            self._subscribing.subscribe(link, message, packet, now)
-        elif len(self._parked) < PARKED_MAX:
-            self._parked.append((link, message, packet))
-        else:
-            raise TooManyError(f"this broker has just started; at most {PARKED_MAX} subscriptions can wait until it is ready")
+    def _park(self, link: LinkId, message: _OfSubscription, packet: int) -> None:
+        """Let what concerns subscriptions wait, in order, while nobody has told us yet what we once were, and what they had."""
+        if len(self._parked) >= PARKED_MAX:
+            raise TooManyError(f"this broker has just started and lets at most {PARKED_MAX} subscriptions wait")
+        self._parked.append((link, message, packet))
 
     def _take_begun(self, now: float) -> None:
         """Go on with what waited for the first ticks of our pubends."""

@@ -16,7 +16,7 @@ A record whose key is damaged may have been any of them, so all of this applies 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -87,9 +87,9 @@ class OwnRecords:
         ]
 
 
-def load_records(state: BrokerState) -> OwnRecords:
-    """Read what a broker stored."""
-    records = OwnRecords(HoldTable(), Durables(state.broker))
+def load_records(state: BrokerState, retired: Collection[int] = ()) -> OwnRecords:
+    """Read what a broker stored; `retired` are the brokers that are gone for good."""
+    records = OwnRecords(HoldTable(), Durables(state.broker, retired))
     damaged = list(state.damaged)
     for key, value in state.metadata:
         try:

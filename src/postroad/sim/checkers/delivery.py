@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from postroad.sim.checkers.follower import Follower, Followers, Stream, replay
 from postroad.sim.checkers.violations import Matches, Violation
-from postroad.sim.history import Asked, Delivered, History, Logged, Published
+from postroad.sim.history import Asked, Delivered, History, Logged, Published, Retired
 from postroad.types import AttributeValue
 
 
@@ -54,18 +54,18 @@ class NoPhantom:
 
     def check(self, history: History, matches: Matches) -> Iterator[Violation]:
         published: dict[bytes, Published] = {}
-        logged: dict[bytes, tuple[int, int]] = {}
+        logged: dict[bytes, list[tuple[int, int]]] = {}  # where it lies; after a disk was lost perhaps at two places
         filters: dict[str, str] = {}
         for event in history:
             match event:
                 case Published(id=message_id):
                     published[message_id] = event
                 case Logged(id=message_id, pubend=pubend, tick=tick):
-                    logged.setdefault(message_id, (pubend, tick))
+                    logged.setdefault(message_id, []).append((pubend, tick))
                 case Asked(subscription=subscription, filter=text):
                     filters[subscription] = text
                 case Delivered():
-                    fault = self._fault(event, published.get(event.id), logged.get(event.id), filters, matches)
+                    fault = self._fault(event, published.get(event.id), logged.get(event.id, []), filters, matches)
                     if fault:
                         yield Violation("phantom", event.at, f"{event.subscription} got {event.id.hex()}: {fault}")
                 case _:
@@ -73,14 +73,14 @@ class NoPhantom:
 
     @staticmethod
     def _fault(
-        event: Delivered, published: Published | None, place: tuple[int, int] | None, filters: dict[str, str], matches: Matches
+        event: Delivered, published: Published | None, places: list[tuple[int, int]], filters: dict[str, str], matches: Matches
     ) -> str:
         if published is None:
             return "nobody published it"
-        if place is None:
+        if not places:
             return "it is not durable anywhere"
-        if place != (event.pubend, event.tick):
-            return f"it lies at {place}, not at {(event.pubend, event.tick)}"
+        if (event.pubend, event.tick) not in places:
+            return f"it lies at {places[0]}, not at {(event.pubend, event.tick)}"
         if dict(event.attributes) != dict(published.attributes) or event.payload != published.payload:
             return f"it was changed from {published.attributes} to {event.attributes}"
         if not matches(filters.get(event.subscription, ""), published.attributes):
@@ -91,6 +91,8 @@ class NoPhantom:
 class Completeness:
     """At the end every application has all that matches after its start; what it was told to be gone does not count.
 
+    Nor do those messages of a retired broker that lie ahead of it: nobody has them.
+
     A message behind the application's position was skipped: lost. One ahead of it has not come yet: stuck, since the world was
     healed and had its time.
     """
@@ -98,13 +100,18 @@ class Completeness:
     def check(self, history: History, matches: Matches) -> Iterator[Violation]:
         attributes = {event.id: event.attributes for event in history if isinstance(event, Published)}
         logged: dict[int, list[Logged]] = {}
+        retired: set[int] = set()
         for event in history:
-            if isinstance(event, Logged):
+            if isinstance(event, Retired):
+                retired.update(event.pubends)
+            elif isinstance(event, Logged):
                 logged.setdefault(event.pubend, []).append(event)
         end = history.events[-1].at if history.events else 0.0
         for follower in replay(history):
             for pubend, rows in logged.items():
-                yield from self._missing(follower, pubend, rows, attributes, matches, end)
+                for violation in self._missing(follower, pubend, rows, attributes, matches, end):
+                    if violation.kind != "stuck" or pubend not in retired:
+                        yield violation
 
     @staticmethod
     def _missing(

@@ -11,6 +11,8 @@ from postroad.sim.history import Abandoned, Acknowledged, DiskLost, History, Log
 class OnePubend:
     """A message lies in one log, once; logs grow at their end, and each publisher's messages keep their order there.
 
+    One that was lost with a disk may lie there again: its publisher had not heard that it was taken.
+
     In a simulated world no two messages have the same payload, so one that was published again under another id is found too.
     """
 
@@ -20,6 +22,9 @@ class OnePubend:
         last_tick: dict[int, int] = {}
         last_of: dict[tuple[int, bytes], bytes] = {}
         for event in history:
+            if isinstance(event, DiskLost):
+                place = {message_id: pubend for message_id, pubend in place.items() if pubend not in event.pubends}
+                last_of = {of: last for of, last in last_of.items() if of[0] not in event.pubends}
             if not isinstance(event, Logged):
                 continue
             name = event.id.hex()

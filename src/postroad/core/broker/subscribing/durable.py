@@ -12,6 +12,7 @@ Invariant: at every moment at least one broker holds the logs for a durable subs
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -80,8 +81,9 @@ class Durable:
 class Durables:
     """The durable subscriptions of one broker, and where the others are."""
 
-    def __init__(self, broker: int) -> None:
+    def __init__(self, broker: int, retired: Collection[int] = ()) -> None:
         self._broker = broker
+        self._retired = retired
         self.homes: dict[str, DurableHome] = {}
         self.here: dict[str, Durable] = {}
         self._dirty: dict[str, None] = {}
@@ -131,7 +133,7 @@ class Durables:
 
     def drop_unsettled(self) -> None:
         """After a restart, leave to the former home what never settled here: nobody was told of it."""
-        for name in [name for name, durable in self.here.items() if not durable.settled and self.elsewhere(name) is not None]:
+        for name in [name for name, durable in self.here.items() if not durable.settled and self.former_home(name) is not None]:
             self.give_up(name)
 
     def elsewhere(self, name: str) -> int | None:
@@ -172,9 +174,10 @@ class Durables:
         """Return what every broker is to know."""
         return [home for home in self.homes.values() if home.settled]
 
-    def has_former_home(self, name: str) -> bool:
-        """Tell whether another broker holds the logs for a name until this one has settled."""
-        return self.elsewhere(name) is not None
+    def former_home(self, name: str) -> int | None:
+        """Return the broker that holds the logs for a name until this one has settled; a retired one holds nothing."""
+        home = self.elsewhere(name)
+        return None if home in self._retired else home
 
     def _home(self, durable: Durable) -> DurableHome:
         return DurableHome(durable.name, durable.version, self._broker, settled=True, created_ms=durable.created_ms)

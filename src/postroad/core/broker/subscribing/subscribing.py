@@ -534,7 +534,9 @@ class Subscribing:
         version = self._durables.homes[name].version
         move = self._make_move(link, request, packet, name, version, now)
         query = HomeQuery(home, self._context.broker, FULL_HOPS, name, version)
-        if self._context.unicast(query):
+        if home in self._context.config.retired:
+            self._begin_again(move, now)  # its record went with it
+        elif self._context.unicast(query):
             self._moves[name] = move
         else:
             self._move_without_home(move, now)
@@ -677,11 +679,16 @@ class Subscribing:
             self._unsettled.pop(subscription.number, None)
 
     def _settle_home(self, subscription: Subscription, durable: Durable) -> None:
-        """Become the home once every pubend it has a cursor in is held; that is on disk before the former home lets go."""
+        """Become the home once every pubend it has a cursor in is held; that is on disk before the former home lets go.
+
+        Pubends of retired brokers are not waited for, nor is a retired home.
+        """
         if durable.settled or durable.settling:
             return
+        retired = self._context.config.retired
         held = {pubend: None for pubend, progress in subscription.progress.items() if progress.announced}
-        if not self._durables.has_former_home(durable.name) or all(pubend in held for pubend in durable.cursors):
+        needed = [pubend for pubend in durable.cursors if pubend_broker(pubend) not in retired]
+        if self._durables.former_home(durable.name) is None or all(pubend in held for pubend in needed):
             self._durables.begin_settling(durable.name)
             self._context.store(self._durables.changes(), HomeStored(durable.name, durable.version))
 
@@ -787,7 +794,7 @@ class Subscribing:
         if durable is None or durable.subscription != subscription.number:
             return
         durable.subscription, durable.beginning = None, False
-        former = self._durables.elsewhere(subscription.name) is not None
+        former = self._durables.former_home(subscription.name) is not None
         if (former and not (durable.settled or durable.settling)) or not (subscription.answered or durable.stored):
             self.naming.let_go(subscription.name)
             self._durables.give_up(subscription.name)  # the former home holds the logs, or it was never reported active

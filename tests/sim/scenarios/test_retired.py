@@ -1,0 +1,58 @@
+"""A broker is gone for good, and the others are told so in their files."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from postroad.sim.clients import Habits
+from postroad.sim.history import Delivered, Gapped, Logged
+from postroad.sim.overlay import Overlay
+from postroad.sim.predicates import everything
+from postroad.tracking.tap.tracked_broker import TrackedConfig
+
+
+def triangle(*, keeps_file: bool) -> Overlay:
+    """Join three brokers; a durable subscription is at home at the first, and somebody publishes at the second."""
+    overlay = Overlay(1, config=TrackedConfig(silence_s=0.2, subscriber_grace_s=1.0, home_query_s=0.5))
+    overlay.brokers(1, 2, 3)
+    for a, b in ((1, 2), (2, 3), (1, 3)):
+        overlay.link(a, b)
+    reader = overlay.client("reader", 1, habits=Habits(keeps_file=keeps_file))
+    text = overlay.filter(everything())
+    overlay.at(0.5, lambda: reader.follow(text, subscription="kept", name="kept"))
+    writer = overlay.client("writer", 2)
+    for step in range(70):
+        overlay.at(1.0 + step / 10, partial(writer.publish, {"n": step}, f"{step}".encode()))
+    return overlay
+
+
+def settled(overlay: Overlay) -> Overlay:
+    overlay.run(9.0)
+    assert overlay.settle(60.0)
+    overlay.rest()
+    assert overlay.violations() == []
+    return overlay
+
+
+def test_a_durable_subscription_moves_though_a_broker_is_retired() -> None:
+    """Its cursor in the pubend of that broker was waited for, so nothing was confirmed at the new home, ever."""
+    overlay = triangle(keeps_file=False)
+    overlay.at(3.0, partial(overlay.retire, 3))
+    overlay.at(6.0, lambda: overlay.clients["reader"].move([overlay.node(2)]))
+    settled(overlay)
+    assert not any(isinstance(each, Gapped) for each in overlay.history)
+
+
+@pytest.mark.parametrize("keeps_file", [False, True])
+def test_a_durable_subscription_whose_home_is_retired_goes_on_elsewhere(keeps_file: bool) -> None:
+    """From the positions of its client; without any it is told a gap up to now, and was refused for ever before."""
+    overlay = triangle(keeps_file=keeps_file)
+    overlay.at(3.0, overlay.clients["reader"].crash)
+    overlay.at(3.1, partial(overlay.retire, 1))
+    overlay.at(6.0, overlay.clients["reader"].start)
+    settled(overlay)
+    after = {each.payload for each in overlay.history if isinstance(each, Logged) and each.at > 6.5}
+    assert after <= {each.payload for each in overlay.history if isinstance(each, Delivered)}
+    assert any(isinstance(each, Gapped) and not each.lo for each in overlay.history) is not keeps_file
