@@ -379,6 +379,8 @@ def test_a_lost_disk_is_told_as_far_as_its_broker_wrote_it_off() -> None:
     assert kinds_by(GapsAreEarned, [*lost, Gapped(5.0, "s", P, 1, 10)]) == ["released"]
     assert kinds_by(GapsAreEarned, [*three(durable=True), WrittenOff(4.5, P, 0, 9), Gapped(5.0, "s", P, 1, 9)]) == ["released"]
     assert kinds_by(Completeness, [*lost, got(1), Passed(5.0, "s", P, 9)]) == ["lost", "lost"]
+    later: list[Event] = [asked(), published(1), logged(1), DiskLost(4.0, 1, (P,)), began(at=5.0), Passed(6.0, "s", P, 9)]
+    assert kinds_by(Completeness, later) == [], "it was gone before the subscription began"
     assert kinds_by(Completeness, [*lost, got(1), Gapped(5.0, "s", P, 1, 9)]) == []
 
 

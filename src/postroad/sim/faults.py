@@ -122,7 +122,10 @@ def broker_upgrade(overlay: Overlay, chance: random.Random) -> str:
 
 
 def broker_retire(overlay: Overlay, chance: random.Random) -> str:
-    """Let a broker be gone for good, as long as enough others are left to make a majority."""
+    """Let a broker be gone for good, as long as enough others are left to make a majority.
+
+    Not drawn yet: of a durable name that no other broker had heard of, its creation elsewhere tells no gap.
+    """
     node = _any_broker(overlay, chance)
     if len(overlay.nodes) < RETIRED_OF_MIN:
         return ""
@@ -324,7 +327,6 @@ class Rare:
 
 
 RARE: Final[dict[str, Rare]] = {
-    "broker retired": Rare(broker_retire, 8),
     "broker upgrade": Rare(broker_upgrade, 6, 2),
     "disk lost": Rare(disk_loss, 8),
     "log damage": Rare(log_damage, 4, 3),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from postroad.sim.checkers.follower import Follower, Followers, Stream, replay
 from postroad.sim.checkers.violations import Matches, Violation
-from postroad.sim.history import Asked, Delivered, History, Logged, Published, Retired
+from postroad.sim.history import Asked, Delivered, DiskLost, History, Logged, Published, Retired
 from postroad.types import AttributeValue
 
 
@@ -91,7 +91,8 @@ class NoPhantom:
 class Completeness:
     """At the end every application has all that matches after its start; what it was told to be gone does not count.
 
-    Nor do those messages of a retired broker that lie ahead of it: nobody has them.
+    Nor do those messages of a retired broker that lie ahead of it: nobody has them. What was lost with a disk before it began was
+    never due, whatever its tick.
 
     A message behind the application's position was skipped: lost. One ahead of it has not come yet: stuck, since the world was
     healed and had its time.
@@ -101,15 +102,20 @@ class Completeness:
         attributes = {event.id: event.attributes for event in history if isinstance(event, Published)}
         logged: dict[int, list[Logged]] = {}
         retired: set[int] = set()
+        lost_at: dict[int, float] = {}
         for event in history:
-            if isinstance(event, Retired):
+            if isinstance(event, DiskLost):
+                lost_at |= dict.fromkeys(event.pubends, event.at)
+            elif isinstance(event, Retired):
                 retired.update(event.pubends)
             elif isinstance(event, Logged):
                 logged.setdefault(event.pubend, []).append(event)
         end = history.events[-1].at if history.events else 0.0
         for follower in replay(history):
             for pubend, rows in logged.items():
-                for violation in self._missing(follower, pubend, rows, attributes, matches, end):
+                stream, lost = follower.streams.get(pubend), lost_at.get(pubend, -1.0)
+                due = [row for row in rows if row.at > lost] if stream is not None and stream.began_at > lost else rows
+                for violation in self._missing(follower, pubend, due, attributes, matches, end):
                     if violation.kind != "stuck" or pubend not in retired:
                         yield violation
 
