@@ -234,26 +234,26 @@ ATTACKS: Final[dict[str, Callable[[int], None]]] = {
 # --- the measurement -------------------------------------------------------------------------------------------------------
 
 
-async def round_trips(client: postroad.Client, seconds: float) -> list[float]:
-    """Publish a message every few milliseconds for a while and return how long each took to come back."""
-    loop = asyncio.get_running_loop()
-    subscription = await client.subscribe("probe = TRUE")
-    publisher = client.publisher()
+async def round_trips(publisher: postroad.Publisher, subscription: postroad.Subscription, seconds: float) -> list[float]:
+    """Publish a message every few milliseconds for a while; return how long after its time each one came back."""
     count_sent = round(seconds / PACE_S)
 
-    async def receive() -> list[float]:
-        return [loop.time() - cast("float", (await anext(subscription))["at"]) for _ in range(count_sent)]
+    async def receive() -> float:
+        message = await anext(subscription)
+        return time.monotonic() - cast("float", message["at"])
 
-    receiving = asyncio.create_task(receive())
-    due = loop.time()
+    async def receive_all() -> list[float]:
+        return [await receive() for _ in range(count_sent)]
+
+    receiving = asyncio.create_task(receive_all())
+    due = time.monotonic()
     for _ in range(count_sent):
         due += PACE_S
-        await asyncio.sleep(max(0.0, due - loop.time()))
+        while (early_s := due - time.monotonic()) > 0:  # noqa: ASYNC110  # timers may be a little early
+            await asyncio.sleep(early_s)
         await publisher.publish({"probe": True, "at": due})
     async with asyncio.timeout(20.0):
-        times = await receiving
-    await subscription.close()
-    return times
+        return await receiving
 
 
 def figures(times: list[float]) -> dict[str, float]:
@@ -273,19 +273,20 @@ def measure(attack: str, seconds: float) -> dict[str, object]:
 async def _measure(broker: BrokerProcess, port: int, attack: str, seconds: float) -> dict[str, object]:
     async with postroad.connect(broker.url) as client:
         if attack == "unread-ranges":
-            publisher = client.publisher()
+            filling = client.publisher()
             for number in range(400):
-                await publisher.publish({"n": number}, bytes(50_000))
-            await publisher.flush()
-        await round_trips(client, 1.0)
-        before = figures(await round_trips(client, seconds))
+                await filling.publish({"n": number}, bytes(50_000))
+            await filling.flush()
+        subscription, publisher = await client.subscribe("probe = TRUE"), client.publisher()
+        await round_trips(publisher, subscription, 1.0)
+        before = figures(await round_trips(publisher, subscription, seconds))
         command = [sys.executable, "-m", "benchmarks.hostile", "--attack", attack, str(port)]
         with subprocess.Popen(command, env=own_environment(), stdout=subprocess.PIPE) as attacker:  # noqa: ASYNC220
             try:
                 assert attacker.stdout is not None
                 await asyncio.to_thread(attacker.stdout.readline)
                 await asyncio.sleep(SETTLING_S)
-                during = figures(await round_trips(client, seconds))
+                during = figures(await round_trips(publisher, subscription, seconds))
                 assert attacker.poll() is None, "the attacker ended"
             finally:
                 attacker.kill()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import pytest
 from tests.waiting import until
 
 from postroad.errors import BufferLimitError, WireError
+from postroad.transport import channel as channels
 from postroad.transport.channel import OWNER, Channel
 from postroad.transport.outbox import OutboxLimits
 from postroad.transport.turns import FRAMES_PER_SLICE, SLICES_PER_TURN, Turns
@@ -124,5 +126,37 @@ def test_what_was_received_waits_while_the_connection_is_not_read_for_another_re
         channel.resume(OWNER)
         await until(lambda: len(owner.ids) == 1_000)
         await until(lambda: transport.reading)
+
+    asyncio.run(scenario())
+
+
+def test_costly_frames_are_processed_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a slice took long, the clock is looked at after each frame; quick frames come in slices again."""
+    clock, cost_s = 0.0, 0.01
+    monkeypatch.setattr(channels, "monotonic", lambda: clock)
+
+    async def scenario() -> None:
+        nonlocal clock, cost_s
+        order: list[str] = []
+        channel, owner, _ = connection("a", order, Turns(asyncio.get_running_loop()))
+        take = owner.received
+
+        def costly(frames: Sequence[Frame]) -> None:
+            nonlocal clock
+            clock += cost_s * len(frames)
+            take(frames)
+
+        monkeypatch.setattr(owner, "received", costly)
+        channel.data_received(frames(1_000))
+        channel.take_turn()
+        for _ in range(10):
+            before = len(order)
+            channel.take_turn()
+            assert len(order) == before + 1
+        cost_s = 0.0
+        channel.take_turn()
+        before = len(order)
+        channel.take_turn()
+        assert len(order) == before + TURN
 
     asyncio.run(scenario())

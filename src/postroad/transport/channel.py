@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from time import monotonic
 from typing import Any, Final, Protocol, cast
 
 import msgspec
@@ -19,7 +20,7 @@ from postroad.core.batch.batch import Batch
 from postroad.errors import BufferLimitError, MalformedFrameError, PostroadError, WireError
 from postroad.transport.budget import FREE_BYTES, Account, Budget
 from postroad.transport.outbox import Buffer, Outbox, OutboxLimits
-from postroad.transport.turns import FRAMES_PER_SLICE, SLICES_PER_TURN, TURN_S, Turns
+from postroad.transport.turns import FRAMES_PER_SLICE, QUICK_S, SLICES_PER_TURN, TURN_S, Turns
 from postroad.transport.writes import Writes
 from postroad.wire.deliveries import encode_with_rows
 from postroad.wire.framing import FRAME_BYTES_MAX, FRAME_BYTES_MAX_UNIDENTIFIED, FRAMES_MAX, Frame, FrameDecoder
@@ -99,7 +100,7 @@ class Channel(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._writes: Final = writes or Writes(loop)
         self._turns: Final = turns
-        self._frames_per_slice: Final = FRAMES_MAX if turns is None else FRAMES_PER_SLICE
+        self._frames_per_slice = FRAMES_MAX if turns is None else FRAMES_PER_SLICE
         self._paused = 0  # why it is not read
         self._in_turns = False
         self._flush_planned = False
@@ -277,7 +278,8 @@ class Channel(asyncio.Protocol):
     def take_turn(self) -> bool:
         """Process some of the frames that were received; tell whether more wait that may be processed now."""
         self._in_turns = False
-        until = self._loop.time() + TURN_S
+        now = monotonic()
+        until = now + TURN_S
         for _ in range(SLICES_PER_TURN):
             if self._closing or self._paused & ~TURN:
                 return False
@@ -285,7 +287,9 @@ class Channel(asyncio.Protocol):
             if not self._decoder.uncut:
                 self.resume(TURN)
                 return False
-            if self._loop.time() >= until:
+            before, now = now, monotonic()
+            self._frames_per_slice = FRAMES_PER_SLICE if now - before < QUICK_S else 1
+            if now >= until:
                 break
         self._in_turns = True
         return True

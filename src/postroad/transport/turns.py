@@ -2,18 +2,23 @@
 
 Each turn of the event loop processes a bounded number of frames of each connection, for a bounded time; connections with more
 wait here in a circle and are not read meanwhile. A connection that floods is slowed down; the others wait for one of its turns
-at most.
+at most. A connection whose frames are costly is looked at after each of them.
+
+Time is read from `monotonic`: uvloop's clock counts milliseconds, as many as a turn has.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from time import monotonic, sleep
 from typing import Final, Protocol
 
 FRAMES_PER_SLICE: Final = 8  # after which a connection looks at the clock
 SLICES_PER_TURN: Final = 8
+QUICK_S: Final = 0.0005  # a slice that took longer is followed by single frames
 TURN_S: Final = 0.001  # of one connection
+YIELD_S: Final = 0.00005  # without it, threads that come back from the disk hardly ever get the interpreter from a busy loop
 ROUND_S: Final = 0.003  # of all waiting connections, in one turn of the loop
 
 
@@ -50,14 +55,15 @@ class Turns:
     def _run(self) -> None:
         """Give each one turn, as far as the time of this turn of the loop goes; the next one goes on behind them."""
         self._planned = False
-        until = self._loop.time() + ROUND_S
+        until = monotonic() + ROUND_S
         try:
             for _ in range(len(self._waiting)):
                 connection = self._waiting.popleft()
                 if connection.take_turn():
                     self._waiting.append(connection)
-                if self._loop.time() >= until:
+                if monotonic() >= until:
                     break
         finally:
             if self._waiting:
+                sleep(YIELD_S)
                 self._plan()
