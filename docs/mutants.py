@@ -40,7 +40,7 @@ def _summary(outcomes: list[Outcome]) -> str:
     measured = "; ".join(f"{count} with the sources `{code}`" for code, count in states.most_common())
     within = {bound: sum(each.seeds <= bound for each in found) for bound in (5, 20, 50)}
     said = ", ".join(f"{count} were done within {bound} seeds" for bound, count in within.items())
-    left = f"; {unsought} were changed since they were hunted" if unsought else ""
+    left = f"; {unsought} have no verdict yet" if unsought else ""
     return f"{len(found)} of {len(outcomes)} found{left}; {said}. Measured: {measured} (`git rev-parse HEAD:src/postroad`).\n"
 
 
@@ -50,8 +50,10 @@ def _table(outcomes: list[Outcome]) -> str:
         checkers = ", ".join(
             f"{name} {count}" for name, count in sorted(each.checkers.items(), key=lambda item: (-item[1], item[0]))
         )
-        verdict = "**not found**" if each.seeds else "not hunted yet"
+        verdict = "**not found**" if each.seeds else "no verdict yet"
         first = "" if each.first is None else str(each.first)
-        often = f"{each.found} of {each.seeds}" + (f" (first those with: {', '.join(each.needs)})" if each.needs else "")
+        often = (f"{each.found} of {each.seeds}" if each.seeds else "") + (
+            f" (first those with: {', '.join(each.needs)})" if each.needs else ""
+        )
         lines.append(f"| {each.room} | `{each.name}`: {each.what} | {often} | {first} | {checkers or verdict} |")
     return "\n".join(lines) + "\n"

@@ -395,7 +395,7 @@ def release_to_the_highest_hold(plant: Planter) -> None:
     plant.set(HoldTable, "lowest", highest)
 
 
-@mutant("holding", "broker crash")
+@mutant("holding", "broker crash", "link outage")
 def forget_holds_at_a_restart(plant: Planter) -> None:
     """Holds are not read back when a broker starts."""
     plant.set(HoldTable, "load", lambda _self, _key, _value: None)
