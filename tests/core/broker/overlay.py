@@ -20,6 +20,7 @@ from postroad.core.broker.context import BrokerConfig
 from postroad.core.protocol.orders import Congested, Drained, LogReleased, Refuse, Send
 from postroad.core.protocol.packets import (
     Acknowledge,
+    AcknowledgementStored,
     Advance,
     Deliver,
     Flow,
@@ -372,10 +373,14 @@ class Subscriber(Application):
         if wait:
             self.overlay.until(lambda: self.is_subscribed)
 
-    def acknowledge(self) -> None:
-        """Say that everything received so far was dealt with."""
+    def acknowledge(self, *, confirm: bool = False) -> None:
+        """Say that everything received so far was dealt with; with `confirm`, return when that is on disk."""
         self.done = dict(self.positions)
-        self.send(Acknowledge(1, dict(self.done)))
+        confirmed = sum(isinstance(packet, AcknowledgementStored) for packet in self.packets)
+        self.send(Acknowledge(1, dict(self.done), confirm))
+        if confirm:
+            packets = self.packets
+            self.overlay.until(lambda: sum(isinstance(each, AcknowledgementStored) for each in packets) > confirmed)
 
     def unsubscribe(self, *, forget: bool = False) -> None:
         self.send(Unsubscribe(1, forget))

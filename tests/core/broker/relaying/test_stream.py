@@ -49,6 +49,19 @@ def test_each_child_gets_what_it_asked_for() -> None:
     assert overlay.names_sent(RELAY, RIGHT) == ["x is 1"]
 
 
+def test_a_child_gets_what_any_of_its_filters_matches() -> None:
+    """A row that two of them match comes once."""
+    overlay = tree()
+    for filter_ in ("x < 0", "kind = 'order'"):
+        overlay.subscriber(at=LEFT, filter_=filter_)
+    publisher = overlay.publisher(at=HOST)
+    publisher.publish("first only", x=-1, kind="offer")
+    publisher.publish("second only", x=1, kind="order")
+    publisher.publish("both", x=-1, kind="order")
+    publisher.publish("none", x=1, kind="offer")
+    assert overlay.names_sent(RELAY, LEFT) == ["first only", "second only", "both"]
+
+
 def test_a_child_that_wants_every_row_gets_the_batch_as_it_came() -> None:
     """Nothing is copied or built anew for it."""
     overlay = tree()

@@ -295,3 +295,45 @@ def test_a_deleted_name_is_free_for_another_filter() -> None:
     overlay.run(1.0)
     assert new.received == ["after"]
     assert isinstance(new.packets[0], Subscribed)
+
+
+def test_what_was_acknowledged_under_a_name_does_not_come_again() -> None:
+    """The cursor is on the disk of its home, and counts when the client itself remembers nothing."""
+    overlay = line()
+    subscriber, publisher = overlay.subscriber(at=HERE, name="orders"), overlay.publisher(at=HOST)
+    publisher.publish("acknowledged")
+    subscriber.acknowledge(confirm=True)
+    publisher.publish("received")
+    overlay.crash(HERE)
+    overlay.restart(HERE)
+    subscriber.come_back(knows=False)
+    overlay.run(2.0)
+    assert subscriber.received == ["acknowledged", "received", "received"]
+
+
+def test_a_name_takes_its_cursors_along_to_another_broker() -> None:
+    """The new home asks the former one where the subscription is, if the client does not know."""
+    overlay = line()
+    subscriber, publisher = overlay.subscriber(at=HERE, name="orders"), overlay.publisher(at=HOST)
+    publisher.publish("acknowledged")
+    subscriber.acknowledge()
+    publisher.publish("received")
+    subscriber.disconnect()
+    publisher.publish("missed")
+    subscriber.come_back(at=RELAY, knows=False)
+    overlay.run(2.0)
+    assert subscriber.received == ["acknowledged", "received", "received", "missed"]
+
+
+def test_the_former_home_of_a_name_holds_the_logs_no_longer() -> None:
+    """Once the new home holds them, what is acknowledged there is released."""
+    overlay = line()
+    subscriber, publisher = overlay.subscriber(at=HERE, name="orders"), overlay.publisher(at=HOST)
+    subscriber.disconnect()
+    publisher.publish("missed")
+    subscriber.come_back(at=RELAY)
+    overlay.run(2.0)
+    subscriber.acknowledge()
+    overlay.run(5.0)
+    assert subscriber.received == ["missed"]
+    assert overlay.logged(HOST) == []
