@@ -37,8 +37,8 @@ from postroad.runtime.process import BrokerProcess
 from postroad.testing import free_ports
 from postroad.transport.programs import own_environment
 from postroad.wire.codec import encode
-from postroad.wire.packets.session import Hello, Role
-from postroad.wire.packets.telesto import GetMessages, Ping, RegisterClient
+from postroad.wire.packets.session import Hello, Ping, Role
+from postroad.wire.packets.telesto import GetMessages, RegisterClient
 
 PACE_S: Final = 0.005
 SETTLING_S: Final = 0.5

@@ -27,6 +27,7 @@ from postroad.runtime.node import Node
 from postroad.storage.queues.memory import MemoryQueueStorage
 from postroad.storage.queues.migrations import migrate
 from postroad.wire.packets import telesto as t
+from postroad.wire.packets.session import Error, Ping, Pong
 from postroad.wire.packets.telesto import ClientMode, QueueMessage, ReadMode
 from postroad.wire.registry import REGISTRY, Direction, Exchange, Packet
 
@@ -332,7 +333,7 @@ def test_table_3_6_ping_is_answered_by_pong_without_identification() -> None:
     """Ping, Pong."""
 
     async def body(line: Line) -> None:
-        assert await line.ask(t.Ping(), Session()) == t.Pong()
+        assert await line.ask(Ping(), Session()) == Pong()
 
     on_the_line(body)
 
@@ -474,7 +475,7 @@ def test_table_3_6_error_carries_a_stable_code() -> None:
 
     async def body(line: Line) -> None:
         answer = await line.ask(t.GetQueueName(5))
-        assert isinstance(answer, t.Error)
+        assert isinstance(answer, Error)
         assert (answer.code, answer.retryable) == (UnknownQueueError.code, False)
 
     on_the_line(body)
@@ -489,7 +490,7 @@ def test_section_3_3_before_identification_only_ping_register_and_identify_are_s
     """All other requests get an error packet with a stable code."""
 
     async def body(line: Line) -> None:
-        allowed = {t.Ping, t.RegisterClient, t.IdentifyClient}
+        allowed = {Ping, t.RegisterClient, t.IdentifyClient}
         for packet_type in line.service.packet_types - allowed:
             packet = empty(packet_type)
             assert (await line.ask(packet, Session())).code == NotIdentifiedError.code, packet_type

@@ -9,8 +9,7 @@ import msgspec
 import postroad.sync
 from postroad.wire.codec import decode, encode
 from postroad.wire.framing import Frame, FrameDecoder
-from postroad.wire.packets.session import Hello, Role
-from postroad.wire.packets.telesto import Error
+from postroad.wire.packets.session import Error, Hello, Role
 
 HELLO = Hello(1, 1, Role.CLIENT, 0, "test")
 

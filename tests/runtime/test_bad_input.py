@@ -31,8 +31,7 @@ from postroad.runtime.node import Node
 from postroad.storage.segment.disk import Disk
 from postroad.testing import broker
 from postroad.wire.codec import decode, encode
-from postroad.wire.packets.session import Hello, Role, Welcome
-from postroad.wire.packets.telesto import Error, Ping, Pong
+from postroad.wire.packets.session import Error, Hello, Ping, Pong, Role, Welcome
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from postroad.testing import free_ports
 from postroad.transport.programs import own_command, own_environment
 from postroad.wire.codec import decode
 from postroad.wire.framing import FrameDecoder
-from postroad.wire.packets.telesto import Error
+from postroad.wire.packets.session import Error
 
 DESCRIPTORS = 256
 TOO_MANY = 330

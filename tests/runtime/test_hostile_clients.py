@@ -21,8 +21,7 @@ from postroad.testing import broker, free_ports
 from postroad.transport.channel import Channel
 from postroad.wire.codec import decode
 from postroad.wire.framing import FRAME_BYTES_MAX_LEAST, FrameDecoder
-from postroad.wire.packets.session import Hello, Role
-from postroad.wire.packets.telesto import Error, Ping
+from postroad.wire.packets.session import Error, Hello, Ping, Role
 
 
 def node_at(directory: Path, **changes: object) -> Node:

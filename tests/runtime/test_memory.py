@@ -19,8 +19,7 @@ from postroad.core.protocol.packets import pubend_id
 from postroad.runtime.config import Limits, NodeConfig, Tracking
 from postroad.runtime.node import Node
 from postroad.testing import free_ports
-from postroad.wire.packets.session import Hello, Role
-from postroad.wire.packets.telesto import Ping
+from postroad.wire.packets.session import Hello, Ping, Role
 
 MIB = 1 << 20
 BUDGET_BYTES = 64 * MIB

@@ -22,8 +22,7 @@ from postroad.runtime.node import Node
 from postroad.runtime.peer import Peer
 from postroad.runtime.preparing import Preparation
 from postroad.wire.codec import decode
-from postroad.wire.packets.session import Hello, Role
-from postroad.wire.packets.telesto import Error, Ping, Pong
+from postroad.wire.packets.session import Error, Hello, Ping, Pong, Role
 
 
 def ors(first: int, count: int = 300) -> str:

@@ -23,8 +23,8 @@ from postroad.errors import (
 from postroad.wire import codec
 from postroad.wire.codec import decode, encode, validate
 from postroad.wire.framing import FrameDecoder
-from postroad.wire.packets.session import Hello, Role
-from postroad.wire.packets.telesto import CreateQueue, Error, GetQueueName, PutMessage, QueueMessage, ReadMessageResponse
+from postroad.wire.packets.session import Error, Hello, Role
+from postroad.wire.packets.telesto import CreateQueue, GetQueueName, PutMessage, QueueMessage, ReadMessageResponse
 from postroad.wire.registry import REGISTRY, Direction, Exchange, Packet, PacketSpec
 
 settings.register_profile("shared machine", deadline=None)

@@ -14,13 +14,10 @@ from msgspec import inspect as types
 
 from postroad.core.protocol.packets import Publish
 from postroad.errors import NotIdentifiedError, ProtocolVersionError, UnknownMethodError, WrongDirectionError
-from postroad.wire.packets.session import PROTOCOL_VERSION, Goodbye, Hello, Role, agree_version
+from postroad.wire.packets.session import PROTOCOL_VERSION, Error, Goodbye, Hello, Ping, Pong, Role, agree_version
 from postroad.wire.packets.telesto import (
     CreateQueue,
     CreateQueueResponse,
-    Error,
-    Ping,
-    Pong,
     PutMessage,
     PutMessageResponse,
     ReadMessage,

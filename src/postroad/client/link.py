@@ -20,8 +20,17 @@ from postroad.version import VERSION
 from postroad.wire.codec import decode
 from postroad.wire.deliveries import ROWS, RowsDecoder
 from postroad.wire.framing import FRAME_BYTES_MAX, Frame
-from postroad.wire.packets.session import PROTOCOL_VERSION, PROTOCOL_VERSION_OLDEST, Goodbye, Hello, Role, Welcome
-from postroad.wire.packets.telesto import Error, Ping, Pong
+from postroad.wire.packets.session import (
+    PROTOCOL_VERSION,
+    PROTOCOL_VERSION_OLDEST,
+    Error,
+    Goodbye,
+    Hello,
+    Ping,
+    Pong,
+    Role,
+    Welcome,
+)
 
 log = logging.getLogger("postroad.client")
 

@@ -36,6 +36,7 @@ from postroad.types import AttributeValue
 from postroad.wire.packets import queues as q
 from postroad.wire.packets import telesto as t
 from postroad.wire.packets.queues import LeaseStatus
+from postroad.wire.packets.session import Ping, Pong
 from postroad.wire.packets.telesto import ClientMode, Queue, QueueMessage, ReadMode
 from postroad.wire.registry import Packet
 
@@ -208,7 +209,7 @@ class QueueClient:
     async def ping(self) -> float:
         """Return the round trip in seconds. Needs no registration."""
         start = time.perf_counter()
-        await self._call(t.Ping(), t.Pong, safe=True)
+        await self._call(Ping(), Pong, safe=True)
         return time.perf_counter() - start
 
     async def delete_client(self, client_id: int | None = None) -> None:

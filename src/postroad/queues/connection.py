@@ -11,7 +11,7 @@ from postroad import errors
 from postroad.errors import ConnectionLostError, PostroadError, QueueBusyError, RemoteError, WireError
 from postroad.wire.codec import decode, encode
 from postroad.wire.framing import FRAME_BYTES_MAX, FrameDecoder
-from postroad.wire.packets import telesto as t
+from postroad.wire.packets.session import Error
 from postroad.wire.registry import Packet
 
 PacketT = TypeVar("PacketT", bound=Packet)
@@ -28,7 +28,7 @@ def _by_code() -> dict[int, type[PostroadError]]:
 _ERRORS: Final = _by_code()
 
 
-def error_from(packet: t.Error) -> PostroadError:
+def error_from(packet: Error) -> PostroadError:
     """Return the exception an Error packet describes.
 
     A class that keeps more than a text gets the text only: what else it knew stayed with the broker. One that needs more to
@@ -98,7 +98,7 @@ class Connection(asyncio.Protocol):
             answer = await future
         finally:
             self._pending.pop(packet_id, None)
-        if isinstance(answer, t.Error):
+        if isinstance(answer, Error):
             raise error_from(answer)
         if not isinstance(answer, expected):
             raise WireError(f"{type(answer).__name__} was received, {expected.__name__} was expected")
@@ -139,7 +139,7 @@ class Connection(asyncio.Protocol):
         self._writable.set()
 
     def _received(self, packet: Packet, packet_id: int) -> None:
-        if packet_id == 0 and isinstance(packet, t.Error):
+        if packet_id == 0 and isinstance(packet, Error):
             self._reason = packet.text
         future = self._pending.get(packet_id)
         if future is not None and not future.done():

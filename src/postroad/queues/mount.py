@@ -26,7 +26,7 @@ from postroad.queues.service import QueueService, QueueStats
 from postroad.runtime.config import NodeConfig
 from postroad.runtime.services import Answer, ServiceHost
 from postroad.storage.queues.base import Binding, FeedRow
-from postroad.wire.packets.telesto import Error, Ping, Pong
+from postroad.wire.packets.session import Error, Ping, Pong
 from postroad.wire.registry import REGISTRY, Packet
 
 QUEUE_METHODS_MAX: Final = 0xFF

@@ -23,7 +23,7 @@ from postroad.storage.queues.memory import MemoryQueueStorage
 from postroad.storage.queues.sqlite import SqliteQueueStorage
 from postroad.wire.codec import decode, encode
 from postroad.wire.framing import FRAME_BYTES_MAX, FRAME_BYTES_MAX_UNIDENTIFIED, Frame, FrameDecoder
-from postroad.wire.packets import telesto as t
+from postroad.wire.packets.session import Error
 from postroad.wire.registry import Packet
 
 CONNECTIONS_MAX: Final = 10_000
@@ -44,7 +44,7 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
         if not self._server.admit(self):
-            self._send(t.Error.of(QueueBusyError("the server has reached its maximum of connections; try again later")), 0)
+            self._send(Error.of(QueueBusyError("the server has reached its maximum of connections; try again later")), 0)
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
@@ -89,14 +89,14 @@ class _Connection(asyncio.Protocol):
         try:
             packet = cast("Packet", decode(frame)[0])
         except PostroadError as error:
-            self._send(t.Error.of(error), frame[1])
+            self._send(Error.of(error), frame[1])
         else:
             self.exchanges.receive(packet, frame[1], len(frame[2]))
 
     async def _fail(self, error: MalformedFrameError) -> None:
         """Answer what came before the nonsense, then say what was wrong and close."""
         await self.exchanges.settle(FAIL_S_MAX)
-        self._send(t.Error.of(error), 0)
+        self._send(Error.of(error), 0)
         self.close()
 
     def _send(self, packet: Packet, packet_id: int) -> bool:

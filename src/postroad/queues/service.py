@@ -58,6 +58,7 @@ from postroad.storage.queues.base import (
 )
 from postroad.wire.packets import queues as q
 from postroad.wire.packets import telesto as t
+from postroad.wire.packets.session import Error, Ping, Pong
 from postroad.wire.registry import REGISTRY, Direction, Packet, check_direction
 
 POLL_S: Final = 2.0
@@ -154,7 +155,7 @@ class QueueService:
             return await self._answer(packet, session)
         begun = time.perf_counter()
         answer = await self._answer(packet, session)
-        outcome = str(answer.code) if isinstance(answer, t.Error) else "ok"
+        outcome = str(answer.code) if isinstance(answer, Error) else "ok"
         client_id = 0 if session.client is None else session.client.client_id
         self._profile.note(type(packet).__name__, client_id, time.perf_counter() - begun, outcome)
         return answer
@@ -174,7 +175,7 @@ class QueueService:
             finally:
                 session.room.leave_soon(size)
         except PostroadError as error:
-            return t.Error.of(error)
+            return Error.of(error)
 
     def undelivered(self, response: Packet, session: Session) -> None:
         """Give back what a response would have handed over, when it could not be sent."""
@@ -196,7 +197,7 @@ class QueueService:
 
     def _make_handlers(self) -> dict[type[Packet], Callable[[Any, Session], Awaitable[Packet]]]:
         return {
-            t.Ping: self._ping,
+            Ping: self._ping,
             t.RegisterClient: self._register,
             t.IdentifyClient: self._identify,
             t.DeleteClient: self._delete_client,
@@ -223,8 +224,8 @@ class QueueService:
             q.GetBindings: self._get_bindings,
         }
 
-    async def _ping(self, _packet: t.Ping, _session: Session) -> Packet:
-        return t.Pong()
+    async def _ping(self, _packet: Ping, _session: Session) -> Packet:
+        return Pong()
 
     async def _register(self, packet: t.RegisterClient, session: Session) -> Packet:
         name = self.limits.check_name(packet.client_name)

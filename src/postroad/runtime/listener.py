@@ -18,8 +18,7 @@ from postroad.errors import ListenError, TooManyConnectionsError
 from postroad.runtime.config import Limits, split_address
 from postroad.runtime.peer import Peer
 from postroad.wire.codec import encode
-from postroad.wire.packets.session import Hello
-from postroad.wire.packets.telesto import Error
+from postroad.wire.packets.session import Error, Hello
 
 log = logging.getLogger("postroad.listener")
 

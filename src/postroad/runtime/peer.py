@@ -38,8 +38,7 @@ from postroad.transport.writes import Writes
 from postroad.wire.codec import decode
 from postroad.wire.deliveries import RowsDecoder
 from postroad.wire.framing import Frame
-from postroad.wire.packets.session import Goodbye, Hello, Role, Welcome
-from postroad.wire.packets.telesto import Error, Ping, Pong
+from postroad.wire.packets.session import Error, Goodbye, Hello, Ping, Pong, Role, Welcome
 from postroad.wire.registry import REGISTRY, Direction
 
 log = logging.getLogger("postroad.peer")

@@ -53,7 +53,7 @@ from postroad.sim.world import World
 from postroad.tracking.tap.orders import SearchTracks, Track, TrackedFact, TrackedOrder, TracksSearched
 from postroad.tracking.tap.tracing import ASKED_MAX, SEARCHES_MAX
 from postroad.tracking.tap.tracked_broker import TrackedBroker, TrackedConfig
-from postroad.wire.packets.telesto import Error
+from postroad.wire.packets.session import Error
 
 WALL_MS_AT_START: Final = 1_800_000_000_000
 BROKERS_MAX: Final = 16  # of a simulated overlay

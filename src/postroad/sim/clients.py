@@ -47,7 +47,7 @@ from postroad.sim.world import World
 from postroad.tracking.queries.packets import AskTracks, TracksAnswered
 from postroad.tracking.queries.questions import Question
 from postroad.types import AttributeValue
-from postroad.wire.packets.telesto import Error
+from postroad.wire.packets.session import Error
 
 PENDING_MAX: Final = 10_000
 WRITTEN_AT_ONCE: Final = 10

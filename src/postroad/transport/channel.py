@@ -24,8 +24,7 @@ from postroad.transport.turns import FRAMES_PER_SLICE, QUICK_S, SLICES_PER_TURN,
 from postroad.transport.writes import Writes
 from postroad.wire.deliveries import encode_with_rows
 from postroad.wire.framing import FRAME_BYTES_MAX, FRAME_BYTES_MAX_UNIDENTIFIED, FRAMES_MAX, Frame, FrameDecoder
-from postroad.wire.packets.session import Goodbye
-from postroad.wire.packets.telesto import Error, Ping, Pong
+from postroad.wire.packets.session import Error, Goodbye, Ping, Pong
 
 WRITE_BYTES_MAX: Final = 1 << 20
 TRANSPORT_HIGH_BYTES: Final = 256 << 10

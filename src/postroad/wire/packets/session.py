@@ -1,4 +1,7 @@
-"""The session: who is there and which protocol both speak (0x0100-0x010f).
+"""What every connection uses: who is there and which protocol both speak (0x0100-0x010f), and Ping, Pong and Error.
+
+The last three have the ids that the Telesto report gives them (0x01, 0x02, 0x05). Of its Error only the id is left: ours
+carries a stable code and whether a retry may help, not just a type.
 
 Version rule: Hello states the oldest and the newest version its sender speaks; the receiver answers Welcome with the newest
 version both speak, or Error 307 and closes. Within a version, abilities that one side may lack are `features`: plain names;
@@ -9,11 +12,11 @@ is refused with Error 351. Until it has got Welcome a peer sends no frame above 
 from __future__ import annotations
 
 import enum
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Final, Self, TypeAlias
 
 from msgspec import Meta
 
-from postroad.errors import ProtocolVersionError
+from postroad.errors import PostroadError, ProtocolVersionError
 from postroad.wire.framing import FRAME_BYTES_MAX
 from postroad.wire.registry import U16, U32, U63, Direction, Name, Packet, Text, one_way, request, response
 
@@ -23,6 +26,9 @@ PROTOCOL_VERSION_OLDEST: Final = 1
 """The oldest version this code speaks."""
 
 Features: TypeAlias = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=64)], ...], Meta(max_length=64)]
+
+TEXT_MAX: Final = 2000
+"""Characters of an error's text."""
 
 
 class Role(enum.IntEnum):
@@ -67,6 +73,31 @@ class Goodbye(Packet, frozen=True):
     """The sender closes the session in good order; nothing follows."""
 
     reason: Text = ""
+
+
+@request(0x01, Direction.ANY, needs_identification=False)
+class Ping(Packet, frozen=True):
+    """Ask whether the other side is alive."""
+
+
+@response(0x02, Direction.ANY, needs_identification=False)
+class Pong(Packet, frozen=True):
+    """Say so."""
+
+
+@response(0x05, Direction.BROKER_TO_CLIENT | Direction.BROKER_TO_BROKER, needs_identification=False)
+class Error(Packet, frozen=True):
+    """A request failed; the code is one of the errors page. With packet id 0: the connection failed and will be closed."""
+
+    code: U16
+    text: Text
+    retryable: bool
+
+    @classmethod
+    def of(cls, error: PostroadError) -> Self:
+        """Describe an exception to the peer."""
+        text = str(error).encode(errors="replace").decode()
+        return cls(error.code, text[:TEXT_MAX], error.retryable)
 
 
 def agree_version(hello: Hello) -> int:

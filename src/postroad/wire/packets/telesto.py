@@ -5,9 +5,9 @@ Where we differ, and why:
 - ReadMessage, ReadMessageResponse and ReadResponse have 0x32-0x34 in the report, against its own rule that requests are odd
   and a response is its request + 1. Here the rule holds: 0x33, 0x34 and 0x35. PutMessage gets the response 0x32 that the
   report's procedures already return: the queues that did get the message. ReadResponse gets its own response, 0x36.
-- Success (0x03) and Error (0x05) keep their ids: the two packets from a broker that are odd.
+- Success (0x03) and Error (0x05) keep their ids: the two packets from a broker that are odd. Ping, Pong and Error, which every
+  connection uses, are in `session`.
 - GetQueueId has no `mode`: neither the report's procedure (Table 3.5) nor its client (Table 4.1) knows what it would mean.
-- Error carries a stable code and whether a retry may help, not just a type.
 - A message is bytes, 8 MiB at most, instead of 2000 characters.
 - Lists come in pages: GetQueues, GetActiveQueues and GetMessages say after which id to go on, and their responses whether
   there is more. Reading a whole queue then works however large it is.
@@ -17,14 +17,13 @@ Where we differ, and why:
 from __future__ import annotations
 
 import enum
-from typing import Annotated, Any, Final, Self, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
-from postroad.errors import PostroadError
 from postroad.types import AttributeValue
-from postroad.wire.registry import U16, U32, U63, Direction, Name, Packet, Text, request, response
+from postroad.wire.registry import U32, U63, Direction, Name, Packet, request, response
 
 CLIENT: Final = Direction.CLIENT_TO_BROKER
 BROKER: Final = Direction.BROKER_TO_CLIENT
@@ -39,7 +38,6 @@ QUEUE_IDS_MAX: Final = 1024
 """Queues one PutMessage may name."""
 PAGE_MAX: Final = 10_000
 """Queues or messages in one response."""
-TEXT_MAX: Final = 2000
 
 
 class ClientMode(enum.IntEnum):
@@ -106,34 +104,9 @@ MessagePage: TypeAlias = Annotated[tuple[QueueMessage, ...], Meta(max_length=PAG
 AtMostOne: TypeAlias = Annotated[tuple[QueueMessage, ...], Meta(max_length=1)]
 
 
-@request(0x01, Direction.ANY, needs_identification=False)
-class Ping(Packet, frozen=True):
-    """Ask whether the other side is alive."""
-
-
-@response(0x02, Direction.ANY, needs_identification=False)
-class Pong(Packet, frozen=True):
-    """Say so."""
-
-
 @response(0x03, Direction.BROKER_TO_CLIENT | Direction.BROKER_TO_BROKER, needs_identification=False)
 class Success(Packet, frozen=True):
     """A request that returns nothing was carried out."""
-
-
-@response(0x05, Direction.BROKER_TO_CLIENT | Direction.BROKER_TO_BROKER, needs_identification=False)
-class Error(Packet, frozen=True):
-    """A request failed; the code is one of the errors page. With packet id 0: the connection failed and will be closed."""
-
-    code: U16
-    text: Text
-    retryable: bool
-
-    @classmethod
-    def of(cls, error: PostroadError) -> Self:
-        """Describe an exception to the peer."""
-        text = str(error).encode(errors="replace").decode()
-        return cls(error.code, text[:TEXT_MAX], error.retryable)
 
 
 @request(0x11, CLIENT, needs_identification=False)
