@@ -17,9 +17,9 @@ from postroad.core.broker.holding.table import HoldTable
 from postroad.core.broker.machine import Broker
 from postroad.core.broker.publishing.pubend import Pubend
 from postroad.core.broker.relaying.stream import Stream
+from postroad.core.broker.subscribing.activation import Activation
 from postroad.core.broker.subscribing.durable import Durables
 from postroad.core.broker.subscribing.edge import FOREVER, Edge, EdgeStream, Phase
-from postroad.core.broker.subscribing.subscribing import Subscribing
 from postroad.core.protocol.packets import pubend_broker
 from postroad.core.session.machine import Session
 from postroad.core.session.publishing import Registration
@@ -38,14 +38,14 @@ def take_any_silence(plant: Planter) -> None:
 def start_before_the_path_is_ready(plant: Planter) -> None:
     """Trap 2: a subscription starts when its interest was sent, not when the whole path applies it."""
 
-    def activate_sent(self: Subscribing, pubend: int, tick: int | None) -> None:
+    def activate_sent(self: Activation, pubend: int, tick: int | None) -> None:
         stream = self._streams[pubend]
         for subscription in self._edge.waiting(pubend, stream.epoch_sent):
             self._edge.activate(subscription, pubend, stream.cache.frontier if tick is None else tick)
             self._unsettled[subscription.number] = self._ready[subscription.number] = subscription
 
-    plant.set(Subscribing, "_activate_waiting", activate_sent)
-    plant.set(Subscribing, "_is_ready", lambda _self, _pubend, progress: progress.phase is not Phase.WAITING)
+    plant.set(Activation, "_activate_waiting", activate_sent)
+    plant.set(Activation, "_is_ready", lambda _self, _pubend, progress: progress.phase is not Phase.WAITING)
     plant.set(EdgeStream, "require", lambda _self, _tick, _label: None)
 
 

@@ -42,17 +42,14 @@ from postroad.core.broker.relaying.link_state import LinkStateRouter
 from postroad.core.broker.relaying.past import CatchUpFromLog, GapFromLog, Past
 from postroad.core.broker.relaying.stream import Stream
 from postroad.core.broker.relaying.streams import Streams
+from postroad.core.broker.subscribing.acknowledgements import AcknowledgementsStored
+from postroad.core.broker.subscribing.activation import HomeStored, StartsStored
+from postroad.core.broker.subscribing.catching_up import PastFromLog
 from postroad.core.broker.subscribing.durable import Durables
 from postroad.core.broker.subscribing.edge import Edge
 from postroad.core.broker.subscribing.naming import ReservationStored
 from postroad.core.broker.subscribing.range_reads import OF_A_READ, RangeFromLog, RangeReads
-from postroad.core.broker.subscribing.subscribing import (
-    AcknowledgementsStored,
-    HomeStored,
-    PastFromLog,
-    StartsStored,
-    Subscribing,
-)
+from postroad.core.broker.subscribing.subscribing import Subscribing
 from postroad.core.broker.trust import believable, check, latest_tick
 from postroad.core.filters.filter import Filter
 from postroad.core.protocol import packets as p
@@ -202,7 +199,7 @@ class Broker:
             case Drained(link):
                 self._edge.drained(link)
                 for pubend in self._streams:
-                    self._subscribing.catch_up(pubend, now)
+                    self._subscribing.catching_up.serve(pubend, now)
             case Observed(ticks):
                 self._releasing.observed(ticks)
 
@@ -216,11 +213,11 @@ class Broker:
             case SendWhenStored(link, packet, request):
                 self._context.send(link, packet, request)
             case StartsStored():
-                self._subscribing.starts_stored(write.then, now)
+                self._subscribing.activation.starts_stored(write.then, now)
             case HoldStored(hold):
                 self._releasing.hold_stored(hold)
             case AcknowledgementsStored(positions):
-                self._subscribing.acknowledgements_stored(positions)
+                self._subscribing.acknowledgements.stored(positions)
             case HomeStored():
                 self._subscribing.home_stored(write.then)
             case ReservationStored():
@@ -238,7 +235,7 @@ class Broker:
                 self._lives.incarnation_stored(incarnation)
             case _:
                 assert write.then is None, write.then
-        self._subscribing.answer_ready(now)
+        self._subscribing.activation.answer_ready(now)
         self._take_begun(now)
 
     def _log_read(self, fact: LogRead, now: float) -> None:
@@ -253,7 +250,7 @@ class Broker:
             case CatchUpFromLog():
                 self._past.take_catch_up(purpose, result)
             case PastFromLog():
-                self._subscribing.take_log(purpose, self._without_former_life(purpose, result), now)
+                self._subscribing.catching_up.take_log(purpose, self._without_former_life(purpose, result), now)
             case RangeFromLog():
                 self._range_reads.take_log(purpose, result)
             case _:
@@ -298,7 +295,7 @@ class Broker:
             self._fast_at = now + FAST_S
             for pubend in self._streams:
                 self._edge.curious(pubend, now)
-                self._subscribing.catch_up(pubend, now)
+                self._subscribing.catching_up.serve(pubend, now)
             self._subscribing.wake(now)
             self._range_reads.wake(now)
             self._writing.wake()
@@ -406,7 +403,7 @@ class Broker:
             case p.Subscribe():
                 self._subscribing.subscribe(link, message, packet, now)
             case p.Acknowledge():
-                self._subscribing.acknowledge(link, message)
+                self._subscribing.acknowledgements.take(link, message)
             case p.Flow():
                 self._subscribing.flow(link, message, now)
             case p.Unsubscribe():
@@ -434,7 +431,7 @@ class Broker:
         if not begun:
             return
         for pubend in begun:
-            self._subscribing.check_waiting(pubend, now)
+            self._subscribing.activation.check_waiting(pubend, now)
         if self._lives.waits:
             return
         self._publishing.begin(anew_ms=self._lives.anew_ms)
@@ -455,11 +452,11 @@ class Broker:
                 self._past.answer_nack(link, message, now)
             case p.Interest():
                 self._child_stream(message.pubend).child_interest(link, message, self._context.filter, now)
-                self._subscribing.check_waiting(message.pubend, now)
+                self._subscribing.activation.check_waiting(message.pubend, now)
             case p.InterestActive():
                 stream = self._streams[message.pubend]
                 if stream.interest_active(link, message.epoch, message.tick, now):
-                    self._subscribing.check_waiting(message.pubend, now, message.tick)
+                    self._subscribing.activation.check_waiting(message.pubend, now, message.tick)
                     self._edge.advance(message.pubend, now)
             case p.Released():
                 self._released(message, link)
@@ -537,16 +534,16 @@ class Broker:
                 self._lives.hold_refused(message)
             case p.HoldConfirmed():
                 self._releasing.confirmed(message)
-                self._subscribing.answer_ready(now)
+                self._subscribing.activation.answer_ready(now)
             case p.CatchUpReply() if message.request >= OF_A_READ:
                 self._range_reads.caught_up(message, batch, now)
             case p.CatchUpReply():
-                self._subscribing.caught_up(message, batch, now)
+                self._subscribing.catching_up.take_reply(message, batch, now)
             case p.PubendsQuery():
                 self._range_reads.asked(message)
             case p.PubendsReply():
                 self._range_reads.told(message)
-                self._subscribing.horizons_told(message, now)
+                self._subscribing.activation.horizons_told(message, now)
             case p.HomeQuery():
                 self._subscribing.home_asked(message)
             case p.NameReserve():
@@ -623,7 +620,7 @@ class Broker:
             stream = self._streams.ensure(pubend)
             if not stream.hosted_here:
                 stream.set_parent(router.parent(pubend), now)
-        self._subscribing.routes_changed(pubends, now)
+        self._subscribing.activation.routes_changed(pubends, now)
         self._tell_holds = True
 
     def _housekeeping(self, now: float) -> None:

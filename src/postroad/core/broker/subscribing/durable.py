@@ -12,7 +12,7 @@ Invariant: at every moment at least one broker holds the logs for a durable subs
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -274,6 +274,13 @@ class Durables:
             durable.cursors[pubend] = tick
             durable.starts.setdefault(pubend, tick)
             self._dirty[durable.name] = None
+
+    def join_all(self, durable: Durable, pubends: Iterable[int]) -> None:
+        """Take part in announced pubends: from the creation on in one that was known then, from the first tick in others."""
+        if not durable.beginning:
+            for pubend in pubends:
+                known = pubend in durable.known_pubends
+                self.join(durable, pubend, durable.created_tick if known else durable.first_tick)
 
     def put_back(self, durable: Durable, pubend: int, tick: int) -> None:
         """Replace a cursor that lies beyond what the pubend has announced."""

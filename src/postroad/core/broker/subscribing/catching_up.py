@@ -1,0 +1,139 @@
+"""Catching up: a subscription that is behind gets its past piece by piece, until it joins the live ones.
+
+A piece comes from the cache of the stream, else from the log: read here for a pubend hosted here, or asked of its broker. Each
+subscription has one piece under way at a time. A piece that is lost is asked for again, later each time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from postroad.core.batch.batch import Batch
+from postroad.core.broker.context import FULL_HOPS, Context
+from postroad.core.broker.log_reads import LogReads
+from postroad.core.broker.pieces import CATCH_UP_BYTES
+from postroad.core.broker.subscribing.edge import CATCH_UP_RETRY_S, Edge, Phase, Progress, Subscription
+from postroad.core.broker.views import HostedPubends, RelayedStreams
+from postroad.core.protocol.orders import LogRead, ReadLog
+from postroad.core.protocol.packets import CatchUp, CatchUpReply, pubend_broker
+
+CATCH_UP_AT_ONCE: Final = 256
+CATCH_UP_BACKOFF_MAX: Final = 2  # doublings
+CATCH_UP_SPREAD_S: Final = 0.15
+PIECES_AT_ONCE: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class PastFromLog:
+    """A read of the log here for a subscription that is behind."""
+
+    subscription: int
+    pubend: int
+    lo: int
+    request: int
+
+
+class CatchingUp:
+    """Serves the subscriptions of this broker that are behind."""
+
+    def __init__(
+        self, context: Context, pubends: HostedPubends, streams: RelayedStreams, edge: Edge, log_reads: LogReads
+    ) -> None:
+        self._context = context
+        self._pubends = pubends
+        self._streams = streams
+        self._edge = edge
+        self._log_reads = log_reads
+        self._requests: dict[int, tuple[int, int]] = {}  # request -> (subscription, pubend)
+
+    def serve(self, pubend: int, now: float) -> None:
+        """Get the next piece for everyone who is behind: from the cache, the log here, or the pubend's broker."""
+        if not self._edge.anyone_is_behind(pubend):
+            return
+        for count, (subscription, progress) in enumerate(self._edge.catching_up(pubend)):
+            if count >= CATCH_UP_AT_ONCE:
+                break
+            self.next_piece(subscription, pubend, progress, now)
+
+    def take_reply(self, reply: CatchUpReply, batch: Batch | None, now: float) -> None:
+        """Take a piece of the past from another broker."""
+        number, pubend = self._requests.get(reply.request, (0, 0))
+        subscription = self._edge.subscriptions.get(number)
+        if not reply.more:
+            self._requests.pop(reply.request, None)
+        if subscription is None or pubend != reply.pubend:
+            return
+        rows = [batch] if batch is not None else []
+        awaited = reply.request if reply.more else 0
+        self._take(subscription, pubend, reply.lo, reply.hi, rows, reply.released, now, awaited)
+
+    def take_log(self, wanted: PastFromLog, result: LogRead, now: float) -> None:
+        """Give a subscription what was read of its past in the log here."""
+        for begin, hi, batches, released in result.stretches(wanted.lo):
+            subscription = self._edge.subscriptions.get(wanted.subscription)
+            if subscription is None:
+                return
+            matching = [found for b in batches if len(found := b.filter(subscription.filter.evaluate(b)))]
+            awaited = wanted.request if hi < result.hi else 0
+            self._take(subscription, wanted.pubend, begin, hi, matching, released, now, awaited)
+
+    def next_piece(self, subscription: Subscription, pubend: int, progress: Progress, now: float) -> None:
+        if progress.request and now < progress.retry_at:
+            return
+        stream = self._streams[pubend]
+        for _ in range(PIECES_AT_ONCE):
+            target = self._edge.target(progress, pubend)
+            reached, rows = stream.from_cache(subscription.filter, progress.position, target, CATCH_UP_BYTES)
+            if reached <= progress.position:
+                self._ask(subscription, pubend, progress, target, now)
+                return
+            self._edge.caught_up(subscription, pubend, reached, rows)
+            if not self._edge.wants_more(subscription, pubend):
+                return
+
+    def _ask(self, subscription: Subscription, pubend: int, progress: Progress, target: int, now: float) -> None:
+        request = progress.request = self._context.next_request()
+        # Spread, so that those who lost to an overflow together do not come again together.
+        wait = CATCH_UP_RETRY_S * 2 ** min(progress.tries, CATCH_UP_BACKOFF_MAX)
+        progress.retry_at = now + wait + CATCH_UP_SPREAD_S * (request % 8)
+        progress.tries += 1
+        lo = progress.position
+        if pubend in self._pubends:
+            order = ReadLog(pubend, 0, lo, min(target, self._pubends[pubend].horizon), CATCH_UP_BYTES)
+            self._log_reads.ask(order, PastFromLog(subscription.number, pubend, lo, request))
+            return
+        self._requests[request] = (subscription.number, pubend)
+        while len(self._requests) > 4 * CATCH_UP_AT_ONCE:
+            del self._requests[next(iter(self._requests))]
+        broker = pubend_broker(pubend)
+        packet = CatchUp(broker, self._context.broker, FULL_HOPS, request, pubend, str(subscription.filter), lo, target)
+        self._context.unicast(packet)
+
+    def _take(
+        self,
+        subscription: Subscription,
+        pubend: int,
+        lo: int,
+        hi: int,
+        rows: list[Batch],
+        released: int,
+        now: float,
+        awaited: int = 0,
+    ) -> None:
+        """Take what is told of (lo, hi]; late answers are as good as quick ones, and slow links have only late ones.
+
+        `awaited` is the request whose answer goes on after this piece, 0 when it is the last.
+        """
+        progress = subscription.progress.get(pubend)
+        if progress is None or progress.phase is not Phase.CATCHING_UP or lo > progress.position or hi <= progress.position:
+            return
+        if released > progress.position:
+            self._edge.gap(subscription, pubend, released)
+        self._edge.caught_up(subscription, pubend, hi, rows)
+        if not self._edge.wants_more(subscription, pubend):
+            return
+        if awaited:
+            progress.request, progress.retry_at = awaited, now + CATCH_UP_RETRY_S
+        else:
+            self.next_piece(subscription, pubend, progress, now)
