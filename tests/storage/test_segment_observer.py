@@ -174,7 +174,7 @@ def test_a_file_that_vanished_otherwise_is_damage(tmp_path: Path) -> None:
     gone.path.unlink()
     with pytest.raises(CorruptSegmentError, match="the file is missing"):
         read(view)
-    with pytest.raises(CorruptSegmentError, match="follows on tick"):
+    with pytest.raises(CorruptSegmentError, match="previous segment ends"):
         observe(tmp_path, PUBEND)
     tolerant = observe(tmp_path, PUBEND, tolerant=True)
     assert [(hole.lo, hole.hi) for hole in tolerant.holes] == [(gone.base, gone.last)]

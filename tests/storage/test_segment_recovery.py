@@ -197,7 +197,7 @@ def test_a_log_of_another_pubend_or_version_is_refused(tmp_path: Path) -> None:
 def test_a_file_with_a_strange_name_is_refused(tmp_path: Path) -> None:
     """Better than reading it in the wrong place."""
     (tmp_path / "copy of a.segment").write_bytes(b"")
-    with pytest.raises(StorageFormatError, match="named"):
+    with pytest.raises(StorageFormatError, match="16 hexadecimal digits"):
         SegmentLog.open(tmp_path, PUBEND)
 
 

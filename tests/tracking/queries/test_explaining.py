@@ -125,7 +125,7 @@ def test_a_name_that_nobody_knows_is_not_subscribed_unless_somebody_could_not_be
     assert explain(evidence({})).verdict is Verdict.NOT_SUBSCRIBED
     away = replace(evidence({}), unasked=(Unasked(4, Status.UNREACHABLE, "no way"),))
     assert explain(away).verdict is Verdict.UNKNOWN
-    assert "broker 4" in explain(away).reason
+    assert "did not answer: 4" in explain(away).reason
 
 
 def test_a_subscriber_of_a_broker_that_fell_is_lost_in_the_crash() -> None:
