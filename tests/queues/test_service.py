@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.private_postgres import PrivatePostgres
+from tests.waiting import until
 
 from postroad.errors import (
     ConnectionLostError,
@@ -76,21 +77,28 @@ def serve(
     asyncio.run(main())
 
 
+def count_asleep(service: QueueService) -> int:
+    """Return how many takes sleep, each after an attempt that found nothing."""
+    return sum(waiter.sleeps for waiters in service._signals._queues.values() for waiter in waiters)
+
+
+async def until_asleep(service: QueueService, count: int = 1) -> None:
+    await until(lambda: count_asleep(service) == count)
+
+
 # waiting
 
 
 def test_a_waiting_take_gets_a_later_put_at_once(make_storage: MakeStorage) -> None:
     """The poll is a minute away: only a signal can bring it."""
 
-    async def body(_server: QueueServer, client: QueueClient) -> None:
+    async def body(server: QueueServer, client: QueueClient) -> None:
         queue = await client.create_queue("jobs")
         waiting = asyncio.create_task(client.take(queue, timeout=30))
-        await asyncio.sleep(0.2)
-        start = time.monotonic()
+        await until_asleep(server.service)
         await client.put(queue, b"x")
         delivery = await asyncio.wait_for(waiting, 5)
         assert delivery is not None
-        assert time.monotonic() - start < 2
 
     serve(body, make_storage())
 
@@ -138,7 +146,7 @@ def test_each_message_wakes_a_waiter_that_may_have_it(make_storage: MakeStorage)
                 asyncio.create_task(bob.take(queue, sender=bob.client_id, timeout=30)),
                 asyncio.create_task(ann.take(queue, mode=ReadMode.ARRIVAL, timeout=30)),
             ]
-            await asyncio.sleep(0.3)
+            await until_asleep(server.service, 3)
             await bob.put(queue, b"for bob of bob", receiver=bob.client_id)
             await ann.put(queue, b"for bob of ann", receiver=bob.client_id)
             await bob.put(queue, b"for ann", receiver=ann.client_id)
@@ -267,7 +275,7 @@ def test_a_take_whose_client_went_away_gives_the_message_back(make_storage: Make
         for i in range(8):
             gone = await QueueClient.register("127.0.0.1", server.port, name=f"gone{i}", retry_s=0).connect()
             waiting = asyncio.create_task(gone.take(queue, sender=client.client_id, lease=1, timeout=30))
-            await asyncio.sleep(0.05)
+            await until(lambda: waiting.done() or count_asleep(server.service) == 1)  # noqa: B023  # done before the next turn
             await asyncio.gather(client.put(queue, b"x"), _later(0.0005 * i, gone.close()))
             await asyncio.gather(waiting, return_exceptions=True)
             for left in await client.take_batch(queue, 9):
@@ -317,9 +325,9 @@ def test_a_message_put_while_a_take_sleeps_is_handed_over_in_one_step(make_stora
         storage = server.service.storage
         queue = await client.create_queue("jobs", lease=30)
         sleeping = []
-        for _ in range(3):
+        for count in range(1, 4):
             sleeping.append(asyncio.create_task(client.take(queue, timeout=20)))
-            await asyncio.sleep(0.2)
+            await until_asleep(server.service, count)
         attempts = 0
         take = storage.take
 
@@ -345,15 +353,15 @@ def test_a_message_put_while_a_take_sleeps_is_handed_over_in_one_step(make_stora
 def test_a_duplicate_put_wakes_nobody_in_vain_and_harms_no_sleeper(make_storage: MakeStorage) -> None:
     """The sleeper that was promised a duplicate sleeps on and gets the next message."""
 
-    async def body(_server: QueueServer, client: QueueClient) -> None:
+    async def body(server: QueueServer, client: QueueClient) -> None:
         queue = await client.create_queue("jobs")
         await client.put(queue, b"first", key=b"k")
         first = await client.take(queue)
         assert first is not None
         sleeping = asyncio.create_task(client.take(queue, timeout=20))
-        await asyncio.sleep(0.2)
+        await until_asleep(server.service)
         await client.put(queue, b"first", key=b"k")
-        await asyncio.sleep(0.2)
+        await until_asleep(server.service)
         assert not sleeping.done()
         await client.put(queue, b"second")
         second = await asyncio.wait_for(sleeping, 5)
@@ -379,7 +387,7 @@ def test_a_sleeper_that_leaves_while_its_message_is_put_gives_it_back() -> None:
         await service.handle(t.RegisterClient("bob", ClientMode.READ), bob)
         await service.handle(t.CreateQueue("jobs"), ann)
         taking = asyncio.create_task(service.handle(q.TakeMessages(1, wait_ms=20_000), bob))
-        await asyncio.sleep(0.02)
+        await until_asleep(service)
         hand_over = service._hand_over
 
         def hand_over_and_leave(waiter: Waiter, row: NewMessage, result: PutResult) -> None:
@@ -574,7 +582,7 @@ def test_a_take_after_the_connection_dropped_is_a_typed_error_and_loses_nothing(
         queue = await client.create_queue("jobs")
         await client.put(queue, b"x")
         waiting = asyncio.create_task(client.take(queue, sender=77, timeout=30))
-        await asyncio.sleep(0.05)
+        await until_asleep(server.service)
         server.drop_connections()
         with pytest.raises(ConnectionLostError):
             await waiting
@@ -607,10 +615,10 @@ def test_nonsense_on_the_wire_gets_an_error_packet_and_harms_nobody() -> None:
 def test_too_many_waiting_takes_are_refused() -> None:
     """The bound is a typed, retryable refusal."""
 
-    async def body(_server: QueueServer, client: QueueClient) -> None:
+    async def body(server: QueueServer, client: QueueClient) -> None:
         queue = await client.create_queue("jobs")
         waiting = [asyncio.create_task(client.take(queue, timeout=20)) for _ in range(3)]
-        await asyncio.sleep(0.05)
+        await until_asleep(server.service, 3)
         with pytest.raises(QueueBusyError):
             await client.take(queue, timeout=1)
         for _ in waiting:
@@ -633,7 +641,7 @@ def test_postgres_away_is_a_retryable_error_and_the_service_comes_back(postgres_
                 queue = await client.create_queue("jobs")
                 await client.put(queue, b"before", receiver=client.client_id)
                 waiting = asyncio.create_task(client.take(queue, sender=77, timeout=30))
-                await asyncio.sleep(0.1)
+                await until_asleep(service)
                 await asyncio.to_thread(cluster.crash)
                 with pytest.raises(StorageUnavailableError) as caught:
                     await client.put(queue, b"lost?")
@@ -646,7 +654,7 @@ def test_postgres_away_is_a_retryable_error_and_the_service_comes_back(postgres_
                     assert delivery is not None
                     assert delivery.payload == b"before"
                     waiting = asyncio.create_task(again.take(queue, timeout=20))
-                    await asyncio.sleep(0.1)
+                    await until_asleep(service)
                     await again.put(queue, b"after")
                     assert await asyncio.wait_for(waiting, 5) is not None
 
@@ -692,10 +700,10 @@ def test_a_later_put_is_not_handed_over_while_an_earlier_one_is_under_way() -> N
                 await asyncio.sleep(0.05)
                 return results
 
-    async def body(_server: QueueServer, client: QueueClient) -> None:
+    async def body(server: QueueServer, client: QueueClient) -> None:
         queue = await client.create_queue("jobs")
         waiting = asyncio.create_task(client.take_batch(queue, 5, timeout=20))
-        await asyncio.sleep(0.1)
+        await until_asleep(server.service)
         batch = asyncio.create_task(client.put_batch([q.NewMessage(queue.queue_id, b"a"), q.NewMessage(queue.queue_id, b"b")]))
         await asyncio.sleep(0)
         await asyncio.gather(batch, client.put(queue, b"c"))
