@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from postroad.sim.history import Began
+from postroad.sim.history import Began, Delivered
 from postroad.sim.overlay import Overlay
 from postroad.sim.predicates import everything
 
@@ -126,3 +126,27 @@ def test_a_name_deleted_at_its_home_stays_deleted_where_it_was_half_moved() -> N
     overlay.rest()
     assert overlay.violations() == []
     assert [_held(overlay, broker) for broker in overlay.nodes] == [[], [], []]
+
+
+def test_a_subscription_misses_nothing_of_a_broker_out_of_reach_whose_clock_is_behind() -> None:
+    """What is published there after the creation has lower ticks than the time of the creation (seed 1001818)."""
+    overlay = Overlay(1)
+    overlay.brokers(1, 2, 3)
+    overlay.link(1, 3)
+    cable = overlay.link(1, 2)
+    writer, reader = overlay.client("writer", 2), overlay.client("reader", 1)
+    text = overlay.filter(everything())
+    overlay.at(2.0, partial(overlay.node(2).step_clock, -20_000))
+    overlay.at(3.0, cable.cut)
+    overlay.at(5.5, partial(reader.follow, text, subscription="all", name="all"))
+    for index in range(10):
+        overlay.at(7.0 + 0.1 * index, partial(writer.publish, {"symbol": "A"}, b"%d" % index))
+    overlay.at(8.5, overlay.node(2).crash)  # afterwards it is ahead of the time of the creation
+    overlay.at(8.7, overlay.node(2).start)
+    overlay.at(9.0, cable.heal)
+    overlay.run(10.0)
+    overlay.heal()
+    assert overlay.settle()
+    assert overlay.violations() == []
+    got = [event.payload for event in overlay.history if isinstance(event, Delivered)]
+    assert got == [b"%d" % index for index in range(10)]

@@ -278,7 +278,7 @@ class Activation:
         durable = self._durable_of(subscription)
         for pubend in pubends:
             released = self._keeper.released(pubend)
-            if durable is not None and subscription.progress[pubend].start == durable.first_tick:
+            if durable is not None and subscription.progress[pubend].start in durable.begins(pubend):
                 released = min(released, durable.created_tick)  # what was gone before it existed is no gap
                 subscription.positions.pop(pubend, None)
             self._edge.begin_after(subscription, pubend, released)

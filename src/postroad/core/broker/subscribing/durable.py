@@ -61,7 +61,7 @@ class Durable:
     damaged: bool = False  # its record cannot be read: the filter is not known, and the cursors are lower bounds
     created_ms: int = 0
     starts: Positions = field(default_factory=dict)  # where it began in each pubend
-    known_pubends: dict[int, None] = field(default_factory=dict)  # when it was created here
+    known_pubends: Positions = field(default_factory=dict)  # when it was created here, with where it begins if out of reach then
     beginning: bool = False  # it is being created: in the pubends within reach it starts where its interest becomes active
 
     @property
@@ -72,6 +72,10 @@ class Durable:
     def first_tick(self) -> int:
         """Where it begins in a pubend that was not known when it was created: what comes after belongs to it."""
         return max(0, self.created_ms - CLOCKS_APART_MS) << COUNTER_BITS
+
+    def begins(self, pubend: int) -> tuple[int, int]:
+        """Return where it begins in a pubend that was not known, or out of reach, when it was created."""
+        return self.first_tick, self.known_pubends.get(pubend, self.first_tick)
 
     def record(self) -> DurableRecord:
         settled = self.settled or self.settling
@@ -279,8 +283,7 @@ class Durables:
         """Take part in announced pubends: from the creation on in one that was known then, from the first tick in others."""
         if not durable.beginning:
             for pubend in pubends:
-                known = pubend in durable.known_pubends
-                self.join(durable, pubend, durable.created_tick if known else durable.first_tick)
+                self.join(durable, pubend, durable.known_pubends.get(pubend, durable.first_tick))
 
     def put_back(self, durable: Durable, pubend: int, tick: int) -> None:
         """Replace a cursor that lies beyond what the pubend has announced."""

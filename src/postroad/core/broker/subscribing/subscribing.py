@@ -14,7 +14,7 @@ from postroad.core.broker.log_reads import LogReads
 from postroad.core.broker.subscribing.acknowledgements import Acknowledgements
 from postroad.core.broker.subscribing.activation import Activation, HomeStored
 from postroad.core.broker.subscribing.catching_up import CatchingUp
-from postroad.core.broker.subscribing.durable import Durables, Move
+from postroad.core.broker.subscribing.durable import Durable, Durables, Move
 from postroad.core.broker.subscribing.edge import Edge, Subscription
 from postroad.core.broker.subscribing.naming import Creation, NameExists, NameWon, Naming, ReservationStored
 from postroad.core.broker.views import ConfirmedHolds, HostedPubends, LogHolds, RelayedStreams
@@ -63,6 +63,7 @@ class Subscribing:
         self._durables = durables
         self._keeper = keeper
         self.naming = Naming(context, durables)
+        self._streams = streams
         self.acknowledgements = Acknowledgements(context, edge, durables)
         self.catching_up = CatchingUp(context, pubends, streams, edge, log_reads)
         self.activation = Activation(
@@ -289,10 +290,18 @@ class Subscribing:
         durable = self._durables.take_home(name, packet.filter, {}, created_ms=context.wall_ms)
         durable.beginning = True
         known = [*context.routes.pubends(), *(pubend for pubends in context.known.values() for pubend in pubends)]
-        durable.known_pubends = dict.fromkeys(known)
+        durable.known_pubends = {pubend: self._begin_out_of_reach(durable, pubend) for pubend in known}
         for pubend in known:
             if pubend not in packet.positions and not context.routes.reachable(pubend_broker(pubend)):
-                self._durables.join(durable, pubend, 0 if packet.earliest else durable.created_tick)
+                self._durables.join(durable, pubend, 0 if packet.earliest else durable.known_pubends[pubend])
+
+    def _begin_out_of_reach(self, durable: Durable, pubend: int) -> int:
+        """Return the tick after which a pubend out of reach puts what is published from the creation on.
+
+        Its clock may be behind ours, so our time does not say it. How far it was heard of does, or the most that clocks differ.
+        """
+        heard = self._streams[pubend].cache.frontier if pubend in self._streams else 0
+        return min(durable.created_tick, max(heard, durable.first_tick))
 
     def _name_won(self, creation: Creation, now: float) -> None:
         """Create a durable subscription: a majority of the brokers keeps its name for us."""
