@@ -55,10 +55,14 @@ def test_a_child_gets_what_any_of_its_filters_matches() -> None:
     for filter_ in ("x < 0", "kind = 'order'"):
         overlay.subscriber(at=LEFT, filter_=filter_)
     publisher = overlay.publisher(at=HOST)
+    overlay.writes_finish = False
+    publisher.publish("being written")  # what follows meanwhile becomes one batch
     publisher.publish("first only", x=-1, kind="offer")
     publisher.publish("second only", x=1, kind="order")
     publisher.publish("both", x=-1, kind="order")
     publisher.publish("none", x=1, kind="offer")
+    overlay.writes_finish = True
+    overlay.finish_writes()
     assert overlay.names_sent(RELAY, LEFT) == ["first only", "second only", "both"]
 
 
