@@ -39,6 +39,8 @@ def pubend_broker(pubend: int) -> int:
 class Packet(msgspec.Struct, frozen=True, array_like=True):
     """Base of all packets of the overlay."""
 
+    is_answer: ClassVar[bool] = False  # it answers a client's question, see `Session.ask`; one that comes twice is ignored
+
 
 # --- a client and its broker ---------------------------------------------------------------------------------------------
 

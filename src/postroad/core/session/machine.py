@@ -210,9 +210,10 @@ class Session:
                 self.writing.opened(message, packet, self._clock_ms)
             case EpochSealed():
                 self.writing.sealed(message, packet)
-            case _ if packet in self._questions:
-                del self._questions[packet]
-                self._events.append(QuestionAnswered(packet, message))
+            case _ if message.is_answer:
+                if packet in self._questions:
+                    del self._questions[packet]
+                    self._events.append(QuestionAnswered(packet, message))
             case _:
                 raise ProtocolViolationError(f"a broker must not send {type(message).__name__} to a client")
 

@@ -18,6 +18,8 @@ class AskTracks(Packet, frozen=True, array_like=True):
 class TracksAnswered(Packet, frozen=True, array_like=True):
     """What became of the question, and the answer if there is one."""
 
+    is_answer: ClassVar[bool] = True
+
     broker: U32
     status: Status
     reason: Reason = ""
