@@ -1,7 +1,7 @@
-"""Acknowledgements: how far the clients of durable subscriptions are, and when that is durable.
+"""Acknowledgements: how far the clients of durable subscriptions are, and when that is on disk.
 
-A client that asks for it is told when its acknowledgement is stored: from then on it never gets those messages again. All that is
-acknowledged while one write is under way is stored by the next one.
+A client can ask for a confirmation that its acknowledgement is stored. After the confirmation it never receives those messages
+again. All acknowledgements that arrive during one write are stored together by the next write.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ class AcknowledgementsStored:
 
 
 class Acknowledgements:
-    """What clients wait to be stored."""
+    """The acknowledgements that clients wait to be stored."""
 
     def __init__(self, context: Context, edge: Edge, durables: Durables) -> None:
         self._context = context
         self._edge = edge
         self._durables = durables
-        self._asked: dict[int, Positions] = {}  # number of subscription -> cursors its client wants to know stored
-        self._early: dict[int, Positions] = {}  # the same for those whose home has not settled here
+        self._asked: dict[int, Positions] = {}  # number of subscription -> cursors to be confirmed
+        self._early: dict[int, Positions] = {}  # the same for subscriptions that have not settled at this broker
         self._storing = False
 
     def take(self, link: LinkId, packet: Acknowledge) -> None:
-        """Note what a client has processed; with `confirm`, tell it when that is durable."""
+        """Record what a client has processed; with `confirm`, tell it when that is on disk."""
         subscription = self._edge.find(link, packet.handle)
         if subscription is None:
-            return  # it ended while the acknowledgement was on its way
+            return  # it ended before the acknowledgement arrived
         self._edge.acknowledge(subscription, packet.positions)
         if subscription.name is None:
             return
@@ -49,7 +49,7 @@ class Acknowledgements:
             self._store()
 
     def _store(self) -> None:
-        """Store what clients wait for, all that came while the last write was under way with one write, then confirm it."""
+        """Write the cursors that clients wait for, unless a write is in progress; `stored` is called when it is done."""
         if self._storing or not self._asked:
             return
         asked, self._asked = self._asked, {}
@@ -65,7 +65,7 @@ class Acknowledgements:
             self.stored(asked)
 
     def stored(self, asked: dict[int, Positions]) -> None:
-        """Confirm what is durable now, and go on with what was acknowledged meanwhile."""
+        """Confirm what is on disk now, and store what was acknowledged meanwhile."""
         self._storing = False
         for number, positions in asked.items():
             self._confirm(number, positions)
@@ -74,21 +74,21 @@ class Acknowledgements:
     def _confirm(self, number: int, positions: Positions) -> None:
         subscription = self._edge.subscriptions.get(number)
         if subscription is None or subscription.name is None:
-            return  # its client asks again where it is now
+            return  # it ended; the client repeats the request at the broker where it continues
         durable = self._durables.here.get(subscription.name)
-        if durable is not None and not durable.settled:  # its client may still go back to the former home, which knows less
+        if durable is not None and not durable.settled:  # the client could return to the former home, whose cursors are older
             self._early.setdefault(number, {}).update(positions)
             return
         if self._durables.is_kept(subscription.name, positions):
             self._context.send(subscription.link, AcknowledgementStored(subscription.handle, positions))
 
     def settled(self, subscription: int) -> None:
-        """Go on with what the client of a durable subscription asked before this broker was its home."""
+        """Continue with the confirmations that were requested before this broker was the home."""
         early = self._early.pop(subscription, None)
         if early is not None:
             self._asked.setdefault(subscription, {}).update(early)
             self._store()
 
     def forget(self, subscription: int) -> None:
-        """Forget what a subscription that ends had asked before its home settled."""
+        """Forget the confirmations that a subscription which ends had requested before it settled."""
         self._early.pop(subscription, None)

@@ -1,8 +1,20 @@
-"""Activation: from a subscription's beginning to its start in each pubend.
+"""Activation: the steps from a subscribe request to the first row, for each pubend.
 
-A subscription is answered when every reachable pubend has activated it, each of their brokers has confirmed our hold, and what we
-must remember of it is stored. Until then its progress in each pubend is `WAITING` or already under way; afterwards a pubend that
-appears joins it with `Started`.
+1. The filter is added to the interest of every stream, and the subscription waits for the activation tick (`begin`).
+2. At the same time the log is held for it, from the lowest tick at which it can start (`_hold_for`).
+3. When the whole path applies the interest, `Edge.activate` fixes the start tick (`_activate_waiting`).
+4. When the pubend's broker has confirmed the hold too, the start is *ready* (`_is_ready`), and is stored (`_store_starts`).
+5. When that is on disk, the client is told the start, and delivery begins (`_answer`, `_announce`).
+
+The client's request is answered with `Subscribed` when step 5 is reached for every reachable pubend. A pubend that appears later
+goes through the same steps and is announced with `Started`.
+
+Why this order: a start that the client was told is a promise. After step 3, no relay on the path leaves out a matching row. After
+step 2, the log keeps what the client has not received. After step 4, both survive a crash of this broker. If one of them were
+missing, a crash could lose messages after the start without a gap.
+
+Invariant: every subscription that has a pubend which its client does not know is in `_unsettled`. Events put subscriptions into
+`_ready`; `answer_ready` takes them out, one step further.
 """
 
 from __future__ import annotations
@@ -40,7 +52,7 @@ class HomeStored:
 
 
 class Activation:
-    """Subscriptions on their way to their starts."""
+    """The subscriptions whose start in some pubend is not yet announced."""
 
     def __init__(
         self,
@@ -65,22 +77,22 @@ class Activation:
         self._filters = LocalFilters(streams)
         self._proofs = PositionProofs(context, pubends, streams)
         self._unanswered: dict[int, int] = {}  # number of subscription -> request
-        self._unsettled: dict[int, Subscription] = {}  # those that have pubends their client does not know of
-        self._ready: dict[int, Subscription] = {}  # those of which something has become certain
-        self._held: dict[int, Waiting[Subscription]] = {}  # broker -> those that wait for a version of our hold there
-        self._joined: tuple[int, ...] = ()  # the pubends every subscription takes part in
-        self._announced: list[int] = []  # the pubends every durable subscription takes part in
+        self._unsettled: dict[int, Subscription] = {}  # those with a pubend that is not announced to the client
+        self._ready: dict[int, Subscription] = {}  # those that may be able to take the next step
+        self._held: dict[int, Waiting[Subscription]] = {}  # broker -> those that wait until it confirms a version of our hold
+        self._joined: tuple[int, ...] = ()  # the reachable pubends: every subscription has a progress in each
+        self._announced: list[int] = []  # all announced pubends: every durable subscription has a cursor in each
 
     def check_positions(self, packet: Subscribe) -> tuple[Positions, Positions]:
-        """Return what a client brings, within bounds: its positions, and what it acknowledged of them."""
+        """Return the positions and acknowledgements of a request, within bounds."""
         return self._proofs.take(packet)
 
     def likely_positions(self, positions: Positions, done: Positions) -> Positions:
-        """Return cursors for a subscription whose home cannot be asked."""
+        """Return cursors for a subscription whose home broker is unreachable."""
         return self._proofs.likely(positions, done)
 
     def ask_for_proofs(self, now: float) -> None:
-        """Ask the brokers of positions that may lie beyond their pubends."""
+        """Ask the brokers of unproven positions how far their pubends are."""
         self._proofs.ask(now)
 
     def begin(
@@ -93,7 +105,7 @@ class Activation:
         now: float,
         lost: Sequence[int] = (),
     ) -> None:
-        """Begin a subscription. It is told a gap in the pubends whose cursors are `lost`, but for those it brought itself."""
+        """Begin a subscription. Its client gets a gap in the `lost` pubends, except where it brought a position itself."""
         context = self._context
         filter_ = context.filter(packet.filter)
         subscription = self._edge.add(link, packet.handle, filter_, packet.name, positions, done=done, earliest=packet.earliest)
@@ -110,7 +122,7 @@ class Activation:
         self.answer_ready(now)
 
     def routes_changed(self, pubends: Iterable[int], now: float) -> None:
-        """Let every subscription take part in pubends that have come into reach. `pubends` are those with other ways, or new."""
+        """Start every subscription in pubends that became reachable. `pubends` are new or have a changed route."""
         before, reachable = dict.fromkeys(self._joined), self._reachable()
         self._join_new_pubends()
         self._filters.tell_new_streams(now)
@@ -131,7 +143,7 @@ class Activation:
         self.answer_ready(now)
 
     def _join_new_pubends(self) -> None:
-        """Let every durable subscription take part in pubends announced since, whether its client is here or away."""
+        """Give every durable subscription a cursor in newly announced pubends, whether its client is connected or not."""
         announced = self._context.routes.pubends()
         if announced is self._announced:
             return
@@ -141,7 +153,7 @@ class Activation:
             self._durables.join_all(durable, news)
 
     def check_waiting(self, pubend: int, now: float, tick: int | None = None) -> None:
-        """Activate the subscriptions whose interest has become active, at `tick` or where the stream is now."""
+        """Activate the subscriptions whose interest has become active, at `tick` or at the present end of the stream."""
         self._activate_waiting(pubend, tick)
         self.answer_ready(now)
 
@@ -154,19 +166,19 @@ class Activation:
             self._unsettled[subscription.number] = self._ready[subscription.number] = subscription
 
     def answer_ready(self, now: float) -> None:
-        """Tell the clients of the starts that have become certain."""
+        """Take the next step for every subscription that may be ready, and answer clients."""
         for broker, version in self._keeper.take_news():
             if broker in self._held:
                 for subscription in self._held[broker].take(version):
                     self._ready[subscription.number] = subscription
-        while self._ready:
+        while self._ready:  # a step may make others ready: an answer lets a durable subscription join more pubends
             ready, self._ready = self._ready, {}
             for number, subscription in ready.items():
                 if number in self._unsettled:
                     self._settle(subscription, now)
 
     def _wait_for(self, fresh: Sequence[tuple[Subscription, int]]) -> None:
-        """Let subscriptions take part in pubends, and hold their logs from now on."""
+        """Add pubends to subscriptions, and hold their logs from now on."""
         for subscription, pubend in fresh:
             self._begin_waiting(subscription, pubend)
         self._hold_for(fresh)
@@ -175,7 +187,7 @@ class Activation:
         return self._durables.here.get(subscription.name) if subscription.name is not None else None
 
     def _void(self, subscription: Subscription, pubend: int, horizon: int) -> None:
-        """Give up a position beyond its pubend's horizon, for one from which nothing is skipped."""
+        """Replace a position beyond its pubend's horizon by one from which no message is skipped."""
         durable, tick = self._durable_of(subscription), 0
         if durable is not None:
             tick = durable.cursors.get(pubend, durable.first_tick)
@@ -186,7 +198,7 @@ class Activation:
         self._edge.reposition(subscription, pubend)
 
     def horizons_told(self, reply: PubendsReply, now: float) -> None:
-        """Decide on the positions that an answer proves or makes void."""
+        """Handle an answer that proves positions or voids them."""
         for subscription, pubend, horizon in self._proofs.told(reply):
             if self._proofs.check(subscription, pubend) is None and pubend not in subscription.unproven:
                 self._edge.reposition(subscription, pubend)
@@ -204,13 +216,13 @@ class Activation:
             horizon = self._proofs.check(subscription, pubend)
             if horizon is not None:
                 self._void(subscription, pubend, horizon)
-            elif pubend in subscription.unproven:
+            elif pubend in subscription.unproven:  # hold the log from a tick that is certain, in case the position is void
                 known = durable.cursors.get(pubend, 0) if durable is not None else self._proofs.limit(pubend)
                 progress = subscription.progress[pubend]
                 progress.acknowledged = min(progress.acknowledged, known)
 
     def _hold_for(self, fresh: Sequence[tuple[Subscription, int]]) -> None:
-        """Hold the logs of pubends for subscriptions: what changed is told once for all of them."""
+        """Hold the logs of pubends for subscriptions. One hold per broker is sent for all of them."""
         lowest: Positions = {}
         for subscription, pubend in fresh:
             self._edge.hold(subscription, pubend)
@@ -224,7 +236,10 @@ class Activation:
                 self._held.setdefault(broker, Waiting()).add(subscription.number, subscription, progress.hold)
 
     def _settle(self, subscription: Subscription, now: float) -> None:
-        """Take each start that is active and held on: store it, then tell the client; the first time, all reachable at once."""
+        """Store the starts that are ready, and announce those that are stored.
+
+        The first answer waits for all reachable pubends; later ones are announced one by one.
+        """
         unanswered = subscription.number in self._unanswered
         if unanswered and not self._is_ready_everywhere(subscription):
             return
@@ -243,9 +258,10 @@ class Activation:
             self._unsettled.pop(subscription.number, None)
 
     def _settle_home(self, subscription: Subscription, durable: Durable) -> None:
-        """Become the home once every pubend it has a cursor in is held; that is on disk before the former home lets go.
+        """Begin to settle once the log of every pubend with a cursor is held for it.
 
-        Pubends of retired brokers are not waited for, nor is a retired home.
+        That it is settled is stored before the former home may release its own holds: one of the two always holds the logs.
+        Pubends of retired brokers, and a retired former home, do not count.
         """
         if durable.settled or durable.settling:
             return
@@ -263,6 +279,7 @@ class Activation:
         return self._keeper.is_confirmed(pubend_broker(pubend), progress.hold)
 
     def _is_ready_everywhere(self, subscription: Subscription) -> bool:
+        """Tell whether all reachable pubends are ready; one that became unreachable does not delay the answer."""
         return all(
             progress.storing or self._is_ready(pubend, progress) or not self._context.routes.reachable(pubend_broker(pubend))
             for pubend, progress in subscription.progress.items()
@@ -275,11 +292,14 @@ class Activation:
         )
 
     def _store_starts(self, subscription: Subscription, pubends: list[int]) -> None:
+        """Write what a restart needs: the floor of our holds and, for a durable subscription, cursors and starts."""
         durable = self._durable_of(subscription)
         for pubend in pubends:
             released = self._keeper.released(pubend)
             if durable is not None and subscription.progress[pubend].start in durable.begins(pubend):
-                released = min(released, durable.created_tick)  # what was gone before it existed is no gap
+                # It begins here with its creation. Messages released before it existed are no gap: without a position,
+                # `begin_after` may move the start behind them.
+                released = min(released, durable.created_tick)
                 subscription.positions.pop(pubend, None)
             self._edge.begin_after(subscription, pubend, released)
         starts = [subscription.progress[pubend] for pubend in pubends]
@@ -292,12 +312,12 @@ class Activation:
             changes += self._durables.changes()
         for progress in starts:
             progress.storing = True
-            progress.stored = not changes
+            progress.stored = not changes  # nothing to write: all of it is on disk already
         if changes:
             self._context.store(changes, StartsStored(subscription.number, tuple(pubends)))
 
     def starts_stored(self, stored: StartsStored, now: float) -> None:
-        """Go on with a subscription whose starts are durable."""
+        """Continue with a subscription whose starts are on disk."""
         subscription = self._edge.subscriptions.get(stored.subscription)
         if subscription is None:
             return
@@ -318,11 +338,11 @@ class Activation:
             durable.beginning = False
             self._durables.join_all(durable, self._context.routes.pubends())
             for pubend, progress in list(subscription.progress.items()):
-                if progress.phase is Phase.WAITING:  # it went out of reach: there the subscription begins with its creation
-                    self._wait_for([(subscription, pubend)])
+                if progress.phase is Phase.WAITING:  # unreachable since: there the subscription begins with its creation,
+                    self._wait_for([(subscription, pubend)])  # the cursor of which `join_all` has just added
 
     def _announce(self, subscription: Subscription, pubend: int, now: float) -> None:
-        """Let the client have rows from now on; begin to catch up what it has not got."""
+        """Let the client receive rows from now on, and begin to catch up if it is behind."""
         self._edge.announce(subscription, pubend)
         if self._edge.wants_more(subscription, pubend):
             self._catching_up.next_piece(subscription, pubend, subscription.progress[pubend], now)
@@ -340,7 +360,7 @@ class Activation:
         return tuple(found)
 
     def drop(self, subscriptions: Sequence[Subscription], now: float) -> None:
-        """Forget subscriptions that end, and ask for their filters no longer."""
+        """Forget subscriptions that end, and remove their filters from the interest."""
         for subscription in subscriptions:
             self._unanswered.pop(subscription.number, None)
             self._unsettled.pop(subscription.number, None)

@@ -1,7 +1,14 @@
-"""Catching up: a subscription that is behind gets its past piece by piece, until it joins the live ones.
+"""Catching up: a subscription that is behind receives older messages piece by piece, until it is live.
 
-A piece comes from the cache of the stream, else from the log: read here for a pubend hosted here, or asked of its broker. Each
-subscription has one piece under way at a time. A piece that is lost is asked for again, later each time.
+A piece comes from the cache of the stream if its labels cover the filter. Otherwise it comes from the log: this broker reads it
+for a pubend hosted here, or sends `CatchUp` to the pubend's broker.
+
+Each subscription has one request at a time (`Progress.request`), so one that is far behind takes no more memory than one piece.
+A request that is not answered is repeated, with a longer wait each time. There is no error path: lost requests, lost answers and
+full queues all look the same here, and the retry handles them.
+
+Invariant: a piece is used only if it continues the range that was sent (lo <= position < hi). Every answer that does so is
+correct, whichever request it belongs to, because ticks never change. A late answer is therefore used, not dropped.
 """
 
 from __future__ import annotations
@@ -21,12 +28,12 @@ from postroad.core.protocol.packets import CatchUp, CatchUpReply, pubend_broker
 CATCH_UP_AT_ONCE: Final = 256
 CATCH_UP_BACKOFF_MAX: Final = 2  # doublings
 CATCH_UP_SPREAD_S: Final = 0.15
-PIECES_AT_ONCE: Final = 4
+PIECES_AT_ONCE: Final = 4  # from the cache, before other subscriptions have their turn
 
 
 @dataclass(frozen=True, slots=True)
 class PastFromLog:
-    """A read of the log here for a subscription that is behind."""
+    """The purpose of a log read: the next piece for a subscription that is behind."""
 
     subscription: int
     pubend: int
@@ -45,10 +52,10 @@ class CatchingUp:
         self._streams = streams
         self._edge = edge
         self._log_reads = log_reads
-        self._requests: dict[int, tuple[int, int]] = {}  # request -> (subscription, pubend)
+        self._requests: dict[int, tuple[int, int]] = {}  # request to another broker -> (subscription, pubend)
 
     def serve(self, pubend: int, now: float) -> None:
-        """Get the next piece for everyone who is behind: from the cache, the log here, or the pubend's broker."""
+        """Get the next piece for up to `CATCH_UP_AT_ONCE` subscriptions that are behind."""
         if not self._edge.anyone_is_behind(pubend):
             return
         for count, (subscription, progress) in enumerate(self._edge.catching_up(pubend)):
@@ -57,7 +64,7 @@ class CatchingUp:
             self.next_piece(subscription, pubend, progress, now)
 
     def take_reply(self, reply: CatchUpReply, batch: Batch | None, now: float) -> None:
-        """Take a piece of the past from another broker."""
+        """Use a piece that another broker sent."""
         number, pubend = self._requests.get(reply.request, (0, 0))
         subscription = self._edge.subscriptions.get(number)
         if not reply.more:
@@ -69,7 +76,7 @@ class CatchingUp:
         self._take(subscription, pubend, reply.lo, reply.hi, rows, reply.released, now, awaited)
 
     def take_log(self, wanted: PastFromLog, result: LogRead, now: float) -> None:
-        """Give a subscription what was read of its past in the log here."""
+        """Use what was read in the log of this broker; the filter is applied here."""
         for begin, hi, batches, released in result.stretches(wanted.lo):
             subscription = self._edge.subscriptions.get(wanted.subscription)
             if subscription is None:
@@ -79,8 +86,9 @@ class CatchingUp:
             self._take(subscription, wanted.pubend, begin, hi, matching, released, now, awaited)
 
     def next_piece(self, subscription: Subscription, pubend: int, progress: Progress, now: float) -> None:
+        """Send pieces from the cache while there are any; request the first one that is not in the cache."""
         if progress.request and now < progress.retry_at:
-            return
+            return  # the answer may still come
         stream = self._streams[pubend]
         for _ in range(PIECES_AT_ONCE):
             target = self._edge.target(progress, pubend)
@@ -94,7 +102,7 @@ class CatchingUp:
 
     def _ask(self, subscription: Subscription, pubend: int, progress: Progress, target: int, now: float) -> None:
         request = progress.request = self._context.next_request()
-        # Spread, so that those who lost to an overflow together do not come again together.
+        # Spread the retries: subscriptions whose requests were dropped together must not repeat them together.
         wait = CATCH_UP_RETRY_S * 2 ** min(progress.tries, CATCH_UP_BACKOFF_MAX)
         progress.retry_at = now + wait + CATCH_UP_SPREAD_S * (request % 8)
         progress.tries += 1
@@ -104,7 +112,7 @@ class CatchingUp:
             self._log_reads.ask(order, PastFromLog(subscription.number, pubend, lo, request))
             return
         self._requests[request] = (subscription.number, pubend)
-        while len(self._requests) > 4 * CATCH_UP_AT_ONCE:
+        while len(self._requests) > 4 * CATCH_UP_AT_ONCE:  # the oldest are most likely lost; the retry repeats them
             del self._requests[next(iter(self._requests))]
         broker = pubend_broker(pubend)
         packet = CatchUp(broker, self._context.broker, FULL_HOPS, request, pubend, str(subscription.filter), lo, target)
@@ -121,9 +129,10 @@ class CatchingUp:
         now: float,
         awaited: int = 0,
     ) -> None:
-        """Take what is told of (lo, hi]; late answers are as good as quick ones, and slow links have only late ones.
+        """Deliver the piece (lo, hi], also if its request was repeated meanwhile: on a slow link every answer is late.
 
-        `awaited` is the request whose answer goes on after this piece, 0 when it is the last.
+        `released` is the tick up to which the log is deleted. `awaited` is the request of which more pieces follow, 0 after
+        the last one.
         """
         progress = subscription.progress.get(pubend)
         if progress is None or progress.phase is not Phase.CATCHING_UP or lo > progress.position or hi <= progress.position:
@@ -133,7 +142,7 @@ class CatchingUp:
         self._edge.caught_up(subscription, pubend, hi, rows)
         if not self._edge.wants_more(subscription, pubend):
             return
-        if awaited:
+        if awaited:  # more pieces of this answer are on their way: do not request them
             progress.request, progress.retry_at = awaited, now + CATCH_UP_RETRY_S
         else:
             self.next_piece(subscription, pubend, progress, now)

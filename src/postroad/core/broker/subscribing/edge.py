@@ -1,14 +1,23 @@
 """The edge: the subscriptions of this broker's own clients.
 
-For each pubend a subscription is *waiting* (for the activation of its interest), *live* (it has everything up to `delivered`,
-the doubt horizon of the stream) or *catching up* (it gets its own stretch, piece by piece, until it has reached `delivered`).
+For each pubend a subscription is in one of three phases:
 
-Live delivery reads the cache from `delivered` on and stops at the first tick that is missing or whose label is below what is
-*required* there. Nothing waits in the edge itself: undelivered rows stand in the cache, which is bounded; what it had to drop
-is asked for again.
+- *waiting*: its interest is not active on the whole path yet;
+- *catching up*: it is behind `delivered` and receives its own ranges, piece by piece, until it reaches `delivered`;
+- *live*: it has received everything up to `delivered`, the doubt horizon of the stream at this broker.
 
-Invariants: a subscription's `position` only rises, and it has been sent exactly the matching rows in (start, position];
-`delivered` only rises while anyone is engaged in the stream.
+All live subscriptions of a pubend are served together: the edge reads the cache once from `delivered` on and matches each part
+against one index. It stops at the first tick that is missing, or whose label is lower than the one *required* there. The edge
+has no buffer of its own. Rows that cannot be delivered yet stay in the cache, which is bounded. If the cache drops them, they
+are requested again.
+
+Invariants:
+
+- A subscription's `position` only rises, and the client was sent exactly the matching rows in (start, position].
+- `told <= position`. The next `Deliver` or `Advance` begins at `told`, so the ranges that a client receives have no holes.
+- `delivered` only rises while a subscription is live or catching up.
+- A live subscription has received everything up to `delivered`, or up to `position` where that is higher.
+- No row is sent before the client knows the start (`announced`).
 """
 
 from __future__ import annotations
@@ -38,7 +47,7 @@ NACK_DELAY_S: Final = 0.05
 NACK_BACKOFF_MAX_S: Final = 2.0
 NACK_TRIES_MAX: Final = 6  # about three seconds
 NACK_RANGES: Final = 64
-TOLD_AT_ONCE: Final = 100
+TOLD_AT_ONCE: Final = 100  # at most so many clients receive their positions in one step
 FOREVER: Final = (1 << 64) - 1
 
 
@@ -53,21 +62,21 @@ class Progress:
     """One subscription in one pubend's stream."""
 
     phase: Phase = Phase.WAITING
-    included_in: int = 0
+    included_in: int = 0  # the lowest label under which silence is complete for its filter; 0: not known
     start: int = 0
-    position: int = 0  # the client was sent all that matches up to here
-    told: int = 0  # and knows that; at most `position`
-    acknowledged: int = 0
-    live_from: int = 0  # live delivery is complete for it from here on
-    hold: int = 0  # the version of our hold on the log that must be confirmed before the client hears of the start
-    storing: bool = False  # and what must be remembered of it is being stored,
-    stored: bool = False  # or was
-    announced: bool = False  # the client knows the start: it takes rows
-    missed_from: int = FOREVER  # what was released before it was announced begins here
-    request: int = 0  # the catch-up under way, 0 for none
-    tries: int = 0  # how often it was asked for
+    position: int = 0  # every matching row up to here was sent to the client
+    told: int = 0  # the end of the last range sent to the client; at most `position`
+    acknowledged: int = 0  # the application has processed everything up to here; decides our hold on the log
+    live_from: int = 0  # from here on, everything that this broker receives is complete for the filter
+    hold: int = 0  # the version of our hold on the log that must be confirmed before the client learns the start
+    storing: bool = False  # the start is being written to disk,
+    stored: bool = False  # or is on disk
+    announced: bool = False  # the client knows the start and receives rows
+    missed_from: int = FOREVER  # messages from here to `position` were released before the announcement: a gap to report
+    request: int = 0  # the catch-up request that is not answered yet, 0 for none
+    tries: int = 0  # how often this piece was requested
     retry_at: float = 0.0
-    question: int = 0  # the question that decides whether the position can be; 0: not asked yet
+    question: int = 0  # the query whose answer proves or voids the position; 0: not sent yet
 
 
 @dataclass(slots=True)
@@ -77,30 +86,34 @@ class Subscription:
     handle: int
     filter: Filter
     name: str | None
-    positions: dict[int, int]  # what the client or the home said
-    done: dict[int, int]  # and what the client has acknowledged of it
-    earliest: bool
+    positions: dict[int, int]  # where it goes on, from the client or the home broker
+    done: dict[int, int]  # how far the client has acknowledged; at most `positions`
+    earliest: bool  # it begins with the oldest message that is kept, not with the present
     progress: dict[int, Progress] = field(default_factory=dict)
-    unproven: dict[int, None] = field(default_factory=dict)  # pubends whose position may lie beyond them; see `positions`
-    lost_cursors: dict[int, None] = field(default_factory=dict)  # pubends it was in before, nobody knows where: it is told a gap
-    answered: bool = False
+    unproven: dict[int, None] = field(default_factory=dict)  # pubends whose position may be too high; see `position_proofs`
+    lost_cursors: dict[int, None] = field(default_factory=dict)  # pubends in which its cursor was lost: the client gets a gap
+    answered: bool = False  # the client received `Subscribed`
     open: bool = True  # the client takes rows; see `Flow`
 
 
 @dataclass(slots=True)
 class EdgeStream:
-    """The live side of one pubend at this broker."""
+    """The live delivery of one pubend's stream at this broker.
+
+    `required` lists (from tick, label). A new subscription raises the label from its `live_from` on. Older subscriptions need
+    lower labels, so ticks before that may be delivered with knowledge that was requested without the new filter.
+    """
 
     stream: RelayedStream
     delivered: int = 0
-    required: list[tuple[int, int]] = field(default_factory=list)  # (from tick, label), both ascending
+    required: list[tuple[int, int]] = field(default_factory=list)  # both ascending; entries below `delivered` are dropped
     engaged: int = 0  # subscriptions that are live or catching up
     nack_at: float = float("inf")
     nack_backoff: float = NACK_DELAY_S
     nack_tries: int = 0  # without progress
 
     def need_at(self, tick: int) -> tuple[int, int]:
-        """Return the label needed just after a tick, and up to where."""
+        """Return the label required for the ticks after `tick`, and the tick up to which that label applies."""
         label, until = 0, FOREVER
         for start, needed in self.required:
             if start <= tick:
@@ -111,6 +124,7 @@ class EdgeStream:
         return label, until
 
     def require(self, tick: int, label: int) -> None:
+        """Require at least `label` from `tick` on. A higher label that is required already stays in force."""
         while self.required and self.required[-1][0] >= tick and self.required[-1][1] <= label:
             self.required.pop()
         if not self.required or self.required[-1][1] < label:
@@ -122,7 +136,7 @@ class EdgeStream:
 
 
 class EdgeStreams(dict[int, EdgeStream]):
-    """The live sides of all pubends, each made when it is used first."""
+    """The live delivery of all pubends; an entry is created when it is first used."""
 
     def __init__(self, relayed: RelayedStreams) -> None:
         super().__init__()
@@ -136,8 +150,8 @@ class EdgeStreams(dict[int, EdgeStream]):
 class LowestPosition:
     """The lowest acknowledged position in one pubend.
 
-    A heap of positions as they were when they were looked at last. One that is lowered is added again; otherwise they only
-    rise, so the first that is still true is the lowest.
+    A heap whose entries may be out of date. Positions only rise, so an entry is never above the true position, and the first
+    entry that is still correct is the lowest. A position that is lowered must be added again.
     """
 
     def __init__(self) -> None:
@@ -153,7 +167,7 @@ class LowestPosition:
             heapq.heapify(self._heap)
 
     def find(self, subscriptions: Mapping[int, Subscription], pubend: int) -> int | None:
-        """Return the lowest position of those that still exist; one that began again has a new place."""
+        """Return the lowest position; drop entries of subscriptions that ended or began again."""
         heap = self._heap
         while heap:
             tick, entry, number, progress = heap[0]
@@ -183,11 +197,11 @@ class Edge:
         self._index: FilterIndex[int] = FilterIndex()
         self._congested: dict[LinkId, None] = {}
         self._waiting: dict[int, Waiting[Subscription]] = {}  # by pubend
-        self._behind: dict[int, dict[int, Subscription]] = {}  # pubend -> number; those whose clients know the start
+        self._behind: dict[int, dict[int, Subscription]] = {}  # pubend -> number: announced and catching up
         self._lowest: dict[int, LowestPosition] = {}  # by pubend
         self.filter_load = FilterLoad()
-        self._telling: list[int] = []  # whom `tell_positions` has still to visit
-        self._told_at_once = TOLD_AT_ONCE
+        self._telling: list[int] = []  # the subscriptions that `tell_positions` has not visited in this round
+        self._told_at_once = TOLD_AT_ONCE  # how many it visits in one step
         self._number = 0
 
     # --- subscriptions ---
@@ -235,11 +249,11 @@ class Edge:
                 self.streams[pubend].engaged -= 1
 
     def wait_for(self, subscription: Subscription, pubend: int) -> None:
-        """Note that a subscription has asked for a pubend and waits for the activation.
+        """Let a subscription wait for the activation of its interest in a pubend.
 
-        Until then it holds what we know of the stream: the activation cannot lie before that.
+        Until then it holds the log from our frontier on: the activation tick cannot be lower.
         """
-        progress = subscription.progress.setdefault(pubend, Progress())  # one that waits again keeps it: it counts in `_lowest`
+        progress = subscription.progress.setdefault(pubend, Progress())  # a second wait keeps the object that `_lowest` refers to
         stream = self.streams[pubend].stream
         if pubend in subscription.positions:
             self.reposition(subscription, pubend)
@@ -249,7 +263,7 @@ class Edge:
         self._wait(subscription, pubend)
 
     def hold(self, subscription: Subscription, pubend: int) -> None:
-        """Take into account where a subscription needs the log from. To be called when that is new or has been lowered."""
+        """Include a subscription in the hold on a pubend's log. Call this when its position is new or was lowered."""
         lowest = self._lowest.setdefault(pubend, LowestPosition())
         lowest.add(subscription.number, subscription.progress[pubend], self.subscriptions)
 
@@ -260,40 +274,48 @@ class Edge:
         self._waiting.setdefault(pubend, Waiting()).add(subscription.number, subscription, label)
 
     def reposition(self, subscription: Subscription, pubend: int) -> None:
-        """Take the position of a subscription that waits for a pubend as it is now."""
+        """Let a waiting subscription begin at the position that is set for it now."""
         self._wait(subscription, pubend)
         progress = subscription.progress[pubend]
         progress.start = progress.position = progress.told = subscription.positions[pubend]
         progress.acknowledged = subscription.done.get(pubend, progress.start)
 
     def activate(self, subscription: Subscription, pubend: int, tick: int) -> None:
-        """Begin to deliver a pubend to a subscription whose interest the whole path applies from `tick` on."""
+        """Begin to deliver a pubend to a subscription. Its interest is active on the whole path from `tick` on."""
         progress, edge = subscription.progress[pubend], self.streams[pubend]
+        # What the cache has up to its frontier was perhaps requested without this filter. Live delivery serves the
+        # subscription only from there on; it catches up on what comes before.
         frontier = max(edge.stream.cache.frontier, edge.delivered)
         progress.live_from = max(tick, frontier)
         if pubend not in subscription.positions:
+            # `acknowledged` is our frontier when the subscription came (see `wait_for`): it never begins before that.
             progress.start = 0 if subscription.earliest else max(tick, progress.acknowledged)
             progress.position = progress.told = progress.acknowledged = progress.start
         if pubend in subscription.lost_cursors:
+            # Nobody knows where it was, so it may have missed anything since the first tick.
             progress.start = progress.missed_from = 0
         if progress.included_in:
             edge.require(progress.live_from, progress.included_in)
         if edge.engaged == 0:
+            # Nobody received anything of this stream: `delivered` did not follow it, and may jump.
             edge.delivered = max(edge.delivered, progress.live_from)
             edge.forget_required()
         edge.engaged += 1
-        progress.phase = Phase.CATCHING_UP
+        progress.phase = Phase.CATCHING_UP  # `announce` makes it live if nothing is left to catch up on
 
     def begin_after(self, subscription: Subscription, pubend: int, released: int) -> None:
-        """Let a new start lie after what was gone when the log was held for it: what comes before was never promised."""
+        """Move a new start behind what was already released when our hold was confirmed; that part was never promised.
+
+        A subscription that brought a position keeps it: for it, what was released is a gap.
+        """
         progress = subscription.progress[pubend]
         if pubend in subscription.lost_cursors:
-            progress.position = max(progress.position, released)
+            progress.position = max(progress.position, released)  # `announce` reports (missed_from, position] as a gap
         elif pubend not in subscription.positions and progress.start < released:
             progress.start = progress.position = progress.told = progress.acknowledged = released
 
     def announce(self, subscription: Subscription, pubend: int) -> None:
-        """Tell the client where it starts in a pubend, unless `Subscribed` just did; from here on it takes rows."""
+        """Tell the client where it starts in a pubend, unless `Subscribed` just did. From now on it receives rows."""
         progress = subscription.progress[pubend]
         progress.announced = True
         if self._observed:
@@ -307,14 +329,15 @@ class Edge:
             self._fall_behind(subscription, pubend)
 
     def waiting(self, pubend: int, label_active: int) -> Iterator[Subscription]:
-        """Yield the subscriptions whose interest in a pubend has become active: they wait no longer.
+        """Yield the subscriptions whose interest in a pubend has become active, and remove them from the waiting list.
 
-        Those whose position is unproven are passed over. They wait again when it is proven or given up; see `reposition`.
+        Those whose position is unproven are removed without being yielded. `reposition` adds them again when their position
+        is proven or replaced.
         """
         waiting, stream = self._waiting.get(pubend), self.streams[pubend].stream
         if not waiting or (stream.parent is None and not stream.hosted_here):
             return
-        for number, subscription in waiting.unlabelled():  # they came while there was no parent
+        for number, subscription in waiting.unlabelled():  # there was no parent when they were added
             label = stream.included_in(subscription.filter)
             if label is not None:
                 subscription.progress[pubend].included_in = label
@@ -324,13 +347,14 @@ class Edge:
                 yield subscription
 
     def acknowledge(self, subscription: Subscription, positions: dict[int, int]) -> None:
+        """Record what a client has processed, bounded by what it was sent: a client cannot release what it never got."""
         for pubend, tick in positions.items():
             progress = subscription.progress.get(pubend)
             if progress is not None and progress.phase is not Phase.WAITING:
                 progress.acknowledged = max(progress.acknowledged, min(tick, self.reached(progress, pubend)))
             elif (
                 pubend in subscription.done and pubend not in subscription.unproven
-            ):  # it waits for a pubend, or that is out of reach
+            ):  # it still waits for this pubend, or the pubend is unreachable
                 at_most = min(tick, subscription.positions.get(pubend, 0))
                 subscription.done[pubend] = max(subscription.done[pubend], at_most)
 
@@ -340,19 +364,23 @@ class Edge:
         return {pubend: tick for pubend, tick in lowest.items() if tick is not None}
 
     def cursors(self, subscription: Subscription) -> dict[int, int]:
-        """Return where a subscription would go on after a crash of its client; unproven positions do not count."""
+        """Return the positions from which a subscription would continue after its client crashed, without unproven ones."""
         brought = {**subscription.positions, **subscription.done}
         known = {pubend: tick for pubend, tick in brought.items() if pubend not in subscription.unproven}
         known.update({p: s.acknowledged for p, s in subscription.progress.items() if s.phase is not Phase.WAITING})
         return known
 
     def reached(self, progress: Progress, pubend: int) -> int:
-        """Return up to where a subscription has everything that matches."""
+        """Return the tick up to which every matching row was sent.
+
+        Live subscriptions share `delivered`. Their own `position` is written only when a row is sent, which keeps the cost of
+        a stream without matching rows independent of the number of subscriptions.
+        """
         live = progress.phase is Phase.LIVE
         return max(progress.position, self.streams[pubend].delivered) if live else progress.position
 
     def reached_by(self, number: int, pubend: int) -> int:
-        """Return up to where a subscription has everything that matches; 0 for one that has ended."""
+        """Return the tick up to which every matching row was sent; 0 for a subscription that has ended."""
         subscription = self.subscriptions.get(number)
         progress = subscription.progress.get(pubend) if subscription is not None else None
         return 0 if progress is None else self.reached(progress, pubend)
@@ -360,7 +388,7 @@ class Edge:
     # --- live delivery ---
 
     def advance(self, pubend: int, now: float) -> None:
-        """Deliver what has become contiguous; note a gap to ask for."""
+        """Deliver everything up to the first missing tick. If the stream goes on behind it, schedule a NACK."""
         edge = self.streams[pubend]
         if edge.engaged == 0:
             return
@@ -372,22 +400,23 @@ class Edge:
             self.deliver(pubend, part)
             edge.delivered = part.hi
         edge.forget_required()
-        if edge.delivered > before:
+        if edge.delivered > before:  # progress: a NACK that is scheduled concerns a gap that has closed
             edge.nack_backoff, edge.nack_at, edge.nack_tries = NACK_DELAY_S, float("inf"), 0
         if edge.stream.cache.frontier > edge.delivered and edge.nack_at == float("inf"):
             edge.nack_at = now + edge.nack_backoff
 
     def _next_part(self, edge: EdgeStream) -> Segment | None:
+        """Return what can be delivered next: knowledge right after `delivered`, with a sufficient label for all of it."""
         segment = next(iter(edge.stream.cache.read(edge.delivered, FOREVER)), None)
         if segment is None or segment.lo > edge.delivered:
             return None
         need, until = edge.need_at(edge.delivered)
         if segment.label < need:
-            return None
+            return None  # its silence was stated for an older interest: rows that a newer subscription wants may be missing
         return segment.cut(segment.lo, until)
 
     def deliver(self, pubend: int, part: Segment) -> None:
-        """Send the live subscriptions the rows of one stretch that match."""
+        """Send each live subscription the matching rows of one segment."""
         if part.rows is None:
             return
         live: list[tuple[Subscription, Progress]] = []
@@ -398,11 +427,11 @@ class Edge:
             if progress is not None and progress.phase is Phase.LIVE:
                 live.append((subscription, progress))
                 wanted.append(matching)
-        whole: list[int] = []  # the subscriptions that get all that matches, and which rows those are
+        whole: list[int] = []  # the subscriptions that receive all their matching rows; `rows_of` has the row numbers
         rows_of: list[Rows] = []
         for (subscription, progress), matching, selected in zip(live, wanted, select(part.rows, wanted), strict=True):
             rows = selected
-            if progress.position > part.lo:
+            if progress.position > part.lo:  # it became live beyond `delivered`: it has the first rows already
                 within = rows_within(selected, progress.position, part.hi)
                 if within is None:
                     continue
@@ -417,7 +446,7 @@ class Edge:
             self._orders.append(Delivered(pubend, part.rows, whole, rows_of))
 
     def curious(self, pubend: int, now: float) -> None:
-        """Ask for the gaps behind `delivered` when their time has come."""
+        """Send a NACK for the gaps after `delivered` when it is due."""
         edge = self.streams[pubend]
         if now < edge.nack_at or edge.engaged == 0:
             return
@@ -428,16 +457,16 @@ class Edge:
         if edge.nack_tries >= NACK_TRIES_MAX or edge.stream.cache.evicted > edge.delivered:
             self._go_on_at_frontier(pubend)
             return
-        edge.nack_tries += edge.stream.parent is not None or edge.stream.hosted_here
+        edge.nack_tries += edge.stream.parent is not None or edge.stream.hosted_here  # without a parent nobody was asked
         edge.stream.ask(gaps, edge.need_at(edge.delivered)[0], now)
         edge.nack_backoff = min(edge.nack_backoff * 2, NACK_BACKOFF_MAX_S)
         edge.nack_at = now + edge.nack_backoff
 
     def _go_on_at_frontier(self, pubend: int) -> None:
-        """Give up to fill a gap for all. Each subscription gets its own past instead.
+        """Stop trying to close a gap for all live subscriptions together; each one catches up separately.
 
-        That is so at once when the cache has dropped something behind the gap: then the gap with what follows is larger than
-        the cache, and answers to a NACK would only push out each other. Otherwise it is after some tries.
+        This happens after some tries, or immediately when the cache has dropped something behind the gap: the gap and what
+        follows do not fit into the cache, and the answers to NACKs would only evict each other.
         """
         edge = self.streams[pubend]
         for subscription in self.subscriptions.values():
@@ -450,6 +479,7 @@ class Edge:
         edge.nack_backoff, edge.nack_at, edge.nack_tries = NACK_DELAY_S, float("inf"), 0
 
     def _gaps(self, edge: EdgeStream) -> list[tuple[int, int]]:
+        """Return the ranges between `delivered` and the frontier that are missing or whose label is too low."""
         gaps: list[tuple[int, int]] = []
         position = edge.delivered
         for segment in edge.stream.cache.read(edge.delivered, FOREVER):
@@ -469,7 +499,7 @@ class Edge:
         return bool(self._behind.get(pubend))
 
     def catching_up(self, pubend: int) -> Iterator[tuple[Subscription, Progress]]:
-        """Yield who wants a piece now: behind, with a link that takes rows, and no answer outstanding."""
+        """Yield each subscription that can take a piece now: behind, announced, and its link not congested."""
         for subscription in list(self._behind.get(pubend, {}).values()):
             takes_rows = subscription.progress[pubend].announced and self._takes_rows(subscription)
             if takes_rows and not self._join_if_level(subscription, pubend):
@@ -480,10 +510,11 @@ class Edge:
         return progress.phase is Phase.CATCHING_UP and progress.announced and self._takes_rows(subscription)
 
     def target(self, progress: Progress, pubend: int) -> int:
+        """Return the tick at which a subscription that catches up becomes live."""
         return max(self.streams[pubend].delivered, progress.live_from)
 
     def caught_up(self, subscription: Subscription, pubend: int, hi: int, rows: list[Batch]) -> None:
-        """Send a piece of the past; the subscription joins the live ones when it is level."""
+        """Send the rows up to `hi` to a subscription that catches up. It becomes live when it reaches the target."""
         progress = subscription.progress[pubend]
         for batch in rows:
             within = rows_within(batch, progress.position, hi)
@@ -496,7 +527,7 @@ class Edge:
         self._join_if_level(subscription, pubend)
 
     def released(self, pubend: int, tick: int) -> None:
-        """Everything up to a tick is gone for good: tell those who had not got it."""
+        """Handle the release of the log up to a tick: report a gap to each subscription that is not so far yet."""
         edge = self.streams[pubend]
         for subscription in list(self.subscriptions.values()):
             progress = subscription.progress.get(pubend)
@@ -507,7 +538,7 @@ class Edge:
             edge.delivered = tick
 
     def gap(self, subscription: Subscription, pubend: int, tick: int) -> None:
-        """Move a subscription over what was released, and say so."""
+        """Move a subscription past released messages, and report the gap now or when it is announced."""
         progress = subscription.progress[pubend]
         if tick <= progress.position:
             return
@@ -521,7 +552,7 @@ class Edge:
     # --- links ---
 
     def congested(self, link: LinkId) -> None:
-        """A slow reader catches up later, from the cache or the log; nothing waits for it here."""
+        """Stop live delivery to a link that is full. Its subscriptions catch up later, so no rows are buffered for them."""
         self._congested[link] = None
         for subscription in self.of_link(link):
             self._leave_live(subscription)
@@ -530,7 +561,7 @@ class Edge:
         self._congested.pop(link, None)
 
     def flow(self, subscription: Subscription, *, is_open: bool) -> None:
-        """Do for one subscription what `congested` and `drained` do for all of a link."""
+        """Stop or resume delivery to one subscription, as `congested` and `drained` do for all subscriptions of a link."""
         subscription.open = is_open
         if not is_open:
             self._leave_live(subscription)
@@ -545,7 +576,7 @@ class Edge:
                 self._fall_behind(subscription, pubend)
 
     def link_lost(self, link: LinkId) -> list[Subscription]:
-        """Take out the subscriptions of a link and return them."""
+        """Remove the subscriptions of a link and return them."""
         self._congested.pop(link, None)
         gone = self.of_link(link)
         for subscription in gone:
@@ -553,18 +584,18 @@ class Edge:
         return gone
 
     def end(self, subscription: Subscription, request: int = 0) -> None:
-        """End a subscription and tell its client, in answer to a request if there is one."""
+        """Remove a subscription and send `Unsubscribed` to its client, as the answer to `request` if there is one."""
         self._orders.append(Send(subscription.link, Unsubscribed(subscription.handle), packet=request))
         self.remove(subscription)
 
     def begin_telling(self, steps: int) -> None:
-        """Begin a round of telling every client its positions, in so many steps, unless one is under way."""
+        """Begin to send every client its positions, spread over `steps` calls of `tell_positions`, unless a round runs."""
         if not self._telling:
             self._telling = list(self.subscriptions)
             self._told_at_once = min(-(-len(self._telling) // steps), TOLD_AT_ONCE)
 
     def tell_positions(self) -> None:
-        """Tell some clients how far their subscriptions are without data, so that positions follow the stream."""
+        """Send some clients how far their subscriptions are, so that positions (and holds) rise where nothing matches."""
         now, self._telling = self._telling[: self._told_at_once], self._telling[self._told_at_once :]
         for number in now:
             subscription = self.subscriptions.get(number)
@@ -588,6 +619,7 @@ class Edge:
         progress.told = max(progress.told, hi)
 
     def _join_if_level(self, subscription: Subscription, pubend: int) -> bool:
+        """Make a subscription live if it has reached the target and may receive rows; return whether it is live now."""
         progress = subscription.progress[pubend]
         if not progress.announced or not self._takes_rows(subscription):
             return False
@@ -603,7 +635,7 @@ class Edge:
         self._behind.setdefault(pubend, {})[subscription.number] = subscription
 
     def _send_rows(self, subscription: Subscription, progress: Progress, pubend: int, hi: int, rows: Batch) -> None:
-        message = Deliver(subscription.handle, pubend, progress.told, hi)
+        message = Deliver(subscription.handle, pubend, progress.told, hi)  # the range goes on where the last one ended
         self._orders.append(Send(subscription.link, message, rows, data=True))
         progress.position = max(progress.position, hi)
         progress.told = max(progress.told, hi)

@@ -1,10 +1,10 @@
-"""What long filters cost the broker, and how much of it one connection and all of them may cause.
+"""Limits for long filters, per connection and for the whole broker.
 
-Two things grow with the length of a filter: the memory it takes, about a hundred bytes for each character; and, where no index
-decides it (see `Filter.conditions`), the work for every message. Short filters do not count, since `subscriptions_max` bounds
-those: the first `FREE_CHARACTERS` of each are free, and so are its first `FREE_CONDITIONS`.
+Two costs grow with the length of a filter: memory (about a hundred bytes per character) and, for conditions that the index cannot
+decide (see `Filter.conditions`), work for every message. Short filters are not counted, because `subscriptions_max` bounds them:
+the first `FREE_CHARACTERS` and the first `FREE_CONDITIONS` of each filter are free.
 
-Invariant: the sums are those of the subscriptions that exist.
+Invariant: the sums are those of the existing subscriptions.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class FilterLoad:
         self._by_link: dict[LinkId, _Load] = {}
 
     def check(self, link: LinkId, filter_: Filter) -> TooManyError | None:
-        """Return why a connection may not have one more filter; None when it may."""
+        """Return the error for a connection that would exceed a limit with one more filter, else None."""
         characters, conditions = _load_of(filter_)
         if not characters and not conditions:
             return None

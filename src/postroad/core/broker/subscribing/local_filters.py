@@ -1,4 +1,4 @@
-"""What the subscribers of this broker want: each filter once, and the streams that ask for it."""
+"""The filters of this broker's own subscribers, each once; every stream includes them in its interest."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class LocalFilters:
     def __init__(self, streams: RelayedStreams) -> None:
         self._streams = streams
         self._counts: dict[Filter, int] = {}  # how many subscriptions have a filter
-        self._told: dict[int, None] = {}  # the streams that know the filters
+        self._told: dict[int, None] = {}  # the streams that were given the filters
 
     def add(self, filter_: Filter, now: float) -> None:
-        """Ask for what a new subscription wants."""
+        """Add the filter of a new subscription to the interest of every stream."""
         self.tell_new_streams(now)
         count = self._counts.get(filter_, 0)
         self._counts[filter_] = count + 1
@@ -26,7 +26,7 @@ class LocalFilters:
                 self._streams[pubend].want((filter_,), (), now)
 
     def tell_new_streams(self, now: float) -> None:
-        """Tell streams that we have heard of since what our subscribers want."""
+        """Give the filters to streams that appeared since the last call."""
         if len(self._told) == len(self._streams):
             return
         for pubend, stream in self._streams.items():
@@ -35,7 +35,7 @@ class LocalFilters:
                 stream.want(tuple(self._counts), (), now)
 
     def remove(self, filters: Iterable[Filter], now: float) -> None:
-        """Ask no longer for the filters of subscriptions that end, where they were the last."""
+        """Remove the filters of subscriptions that end from every interest, unless another subscription has the same filter."""
         went: list[Filter] = []
         for filter_ in filters:
             count = self._counts.pop(filter_)

@@ -1,13 +1,13 @@
-"""Positions that a client or a home brings: which of them can be a pubend's.
+"""Checks positions that a client or a home broker sends against the horizons of their pubends.
 
-A position is where a subscription goes on, and everything up to it is never sent. So a position beyond what the pubend has
-announced would silence the subscription. Each position is compared with how far this broker knows the pubend to be. One that
-lies beyond is *unproven*: it moves no cursor and the subscription waits in that pubend, while the pubend's broker is asked how
-far it is. An honest client that comes from a broker which has heard more is proven by the answer. A position beyond the
-answer is void: the subscription goes on from the cursor of its home, or from its creation, so nothing is skipped.
+A subscription continues at its position, and everything up to it is never sent. A position beyond the pubend's horizon would
+therefore suppress messages that do not exist yet. Each position is compared with the highest tick that this broker knows of the
+pubend. A higher position is *unproven*: it moves no cursor, the subscription waits in that pubend, and the pubend's broker is
+asked for its horizon. The answer proves the position of an honest client that comes from a broker which was further. A position
+beyond the answer is *void*: the subscription continues from the cursor of its home, or from its creation, so nothing is skipped.
 
-Only pubends that some broker has announced count. Others may be word that has not come here yet, so they are kept for the life
-of the connection, at most `UNKNOWN_MAX` per subscription and `UNKNOWN_TOTAL_MAX` in all, and never stored.
+Only pubends that some broker has announced can be checked. Others may be announced later, so their positions are kept while the
+client is connected: at most `UNKNOWN_MAX` per subscription and `UNKNOWN_TOTAL_MAX` in all. They are never stored.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ ASK_AGAIN_S: Final = 1.0
 
 
 class PositionProofs:
-    """The positions of one broker's subscriptions that are not known to be within their pubends."""
+    """The unproven positions of one broker's subscriptions."""
 
     def __init__(self, context: Context, pubends: HostedPubends, streams: RelayedStreams) -> None:
         self._context = context
         self._pubends = pubends
         self._streams = streams
-        self._horizons: Positions = {}  # what brokers answered
+        self._horizons: Positions = {}  # the last answer for each pubend
         self._unproven: dict[int, dict[int, Subscription]] = {}  # pubend -> number of subscription
-        self._asked: dict[int, tuple[int, float]] = {}  # broker -> (the last question, when it is asked again)
-        self._fresh: dict[int, None] = {}  # brokers to be asked about something new
-        self._unknown: dict[int, int] = {}  # number of subscription -> positions kept of pubends nobody announced
+        self._asked: dict[int, tuple[int, float]] = {}  # broker -> (the last query, when it is repeated)
+        self._fresh: dict[int, None] = {}  # brokers to query at once, because of a new position
+        self._unknown: dict[int, int] = {}  # number of subscription -> positions kept in pubends that nobody announced
         self._unknown_total = 0
 
     # --- bounds ---
 
     def take(self, packet: Subscribe) -> tuple[Positions, Positions]:
-        """Return what a client brings, within bounds: its positions, and what it acknowledged of them."""
+        """Return the positions and acknowledgements of a request, within bounds."""
         unknown = sum(not self._is_known(pubend) for pubend in packet.positions)
         if unknown > UNKNOWN_MAX or self._unknown_total + unknown > UNKNOWN_TOTAL_MAX:
             raise TooManyError(
@@ -55,7 +55,7 @@ class PositionProofs:
         return positions, done
 
     def begin(self, subscription: Subscription) -> None:
-        """Note which positions of a new subscription are unproven."""
+        """Record which positions of a new subscription are unproven."""
         unknown = 0
         for pubend, tick in subscription.positions.items():
             if not self._is_known(pubend):
@@ -75,7 +75,7 @@ class PositionProofs:
     # --- proof ---
 
     def limit(self, pubend: int) -> int:
-        """Return how far a pubend has announced its stream, as far as this broker knows."""
+        """Return the highest tick that this broker knows a pubend to have announced."""
         hosted = self._pubends.get(pubend)
         if hosted is not None:
             return hosted.horizon
@@ -84,12 +84,12 @@ class PositionProofs:
         return max(known, self._horizons.get(pubend, 0))
 
     def likely(self, positions: Positions, done: Positions) -> Positions:
-        """Return cursors for a subscription whose home cannot be asked: where its client is, but not beyond our clock."""
+        """Return cursors for a subscription whose home is unreachable: its client's positions, but not beyond our clock."""
         now = self._context.wall_ms << COUNTER_BITS
         return {pubend: min(done.get(pubend, tick), now) for pubend, tick in positions.items() if self._is_known(pubend)}
 
     def check(self, subscription: Subscription, pubend: int) -> int | None:
-        """Prove a position if that is possible here; return the pubend's horizon where the position lies beyond it."""
+        """Prove a position if that is possible without a query. Return the horizon of a hosted pubend if it is void."""
         tick, limit = subscription.positions.get(pubend, 0), self.limit(pubend)
         if tick <= limit:
             self._settle(subscription, pubend)
@@ -103,12 +103,12 @@ class PositionProofs:
         return None
 
     def void(self, subscription: Subscription, pubend: int, tick: int) -> None:
-        """Put another position in the place of one that cannot be."""
+        """Replace a position that was found to be void."""
         subscription.positions[pubend] = subscription.done[pubend] = tick
         self._settle(subscription, pubend)
 
     def ask(self, now: float) -> None:
-        """Ask the brokers of unproven positions how far their pubends are."""
+        """Query the brokers of unproven positions for their horizons, and repeat queries without an answer."""
         if not self._unproven and not self._asked and not self._fresh:
             return
         brokers = dict.fromkeys(pubend_broker(pubend) for pubend, waiting in self._unproven.items() if waiting)
@@ -123,7 +123,10 @@ class PositionProofs:
         self._asked = {broker: asked for broker, asked in self._asked.items() if broker in brokers}
 
     def told(self, reply: PubendsReply) -> list[tuple[Subscription, int, int]]:
-        """Take an answer; return each subscription that it decides on, with pubend and horizon."""
+        """Handle an answer; return each (subscription, pubend, horizon) that it decides.
+
+        A position is void only by the answer to a query that was sent after it arrived: an older answer may be out of date.
+        """
         if reply.source not in self._asked:
             return []
         decided: list[tuple[Subscription, int, int]] = []
@@ -145,7 +148,10 @@ class PositionProofs:
         return pubend in self._streams or pubend in self._context.known.get(pubend_broker(pubend), ())
 
     def _is_plausible(self, pubend: int, tick: int) -> bool:
-        """Tell whether a position may move a cursor before it is proven: nobody can be asked, and it is not of the future."""
+        """Tell whether a position may move a cursor before it is proven.
+
+        It may if it is within the known stream, or if its broker is unreachable and it is not later than our clock.
+        """
         if tick <= self.limit(pubend):
             return True
         return not self._context.routes.reachable(pubend_broker(pubend)) and tick <= self._context.wall_ms << COUNTER_BITS

@@ -1,6 +1,6 @@
-"""Subscriptions that wait for their interest in a stream to become active, by the label they wait for.
+"""Things that wait for a rising number (an epoch, or the version of a hold), ordered by the number they wait for.
 
-When the parent answers an epoch, those that wait for it or an earlier one are found without looking at the others.
+When a number is reached, those that wait for it or a lower one are found without looking at the others.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ W = TypeVar("W")
 
 
 class Waiting(Generic[W]):
-    """Numbered things that wait for a label each. A label of None is not known yet."""
+    """Numbered things that each wait for a label. The label None means: not known yet."""
 
     def __init__(self) -> None:
         self._labels: dict[int, int | None] = {}
         self._things: dict[int, W] = {}
         self._unlabelled: dict[int, None] = {}
-        self._heap: list[tuple[int, int]] = []  # (label, number); those that wait no longer are dropped when they come up
+        self._heap: list[tuple[int, int]] = []  # (label, number); outdated entries are dropped when they are lowest
 
     def __len__(self) -> int:
         return len(self._things)
@@ -42,11 +42,11 @@ class Waiting(Generic[W]):
             self._unlabelled.pop(number, None)
 
     def unlabelled(self) -> list[tuple[int, W]]:
-        """Return those whose label is not known. Usually there is none."""
+        """Return the things whose label is not known. Usually there are none."""
         return [(number, self._things[number]) for number in self._unlabelled]
 
     def take(self, label: int) -> Iterator[W]:
-        """Yield and forget those that wait for a label up to this one."""
+        """Remove and yield the things that wait for this label or a lower one."""
         while self._heap and self._heap[0][0] <= label:
             known, number = heapq.heappop(self._heap)
             if self._labels.get(number) == known:
