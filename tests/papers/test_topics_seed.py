@@ -15,12 +15,12 @@ from tests.topics.fake_wire import Wire
 from postroad.cli import main
 from postroad.errors import ConfigError, TopicsNotSubscribedError, TopicsUnavailableError
 from postroad.testing import free_ports
-from postroad.topics import messages as m
-from postroad.topics.client_machine import FinishPut, GetFrom, PutTo, SubscribeTo, UnsubscribeFrom
-from postroad.topics.copies import TopicCopy
-from postroad.topics.options import CallOptions, ServerOptions
+from postroad.topics.machines import messages as m
+from postroad.topics.machines.client import FinishPut, GetFrom, PutTo, SubscribeTo, UnsubscribeFrom
+from postroad.topics.machines.options import CallOptions, ServerOptions
+from postroad.topics.machines.replica import TopicCopy
+from postroad.topics.machines.server import ServerMachine
 from postroad.topics.proxies_file import load_proxies
-from postroad.topics.server import ServerMachine
 from postroad.topics.sync import TopicClient
 
 NEWS = b"news"

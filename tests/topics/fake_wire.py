@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from postroad.topics import messages as m
-from postroad.topics.client_machine import ClientMachine, Finished, Operation
-from postroad.topics.options import ClientOptions, ProxyOptions, ServerOptions
-from postroad.topics.orders import Answered, Ask, Asked, Persist, Reply, Route
-from postroad.topics.proxy import ProxyMachine
-from postroad.topics.server import ServerMachine
-from postroad.topics.store import MemoryStore
-from postroad.topics.transfer import TransferredMessage, message_text
+from postroad.storage.topics.memory import MemoryTopicStore
+from postroad.topics.machines import messages as m
+from postroad.topics.machines.client import ClientMachine, Finished, Operation
+from postroad.topics.machines.options import ClientOptions, ProxyOptions, ServerOptions
+from postroad.topics.machines.orders import Answered, Ask, Asked, Persist, Reply, Route
+from postroad.topics.machines.proxy import ProxyMachine
+from postroad.topics.machines.server import ServerMachine
+from postroad.topics.machines.transfer import TransferredMessage, message_text
 
 EPOCH = 1_700_000_000.0
 
@@ -23,7 +23,7 @@ class Wire:
     now: float = EPOCH
     options: ServerOptions = field(default_factory=lambda: ServerOptions(skew_ms_max=0))
     machines: dict[bytes, ServerMachine | ProxyMachine | ClientMachine] = field(default_factory=dict)
-    stores: dict[bytes, MemoryStore] = field(default_factory=dict)
+    stores: dict[bytes, MemoryTopicStore] = field(default_factory=dict)
     proxies: list[bytes] = field(default_factory=list)
     lose: set[tuple[bytes, bytes]] = field(default_factory=set)
     sent: list[tuple[bytes, bytes, bytes]] = field(default_factory=list)
@@ -36,14 +36,14 @@ class Wire:
     def proxy(self, name: bytes) -> ProxyMachine:
         if name not in self.proxies:
             self.proxies.append(name)
-        store = self.stores.setdefault(name, MemoryStore())
+        store = self.stores.setdefault(name, MemoryTopicStore())
         machine = self.machines[name] = ProxyMachine(name, store.load_proxy(), options=ProxyOptions())
         self.pump()
         return machine
 
     def server(self, name: bytes, **options: object) -> ServerMachine:
         """Start, or restart from what its store holds."""
-        store = self.stores.setdefault(name, MemoryStore())
+        store = self.stores.setdefault(name, MemoryTopicStore())
         chosen = replace(self.options, **options)  # type: ignore[arg-type]
         machine = ServerMachine(name, name, self.proxies, store.load_server(), options=chosen, now=self.clock(name))
         self.machines[name] = machine
@@ -52,7 +52,7 @@ class Wire:
         return machine
 
     def client(self, name: bytes, *proxies: bytes) -> ClientMachine:
-        store = self.stores.setdefault(name, MemoryStore())
+        store = self.stores.setdefault(name, MemoryTopicStore())
         known = proxies or tuple(self.proxies)
         machine = self.machines[name] = ClientMachine(name, known, store.load_client(), options=ClientOptions())
         return machine

@@ -15,9 +15,10 @@ from typing import Any, Final
 from tests.mutants.planting import Planter
 from tests.mutants.results import Outcome, name_code_state, save_results
 
-from postroad.topics import client_machine, copies, merge, moving, orders, proxy, server, simulation
-from postroad.topics import messages as m
-from postroad.topics import rows as r
+from postroad.sim.topics import simulation
+from postroad.topics.machines import client, handover, merge, orders, proxy, replica, server
+from postroad.topics.machines import messages as m
+from postroad.topics.machines import rows as r
 
 SIMULATOR: Final = "topics"
 SEEDS_MAX: Final = 200
@@ -46,7 +47,7 @@ def put_forgets_the_counter(plant: Planter) -> None:
     """A repeated PUT is taken for a new message."""
 
     def make(original: Any) -> Any:
-        def put(self: copies.TopicCopy, publisher: bytes, counter: int, *rest: Any, **more: Any) -> Any:
+        def put(self: replica.TopicCopy, publisher: bytes, counter: int, *rest: Any, **more: Any) -> Any:
             known = self.publishers.get(publisher)
             if known is not None and known.counter == counter and m.message_id(publisher, counter) not in self.ids:
                 del self.publishers[publisher]
@@ -54,7 +55,7 @@ def put_forgets_the_counter(plant: Planter) -> None:
 
         return put
 
-    plant.wrap(copies.TopicCopy, "put", make)
+    plant.wrap(replica.TopicCopy, "put", make)
 
 
 @mutant
@@ -62,7 +63,7 @@ def get_removes_at_once(plant: Planter) -> None:
     """A message counts as received when it was sent, not when the client names it."""
 
     def make(original: Any) -> Any:
-        def get(self: copies.TopicCopy, client: bytes, last: bytes) -> Any:
+        def get(self: replica.TopicCopy, client: bytes, last: bytes) -> Any:
             verdict, rows, sequence = original(self, client, last)
             if sequence is not None and not self.subscribers[client].late:
                 self.subscribers[client].position = sequence
@@ -71,7 +72,7 @@ def get_removes_at_once(plant: Planter) -> None:
 
         return get
 
-    plant.wrap(copies.TopicCopy, "get", make)
+    plant.wrap(replica.TopicCopy, "get", make)
 
 
 @mutant
@@ -79,13 +80,13 @@ def late_subscribe_counts(plant: Planter) -> None:
     """Operation numbers are ignored: a late duplicate of SUBSCRIBE undoes the UNSUBSCRIBE after it."""
 
     def make(original: Any) -> Any:
-        def subscribe(self: copies.TopicCopy, client: bytes, operation: int | None, stamp: int) -> Any:
+        def subscribe(self: replica.TopicCopy, client: bytes, operation: int | None, stamp: int) -> Any:
             del operation
             return original(self, client, None, stamp)
 
         return subscribe
 
-    plant.wrap(copies.TopicCopy, "subscribe", make)
+    plant.wrap(replica.TopicCopy, "subscribe", make)
 
 
 @mutant
@@ -95,13 +96,13 @@ def unsubscribe_is_only_said(plant: Planter) -> None:
     def make(original: Any) -> Any:
         del original
 
-        def unsubscribe(self: copies.TopicCopy, client: bytes, operation: int | None, stamp: int) -> Any:
+        def unsubscribe(self: replica.TopicCopy, client: bytes, operation: int | None, stamp: int) -> Any:
             del self, client, operation, stamp
-            return copies.Verdict.DONE, []
+            return replica.Verdict.DONE, []
 
         return unsubscribe
 
-    plant.wrap(copies.TopicCopy, "unsubscribe", make)
+    plant.wrap(replica.TopicCopy, "unsubscribe", make)
 
 
 @mutant
@@ -109,13 +110,13 @@ def unsubscribe_is_not_stored(plant: Planter) -> None:
     """UNSUBSCRIBE is forgotten when the server crashes."""
 
     def make(original: Any) -> Any:
-        def unsubscribe(self: copies.TopicCopy, client: bytes, operation: int | None, stamp: int) -> Any:
+        def unsubscribe(self: replica.TopicCopy, client: bytes, operation: int | None, stamp: int) -> Any:
             verdict, rows = original(self, client, operation, stamp)
             return verdict, [row for row in rows if not isinstance(row, r.SaveSubscriber)]
 
         return unsubscribe
 
-    plant.wrap(copies.TopicCopy, "unsubscribe", make)
+    plant.wrap(replica.TopicCopy, "unsubscribe", make)
 
 
 @mutant
@@ -139,12 +140,12 @@ def moved_copy_is_sent_without_counters(plant: Planter) -> None:
     """A transfer leaves out the publishers' counters."""
 
     def make(original: Any) -> Any:
-        def lines(copy: copies.TopicCopy) -> list[bytes]:
+        def lines(copy: replica.TopicCopy) -> list[bytes]:
             return [line for line in original(copy) if not line.startswith(b"@pub")]
 
         return lines
 
-    plant.wrap(moving, "_lines", make)
+    plant.wrap(handover, "_lines", make)
 
 
 @mutant
@@ -227,14 +228,14 @@ def client_stores_the_counter_late(plant: Planter) -> None:
     """A put's counter is not on disk before the request leaves."""
 
     def make(original: Any) -> Any:
-        def reserve(self: client_machine.ClientMachine, operation: client_machine.Operation) -> None:
+        def reserve(self: client.ClientMachine, operation: client.Operation) -> None:
             original(self, operation)
-            if isinstance(operation, client_machine.PutTo):
+            if isinstance(operation, client.PutTo):
                 self._orders.pop()
 
         return reserve
 
-    plant.wrap(client_machine.ClientMachine, "_reserve", make)
+    plant.wrap(client.ClientMachine, "_reserve", make)
 
 
 @mutant
@@ -242,9 +243,9 @@ def unfinished_put_is_put_again(plant: Planter) -> None:
     """`FinishPut` uses a new counter, so the service cannot recognise the put."""
 
     def make(original: Any) -> Any:
-        def begin(self: client_machine.ClientMachine, operation: client_machine.Operation, **more: Any) -> None:
+        def begin(self: client.ClientMachine, operation: client.Operation, **more: Any) -> None:
             unfinished = self.unfinished(operation.topic)
-            if isinstance(operation, client_machine.FinishPut) and unfinished is not None:
+            if isinstance(operation, client.FinishPut) and unfinished is not None:
                 memory = self._memory(operation.topic)
                 memory.counter += 1
                 memory.unfinished = replace(unfinished, counter=memory.counter)
@@ -252,7 +253,7 @@ def unfinished_put_is_put_again(plant: Planter) -> None:
 
         return begin
 
-    plant.wrap(client_machine.ClientMachine, "begin", make)
+    plant.wrap(client.ClientMachine, "begin", make)
 
 
 @mutant
@@ -260,13 +261,13 @@ def client_returns_before_it_stored(plant: Planter) -> None:
     """A received message is handed over, but not stored."""
 
     def make(original: Any) -> Any:
-        def persist(self: client_machine.ClientMachine, *rows: r.ClientRow) -> None:
+        def persist(self: client.ClientMachine, *rows: r.ClientRow) -> None:
             if not any(isinstance(row, r.SaveReceived) for row in rows):
                 original(self, *rows)
 
         return persist
 
-    plant.wrap(client_machine.ClientMachine, "_persist", make)
+    plant.wrap(client.ClientMachine, "_persist", make)
 
 
 @mutant
@@ -301,7 +302,7 @@ def messages_are_never_reclaimed(plant: Planter) -> None:
         del original
         return lambda self, horizon, **more: []  # noqa: ARG005 - the replaced method's arguments
 
-    plant.wrap(copies.TopicCopy, "settle", make)
+    plant.wrap(replica.TopicCopy, "settle", make)
 
 
 @mutant

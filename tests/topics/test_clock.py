@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroad.topics.calls import Calls
-from postroad.topics.clock import HybridClock, milliseconds
-from postroad.topics.options import CallOptions
+from postroad.topics.machines.clock import HybridClock, milliseconds
+from postroad.topics.machines.options import CallOptions
+from postroad.topics.machines.retries import Calls
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.none() | st.integers(0, 1 << 46)), max_size=40))

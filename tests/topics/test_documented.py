@@ -10,7 +10,7 @@ import pytest
 
 from postroad.cli import sim_topics
 from postroad.cli import topics as commands
-from postroad.topics import messages
+from postroad.topics.machines import messages
 
 DOCS = Path(__file__).parents[2] / "docs"
 HOWTO = (DOCS / "howto" / "topics.md").read_text(encoding="utf-8")
@@ -38,7 +38,7 @@ def test_every_status_word_and_extension_field_is_in_the_reference() -> None:
         assert f"`{word.decode()}`" in REFERENCE
     source = Path(messages.__file__).parent
     used = set()
-    for name in ("server.py", "proxy.py", "client_machine.py"):
+    for name in ("server.py", "proxy.py", "client.py"):
         text = (source / name).read_text(encoding="utf-8")
         for call in re.findall(r"m\.extend\(([^()]*(?:\([^()]*\)[^()]*)*)\)", text):
             used |= set(re.findall(r"\b([a-z])=", call))

@@ -13,7 +13,7 @@ import pytest
 from tests.topics.live_service import Service, eventually
 from tests.topics.live_worker import read_journal
 
-from postroad.topics.checkers import Books, Verdicts, check
+from postroad.sim.topics.checker import Books, Verdicts, check
 
 WORKER = Path(__file__).with_name("live_worker.py")
 TOPICS = ["alpha", "beta", "gamma delta", "a/b/../c", "epsilon", "zeta"]

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroad.topics.copies import EVERYTHING, TopicCopy
-from postroad.topics.merge import Arrival, merge
-from postroad.topics.messages import NO_MESSAGE_ID
-from postroad.topics.moving import plan_parts
-from postroad.topics.rows import ServerRow
-from postroad.topics.store import MemoryStore
-from postroad.topics.transfer import TransferredMessage, message_text, parse_transfer
+from postroad.storage.topics.memory import MemoryTopicStore
+from postroad.topics.machines.handover import plan_parts
+from postroad.topics.machines.merge import Arrival, merge
+from postroad.topics.machines.messages import NO_MESSAGE_ID
+from postroad.topics.machines.replica import EVERYTHING, TopicCopy
+from postroad.topics.machines.rows import ServerRow
+from postroad.topics.machines.transfer import TransferredMessage, message_text, parse_transfer
 
 CLIENTS = [b"a", b"b", b"c", b"d"]  # a and b live on the first copy, c and d on the second
 events = st.lists(
@@ -37,7 +37,7 @@ class Oracle:
 @dataclass
 class Site:
     copy: TopicCopy
-    store: MemoryStore = field(default_factory=MemoryStore)
+    store: MemoryTopicStore = field(default_factory=MemoryTopicStore)
     last: dict[bytes, bytes] = field(default_factory=dict)
 
     def keep(self, rows: list[ServerRow]) -> None:

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postroad.errors import InvalidValueError, TopicsProtocolError
-from postroad.topics import messages as m
-from postroad.topics import transfer as t
+from postroad.topics.machines import messages as m
+from postroad.topics.machines import transfer as t
 
 names = st.binary(min_size=1, max_size=60)
 numbers = st.integers(0, 2**63 - 1)

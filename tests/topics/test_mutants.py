@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.topics.mutants import MUTANTS, SAMPLE, hunt, planted
 
-from postroad.topics import copies
+from postroad.topics.machines import replica
 
 
 @pytest.mark.parametrize("name", SAMPLE)
@@ -16,10 +16,10 @@ def test_the_simulator_finds_a_planted_bug(name: str) -> None:
 
 def test_a_planted_bug_is_gone_afterwards() -> None:
     """The product is as it was."""
-    before = copies.TopicCopy.put
+    before = replica.TopicCopy.put
     with planted("put_forgets_the_counter"):
-        assert copies.TopicCopy.put is not before
-    assert copies.TopicCopy.put is before
+        assert replica.TopicCopy.put is not before
+    assert replica.TopicCopy.put is before
 
 
 def test_every_planted_bug_says_what_it_breaks() -> None:

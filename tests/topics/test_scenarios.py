@@ -8,9 +8,9 @@ import pytest
 from tests.topics.fake_wire import Wire
 
 from postroad.errors import TopicsConflictError, TopicsRefusedError
-from postroad.topics import messages as m
-from postroad.topics.client_machine import FinishPut, GetFrom, PutTo, SubscribeTo, UnsubscribeFrom
-from postroad.topics.server import ServerMachine
+from postroad.topics.machines import messages as m
+from postroad.topics.machines.client import FinishPut, GetFrom, PutTo, SubscribeTo, UnsubscribeFrom
+from postroad.topics.machines.server import ServerMachine
 
 T = b"t"
 

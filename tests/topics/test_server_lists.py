@@ -6,12 +6,12 @@ import pytest
 from tests.topics.fake_wire import Wire
 
 from postroad.errors import TopicsProtocolError
-from postroad.topics import messages as m
-from postroad.topics.client_machine import GetFrom, PutTo, SubscribeTo
-from postroad.topics.options import ProxyOptions
-from postroad.topics.proxy import ProxyMachine
-from postroad.topics.server import ServerMachine
-from postroad.topics.store import MemoryStore
+from postroad.storage.topics.memory import MemoryTopicStore
+from postroad.topics.machines import messages as m
+from postroad.topics.machines.client import GetFrom, PutTo, SubscribeTo
+from postroad.topics.machines.options import ProxyOptions
+from postroad.topics.machines.proxy import ProxyMachine
+from postroad.topics.machines.server import ServerMachine
 
 T = b"t"
 
@@ -41,7 +41,7 @@ def two_servers() -> Wire:
 def lose_list(wire: Wire, name: bytes) -> None:
     """Restart a proxy with nothing of what it stored."""
     wire.crash(name)
-    wire.stores[name] = MemoryStore()
+    wire.stores[name] = MemoryTopicStore()
     wire.proxy(name)
 
 

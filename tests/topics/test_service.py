@@ -21,8 +21,8 @@ from postroad.errors import InvalidValueError, TopicsError, TopicsNotSubscribedE
 from postroad.topics import client as asynchronous
 from postroad.topics import sync
 from postroad.topics.drivers import Process, proxy_process, server_process
-from postroad.topics.messages import NAME_BYTES_MAX
-from postroad.topics.options import ServerOptions
+from postroad.topics.machines.messages import NAME_BYTES_MAX
+from postroad.topics.machines.options import ServerOptions
 
 PATIENCE_S = 60.0  # other jobs share the machine
 

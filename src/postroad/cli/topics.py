@@ -14,12 +14,12 @@ import click
 from click.core import ParameterSource
 
 from postroad.errors import PostroadError, TopicsNotSubscribedError, TopicsUnavailableError
-from postroad.topics import messages as m
 from postroad.topics.client import to_bytes
 from postroad.topics.drivers import Process, proxy_process, server_process
-from postroad.topics.options import CallOptions, ClientOptions, ServerOptions
+from postroad.topics.machines import messages as m
+from postroad.topics.machines.options import CallOptions, ClientOptions, ServerOptions
+from postroad.topics.machines.server import REPORT, readable
 from postroad.topics.proxies_file import load_proxies
-from postroad.topics.server import REPORT, readable
 from postroad.topics.sockets import Dealer, endpoint, import_zmq
 from postroad.topics.sync import TopicClient
 

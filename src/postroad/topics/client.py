@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from postroad.errors import InvalidValueError, TopicsError
-from postroad.topics.client_machine import (
+from postroad.storage.topics.sqlite import SqliteTopicStore
+from postroad.topics.drivers import store_role
+from postroad.topics.machines.client import (
     ClientMachine,
     Finished,
     FinishPut,
@@ -28,14 +30,12 @@ from postroad.topics.client_machine import (
     SubscribeTo,
     UnsubscribeFrom,
 )
-from postroad.topics.drivers import store_role
-from postroad.topics.messages import check_name
-from postroad.topics.options import ClientOptions
-from postroad.topics.orders import Ask, Persist
+from postroad.topics.machines.messages import check_name
+from postroad.topics.machines.options import ClientOptions
+from postroad.topics.machines.orders import Ask, Persist
+from postroad.topics.machines.rows import SaveUnfinished
 from postroad.topics.proxies_file import load_proxies
-from postroad.topics.rows import SaveUnfinished
 from postroad.topics.sockets import Dealer, WallClock, endpoint, import_zmq
-from postroad.topics.store import SqliteStore
 
 Name = str | bytes
 BACKOFF_S: Final = (0.05, 0.1, 0.2, 0.4, 0.8)
@@ -59,7 +59,7 @@ class ClientCore:
         if not addresses:
             raise InvalidValueError("a client needs the address of at least one proxy, for example 127.0.0.1:7101")
         name = check_name(to_bytes(client), "client id")
-        self.store = SqliteStore(Path(data), store_role("client", name), name)
+        self.store = SqliteTopicStore(Path(data), store_role("client", name), name)
         try:
             self.machine = ClientMachine(name, addresses, self.store.load_client(), options=options or ClientOptions())
         except BaseException:

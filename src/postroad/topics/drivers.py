@@ -17,15 +17,15 @@ from typing import Final, Self
 import xxhash
 
 from postroad.errors import InvalidValueError, TopicsStoreError
-from postroad.topics import messages as m
-from postroad.topics.options import ProxyOptions, ServerOptions
-from postroad.topics.orders import Ask, Asked, BodyRef, Order, Parcel, Persist, Reply, Route
-from postroad.topics.proxy import ProxyMachine
-from postroad.topics.rows import Row
-from postroad.topics.server import ServerMachine
+from postroad.storage.topics.sqlite import SqliteTopicStore
+from postroad.topics.machines import messages as m
+from postroad.topics.machines.options import ProxyOptions, ServerOptions
+from postroad.topics.machines.orders import Ask, Asked, BodyRef, Order, Parcel, Persist, Reply, Route
+from postroad.topics.machines.proxy import ProxyMachine
+from postroad.topics.machines.rows import Row
+from postroad.topics.machines.server import ServerMachine
+from postroad.topics.machines.transfer import TransferredMessage, message_text
 from postroad.topics.sockets import Dealer, Listener, WallClock, endpoint, import_zmq
-from postroad.topics.store import SqliteStore
-from postroad.topics.transfer import TransferredMessage, message_text
 
 BATCH_MESSAGES_MAX: Final = 1000
 BATCH_BYTES_MAX: Final = 64 << 20
@@ -55,7 +55,7 @@ class Process:
     """Runs a machine until `stop`. `make` builds the machine from the store: at the start, and again when a write failed."""
 
     name: bytes
-    store: SqliteStore
+    store: SqliteTopicStore
     make: Callable[[bytes, float], Machine]
     bind: str
     advertise: str | None = None
@@ -240,7 +240,7 @@ def server_process(
     import_zmq()
     m.check_name(name, "server id")
     addresses = [endpoint(proxy).encode() for proxy in proxies]
-    store = SqliteStore(data, store_role("server", name), name)
+    store = SqliteTopicStore(data, store_role("server", name), name)
     chosen = options or ServerOptions()
 
     def make(address: bytes, now: float) -> Machine:
@@ -259,7 +259,7 @@ def proxy_process(
 ) -> Process:
     import_zmq()
     m.check_name(name, "proxy id")
-    store = SqliteStore(data, store_role("proxy", name), name)
+    store = SqliteTopicStore(data, store_role("proxy", name), name)
     chosen = options or ProxyOptions()
 
     def make(address: bytes, now: float) -> Machine:

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from postroad.errors import InvalidValueError, TopicsDependencyError, TopicsError
-from postroad.topics.messages import INTEGER_DIGITS_MAX, PAYLOAD_BYTES_MAX
-from postroad.topics.orders import Answered, Route
+from postroad.topics.machines.messages import INTEGER_DIGITS_MAX, PAYLOAD_BYTES_MAX
+from postroad.topics.machines.orders import Answered, Route
 
 FRAMES_MAX: Final = 16
 HIGH_WATER_MARK: Final = 10_000

@@ -9,10 +9,10 @@ from typing import Self
 
 from postroad.errors import TopicsError
 from postroad.topics.client import BACKOFF_S, FACTOR_MAX, POLL_S, ClientCore, Name, repeated, to_bytes
-from postroad.topics.client_machine import Finished, FinishPut, GetFrom, Operation, PutTo, Received, SubscribeTo, UnsubscribeFrom
-from postroad.topics.options import ClientOptions
-from postroad.topics.orders import Ask, Persist
-from postroad.topics.rows import SaveUnfinished
+from postroad.topics.machines.client import Finished, FinishPut, GetFrom, Operation, PutTo, Received, SubscribeTo, UnsubscribeFrom
+from postroad.topics.machines.options import ClientOptions
+from postroad.topics.machines.orders import Ask, Persist
+from postroad.topics.machines.rows import SaveUnfinished
 from postroad.topics.sockets import import_zmq
 
 

@@ -18,9 +18,11 @@ from typing import Final
 
 import xxhash
 
-from postroad.topics import messages as m
-from postroad.topics.checkers import Books, PutBook, SubscriptionBook, Verdicts, check
-from postroad.topics.client_machine import (
+from postroad.sim.topics.checker import Books, PutBook, SubscriptionBook, Verdicts, check
+from postroad.sim.topics.scenario import Scenario
+from postroad.storage.topics.memory import MemoryTopicStore
+from postroad.topics.machines import messages as m
+from postroad.topics.machines.client import (
     ClientMachine,
     ClientOrder,
     Finished,
@@ -31,14 +33,12 @@ from postroad.topics.client_machine import (
     SubscribeTo,
     UnsubscribeFrom,
 )
-from postroad.topics.options import ClientOptions, ProxyOptions, ServerOptions
-from postroad.topics.orders import Answered, Ask, Asked, Input, Parcel, Persist, Reply, Route
-from postroad.topics.proxy import ProxyMachine
-from postroad.topics.rows import Row
-from postroad.topics.scenario import Scenario
-from postroad.topics.server import ServerMachine
-from postroad.topics.store import MemoryStore
-from postroad.topics.transfer import TransferredMessage, message_text
+from postroad.topics.machines.options import ClientOptions, ProxyOptions, ServerOptions
+from postroad.topics.machines.orders import Answered, Ask, Asked, Input, Parcel, Persist, Reply, Route
+from postroad.topics.machines.proxy import ProxyMachine
+from postroad.topics.machines.rows import Row
+from postroad.topics.machines.server import ServerMachine
+from postroad.topics.machines.transfer import TransferredMessage, message_text
 
 EPOCH_S: Final = 1_700_000_000.0
 SKEW_S: Final = 0.020
@@ -133,7 +133,7 @@ class Node:
     def __init__(self, world: World, address: bytes) -> None:
         self.world = world
         self.address = address
-        self.store = MemoryStore()
+        self.store = MemoryTopicStore()
         self.machine: Machine | None = None
         self.incarnation = 0
         self.away = False  # it does not start before everything heals
@@ -348,7 +348,7 @@ class ProxyNode(Node):
             return
         if chance < self.world.scenario.amnesia and self._others_know_all_servers():
             self.world.fault("proxy lost its servers")
-            self.store = MemoryStore()
+            self.store = MemoryTopicStore()
         elif chance < 0.5:  # section 4: a proxy may lose the state of which servers to dispatch the topics to
             self.world.fault("proxy lost its routes")
             self.store.routes = {}

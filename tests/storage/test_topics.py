@@ -10,9 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from postroad.errors import TopicsStoreError
-from postroad.topics import rows as r
-from postroad.topics import store as stores
-from postroad.topics.store import MemoryStore, SqliteStore
+from postroad.storage.topics import sqlite as stores
+from postroad.storage.topics.memory import MemoryTopicStore
+from postroad.storage.topics.sqlite import SqliteTopicStore
+from postroad.topics.machines import rows as r
 
 topics = st.sampled_from([b"t", b"u/..", b"\x00 \xff"])
 clients = st.sampled_from([b"a", b"b"])
@@ -45,7 +46,7 @@ independent_rows = st.one_of(
 def test_both_stores_hold_the_same_after_any_rows(tmp_path: Path, rows: list[r.Row], number: int) -> None:
     """One sequence of orders, one state, also after closing and opening again."""
     directory = tmp_path / f"{number}"
-    memory, sqlite = MemoryStore(), SqliteStore(directory, "x", b"owner")
+    memory, sqlite = MemoryTopicStore(), SqliteTopicStore(directory, "x", b"owner")
     sequence = 100
     for row in rows:
         extra = [r.AddMessage(b"t", sequence, b"%d:a" % sequence, number, b"body"), row]
@@ -53,7 +54,7 @@ def test_both_stores_hold_the_same_after_any_rows(tmp_path: Path, rows: list[r.R
         memory.commit(extra)
         sqlite.commit(extra)
     sqlite.close()
-    sqlite = SqliteStore(directory, "x", b"owner")
+    sqlite = SqliteTopicStore(directory, "x", b"owner")
     try:
         assert sqlite.load_server() == memory.load_server()
         assert sqlite.load_proxy() == memory.load_proxy()
@@ -70,18 +71,18 @@ def test_both_stores_hold_the_same_after_any_rows(tmp_path: Path, rows: list[r.R
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 def test_staged_bodies_are_taken_in_or_forgotten(tmp_path: Path, kind: str) -> None:
     """The parts of a transfer wait outside the log; loading forgets what was never completed."""
-    store = MemoryStore() if kind == "memory" else SqliteStore(tmp_path, "x", b"owner")
+    store = MemoryTopicStore() if kind == "memory" else SqliteTopicStore(tmp_path, "x", b"owner")
     store.commit([r.Stage(b"t", b"c", ((b"1:a", b"one"), (b"2:a", b"two")))])
     store.commit([r.TakeStaged(b"t", b"c", b"2:a", 7, 99), r.Unstage(b"t", b"c")])
     assert store.body(b"t", 7) == b"two"
     assert [m.id for m in store.load_server().messages] == [b"2:a"]
-    if isinstance(store, SqliteStore):
+    if isinstance(store, SqliteTopicStore):
         store.close()
 
 
 def test_a_transaction_that_fails_leaves_nothing(tmp_path: Path) -> None:
     """All rows or none; the error is typed."""
-    store = SqliteStore(tmp_path, "x", b"owner")
+    store = SqliteTopicStore(tmp_path, "x", b"owner")
     message = r.AddMessage(b"t", 1, b"1:a", 1, b"x")
     store.commit([message])
     with pytest.raises(TopicsStoreError):
@@ -92,7 +93,7 @@ def test_a_transaction_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
 def test_commits_are_synced_in_full(tmp_path: Path) -> None:
     """WAL with synchronous=FULL: a commit is on disk when it returns."""
-    store = SqliteStore(tmp_path, "x", b"owner")
+    store = SqliteTopicStore(tmp_path, "x", b"owner")
     assert store._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     assert store._db.execute("PRAGMA synchronous").fetchone() == (2,)
     store.close()
@@ -101,31 +102,31 @@ def test_commits_are_synced_in_full(tmp_path: Path) -> None:
 def test_a_second_process_is_told_that_the_id_is_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One process at a time may use an id."""
     monkeypatch.setattr(stores, "LOCK_WAIT_S", 0.05)
-    first = SqliteStore(tmp_path, "x", b"owner")
+    first = SqliteTopicStore(tmp_path, "x", b"owner")
     with pytest.raises(TopicsStoreError, match="another process"):
-        SqliteStore(tmp_path, "x", b"owner")
+        SqliteTopicStore(tmp_path, "x", b"owner")
     first.close()
-    SqliteStore(tmp_path, "x", b"owner").close()
+    SqliteTopicStore(tmp_path, "x", b"owner").close()
 
 
 def test_another_owners_database_is_refused(tmp_path: Path) -> None:
     """A data directory mixed up by hand is noticed."""
-    SqliteStore(tmp_path, "x", b"owner").close()
+    SqliteTopicStore(tmp_path, "x", b"owner").close()
     with pytest.raises(TopicsStoreError, match="belongs to"):
-        SqliteStore(tmp_path, "x", b"somebody else")
+        SqliteTopicStore(tmp_path, "x", b"somebody else")
 
 
 def test_a_later_format_and_a_broken_file_are_refused(tmp_path: Path) -> None:
     """Neither is overwritten."""
-    SqliteStore(tmp_path, "x", b"owner").close()
+    SqliteTopicStore(tmp_path, "x", b"owner").close()
     with sqlite3.connect(tmp_path / "x.sqlite3") as db:
         db.execute("PRAGMA user_version=99")
     db.close()
     with pytest.raises(TopicsStoreError, match="format 99"):
-        SqliteStore(tmp_path, "x", b"owner")
+        SqliteTopicStore(tmp_path, "x", b"owner")
     (tmp_path / "y.sqlite3").write_bytes(b"not a database at all" * 100)
     with pytest.raises(TopicsStoreError):
-        SqliteStore(tmp_path, "y", b"owner")
+        SqliteTopicStore(tmp_path, "y", b"owner")
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(TopicsStoreError):
-        SqliteStore(tmp_path / "file", "x", b"owner")
+        SqliteTopicStore(tmp_path / "file", "x", b"owner")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from postroad.errors import TopicsProtocolError
-from postroad.topics.messages import BODY_BYTES_MAX, NO_MESSAGE_ID, decode_name, encode_name, integer
+from postroad.topics.machines.messages import BODY_BYTES_MAX, NO_MESSAGE_ID, decode_name, encode_name, integer
 
 LINE_END: Final = b"\r\n"
 LINES_MAX: Final = 1_000_000

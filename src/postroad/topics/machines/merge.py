@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from postroad.topics.copies import Entry, Publisher, Subscriber, TopicCopy, make_entry
-from postroad.topics.messages import parse_message_id
-from postroad.topics.rows import SaveSubscriber, ServerRow, SetLate, TakeStaged, Unstage
-from postroad.topics.transfer import PublisherLine, SubscriberLine, TransferData
+from postroad.topics.machines.messages import parse_message_id
+from postroad.topics.machines.replica import Entry, Publisher, Subscriber, TopicCopy, make_entry
+from postroad.topics.machines.rows import SaveSubscriber, ServerRow, SetLate, TakeStaged, Unstage
+from postroad.topics.machines.transfer import PublisherLine, SubscriberLine, TransferData
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from postroad.errors import TopicsProtocolError
-from postroad.topics import messages as m
-from postroad.topics.calls import Calls
-from postroad.topics.options import ProxyOptions
-from postroad.topics.orders import Answered, Asked, Input, Order, Persist, Reply, Route
-from postroad.topics.rows import DropServer, ProxyRow, ProxyState, SaveRoute, SaveServer, SetMark
-from postroad.topics.server import REPORT, readable
+from postroad.topics.machines import messages as m
+from postroad.topics.machines.options import ProxyOptions
+from postroad.topics.machines.orders import Answered, Asked, Input, Order, Persist, Reply, Route
+from postroad.topics.machines.retries import Calls
+from postroad.topics.machines.rows import DropServer, ProxyRow, ProxyState, SaveRoute, SaveServer, SetMark
+from postroad.topics.machines.server import REPORT, readable
 
 CLIENT_REQUESTS = frozenset({b"SUBSCRIBE", b"UNSUBSCRIBE", b"GET", b"PUT"})
 ROUTES_PER_WAITER_MAX = 16

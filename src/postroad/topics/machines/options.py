@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from postroad.topics.messages import BODY_BYTES_MAX
+from postroad.topics.machines.messages import BODY_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from postroad.topics.copies import TopicCopy
-from postroad.topics.merge import Arrival
-from postroad.topics.orders import MessageRef, Parcel
-from postroad.topics.transfer import (
+from postroad.topics.machines.merge import Arrival
+from postroad.topics.machines.orders import MessageRef, Parcel
+from postroad.topics.machines.replica import TopicCopy
+from postroad.topics.machines.transfer import (
     PublisherLine,
     SubscriberLine,
     copy_line,

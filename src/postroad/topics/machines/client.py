@@ -21,11 +21,19 @@ from postroad.errors import (
     TopicsRefusedError,
     TopicsUnavailableError,
 )
-from postroad.topics import messages as m
-from postroad.topics.calls import Calls
-from postroad.topics.options import ClientOptions
-from postroad.topics.orders import Answered, Input, Order, Persist, Route
-from postroad.topics.rows import ClientRow, ClientState, DropUnfinished, SaveMemory, SaveReceived, SaveUnfinished, SetMark
+from postroad.topics.machines import messages as m
+from postroad.topics.machines.options import ClientOptions
+from postroad.topics.machines.orders import Answered, Input, Order, Persist, Route
+from postroad.topics.machines.retries import Calls
+from postroad.topics.machines.rows import (
+    ClientRow,
+    ClientState,
+    DropUnfinished,
+    SaveMemory,
+    SaveReceived,
+    SaveUnfinished,
+    SetMark,
+)
 
 
 @dataclass(frozen=True, slots=True)

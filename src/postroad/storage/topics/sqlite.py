@@ -1,12 +1,11 @@
-"""Where the topics service keeps its state: SQLite, or the in-memory twin of the simulator.
+"""The topics service's store in SQLite.
 
-`commit(rows)` is one transaction: all of it is durable when the call returns, or none of it is. Names are values in
-columns; the only files are the database, named by its owner's role, and its lock, both inside the data directory.
+Names are values in columns; the only files are the database, named by its owner's role, and its lock, both inside the data
+directory.
 """
 
 from __future__ import annotations
 
-import copy
 import fcntl
 import os
 import sqlite3
@@ -14,33 +13,17 @@ import time
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from postroad.errors import TopicsStoreError
-from postroad.topics import rows as r
-from postroad.topics.messages import encode_name, format_names, parse_names
+from postroad.topics.machines import rows as r
+from postroad.topics.machines.messages import encode_name, format_names, parse_names
 
 SCHEMA_VERSION: Final = 1
 LOCK_WAIT_S: Final = 5.0
 
 
-class Store(Protocol):
-    """What a driver needs of a store; SQLite and memory behave alike."""
-
-    def commit(self, rows: Sequence[r.Row]) -> None: ...
-
-    def body(self, topic: bytes, sequence: int) -> bytes | None: ...
-
-    def received(self, topic: bytes) -> tuple[bytes, bytes] | None: ...
-
-    def load_server(self) -> r.ServerState: ...
-
-    def load_proxy(self) -> r.ProxyState: ...
-
-    def load_client(self) -> r.ClientState: ...
-
-
-def _in_order(late: Iterable[tuple[bytes, bytes, int]]) -> list[r.SetLate]:
+def _group_late(late: Iterable[tuple[bytes, bytes, int]]) -> list[r.SetLate]:
     """Join rows (topic, client, sequence), sorted by rank, into one late list per subscriber."""
     joined: dict[tuple[bytes, bytes], list[int]] = {}
     for topic, client, sequence in late:
@@ -48,7 +31,7 @@ def _in_order(late: Iterable[tuple[bytes, bytes, int]]) -> list[r.SetLate]:
     return [r.SetLate(topic, client, tuple(sequences)) for (topic, client), sequences in joined.items()]
 
 
-class SqliteStore:
+class SqliteTopicStore:
     """One database file, locked for one process. `synchronous=FULL`: what is committed survives SIGKILL and a power cut."""
 
     def __init__(self, directory: Path, role: str, owner: bytes) -> None:
@@ -96,7 +79,7 @@ class SqliteStore:
         if version not in {0, SCHEMA_VERSION}:
             raise TopicsStoreError(f"{self.path} has format {version}; this version of Postroad reads format {SCHEMA_VERSION}")
         if version == 0:
-            script = files("postroad.topics").joinpath("schema.sql").read_text(encoding="utf-8")
+            script = files("postroad.storage.topics").joinpath("schema.sql").read_text(encoding="utf-8")
             db.executescript(f"BEGIN;{script};PRAGMA user_version={SCHEMA_VERSION};COMMIT;")
         db.execute("INSERT OR IGNORE INTO identity SELECT ? WHERE NOT EXISTS (SELECT 1 FROM identity)", (owner,))
         found = db.execute("SELECT name FROM identity").fetchone()[0]
@@ -210,7 +193,7 @@ class SqliteStore:
             [r.SaveTopic(t, c, parse_names(line), target, a) for t, c, line, target, a in topics],  # type: ignore[arg-type]
             [r.SavePublisher(*row) for row in self._all("SELECT * FROM publishers")],  # type: ignore[arg-type]
             [r.SaveSubscriber(t, c, bool(s), *rest) for t, c, s, *rest in self._all("SELECT * FROM subscribers")],  # type: ignore[arg-type]
-            _in_order(self._all("SELECT topic, client, sequence FROM late ORDER BY topic, client, rank")),  # type: ignore[arg-type]
+            _group_late(self._all("SELECT topic, client, sequence FROM late ORDER BY topic, client, rank")),  # type: ignore[arg-type]
             [
                 r.StoredMessage(*row)  # type: ignore[arg-type]
                 for row in self._all("SELECT topic, sequence, id, stamp, length(body) FROM messages ORDER BY topic, sequence")
@@ -238,128 +221,4 @@ class SqliteStore:
             [r.SaveMemory(*row) for row in self._all("SELECT * FROM memories ORDER BY topic")],  # type: ignore[arg-type]
             [r.SaveUnfinished(*row) for row in self._all("SELECT topic, counter, body FROM unfinished ORDER BY topic")],  # type: ignore[arg-type]
             self._marks(),
-        )
-
-
-class MemoryStore:
-    """The twin: the same rows in dictionaries.
-
-    What was committed is kept by whoever keeps the object; the rest dies with the machine.
-    """
-
-    def __init__(self) -> None:
-        self.topics: dict[bytes, r.SaveTopic] = {}
-        self.publishers: dict[tuple[bytes, bytes], r.SavePublisher] = {}
-        self.subscribers: dict[tuple[bytes, bytes], r.SaveSubscriber] = {}
-        self.late: dict[tuple[bytes, bytes], list[int]] = {}
-        self.messages: dict[bytes, dict[int, r.AddMessage]] = {}
-        self.staged: dict[tuple[bytes, bytes], dict[bytes, bytes]] = {}
-        self.moved: dict[bytes, r.SaveMoved] = {}
-        self.marks: dict[str, int] = {}
-        self.servers: dict[bytes, r.SaveServer] = {}
-        self.routes: dict[bytes, r.SaveRoute] = {}
-        self.memories: dict[bytes, r.SaveMemory] = {}
-        self.last: dict[bytes, r.SaveReceived] = {}
-        self.unfinished: dict[bytes, r.SaveUnfinished] = {}
-
-    def commit(self, rows: Sequence[r.Row]) -> None:
-        for row in rows:
-            self._apply(row)
-
-    def _apply(self, row: r.Row) -> None:
-        match row:
-            case r.AddMessage(topic, sequence):
-                self.messages.setdefault(topic, {})[sequence] = row
-            case r.SavePublisher(topic, publisher):
-                self.publishers[topic, publisher] = row
-            case r.SaveSubscriber(topic, client):
-                self.subscribers[topic, client] = row
-            case r.DropMessages(topic, sequences):
-                for sequence in sequences:
-                    self.messages.get(topic, {}).pop(sequence, None)
-            case r.SetMark(name, value):
-                self.marks[name] = value
-            case r.SaveTopic(topic):
-                self.topics[topic] = row
-            case r.DropTopic(topic):
-                self._drop_topic(topic)
-            case r.DropPublisher(topic, publisher):
-                self.publishers.pop((topic, publisher), None)
-            case r.DropSubscriber(topic, client):
-                self.subscribers.pop((topic, client), None)
-                self.late.pop((topic, client), None)
-            case r.SetLate(topic, client, sequences):
-                self.late[topic, client] = list(sequences)
-            case r.DropLate(topic, client, sequence):
-                self.late[topic, client].remove(sequence)
-            case r.Stage(topic, copy_id, staged):
-                self.staged.setdefault((topic, copy_id), {}).update(staged)
-            case r.TakeStaged(topic, copy_id, message, sequence, stamp):
-                body = self.staged[topic, copy_id][message]
-                self.messages.setdefault(topic, {})[sequence] = r.AddMessage(topic, sequence, message, stamp, body)
-            case r.Unstage(topic, copy_id):
-                self.staged.pop((topic, copy_id), None)
-            case r.SaveMoved(topic):
-                self.moved[topic] = row
-            case r.DropMoved(topic):
-                self.moved.pop(topic, None)
-            case r.SaveServer(server):
-                self.servers[server] = row
-            case r.DropServer(server):
-                self.servers.pop(server, None)
-                self.routes = {topic: route for topic, route in self.routes.items() if route.server != server}
-            case r.SaveRoute(topic):
-                self.routes[topic] = row
-            case r.SaveMemory(topic):
-                self.memories[topic] = row
-            case r.SaveReceived(topic):
-                self.last[topic] = row
-            case r.SaveUnfinished(topic):
-                self.unfinished[topic] = row
-            case r.DropUnfinished(topic):
-                self.unfinished.pop(topic, None)
-
-    def _drop_topic(self, topic: bytes) -> None:
-        self.topics.pop(topic, None)
-        self.messages.pop(topic, None)
-        self.publishers = {key: row for key, row in self.publishers.items() if key[0] != topic}
-        self.subscribers = {key: row for key, row in self.subscribers.items() if key[0] != topic}
-        self.late = {key: row for key, row in self.late.items() if key[0] != topic}
-
-    def body(self, topic: bytes, sequence: int) -> bytes | None:
-        row = self.messages.get(topic, {}).get(sequence)
-        return None if row is None else row.body
-
-    def received(self, topic: bytes) -> tuple[bytes, bytes] | None:
-        row = self.last.get(topic)
-        return None if row is None else (row.id, row.body)
-
-    def load_server(self) -> r.ServerState:
-        self.staged = {}
-        return r.ServerState(
-            [self.topics[key] for key in sorted(self.topics)],
-            [self.publishers[key] for key in sorted(self.publishers)],
-            [self.subscribers[key] for key in sorted(self.subscribers)],
-            [r.SetLate(*key, tuple(self.late[key])) for key in sorted(self.late) if self.late[key]],
-            [
-                r.StoredMessage(topic, sequence, row.id, row.stamp, len(row.body))
-                for topic, log in sorted(self.messages.items())
-                for sequence, row in sorted(log.items())
-            ],
-            [self.moved[key] for key in sorted(self.moved)],
-            copy.copy(self.marks),
-            self._servers(),
-        )
-
-    def _servers(self) -> list[r.SaveServer]:
-        return [self.servers[key] for key in sorted(self.servers)]
-
-    def load_proxy(self) -> r.ProxyState:
-        return r.ProxyState(self._servers(), [self.routes[k] for k in sorted(self.routes)], copy.copy(self.marks))
-
-    def load_client(self) -> r.ClientState:
-        return r.ClientState(
-            [self.memories[k] for k in sorted(self.memories)],
-            [self.unfinished[k] for k in sorted(self.unfinished)],
-            copy.copy(self.marks),
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from postroad.topics.rows import Row
+from postroad.topics.machines.rows import Row
 
 # Where an answer goes back to: the ZeroMQ envelope, opaque to the machines.
 Route = tuple[bytes, ...]

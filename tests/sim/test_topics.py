@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from postroad.cli import main
-from postroad.topics.checkers import Books, Verdicts, check
-from postroad.topics.simulation import simulate
+from postroad.sim.topics.checker import Books, Verdicts, check
+from postroad.sim.topics.simulation import simulate
 
 REPEAT = "repeat with: postroad sim topics --json --seeds"
 

@@ -19,15 +19,15 @@ from typing import Final
 import xxhash
 
 from postroad.errors import TopicsProtocolError
-from postroad.topics import messages as m
-from postroad.topics.calls import Calls
-from postroad.topics.clock import HybridClock, milliseconds
-from postroad.topics.copies import EVERYTHING, TopicCopy, Verdict
-from postroad.topics.merge import Arrival, merge
-from postroad.topics.moving import Move, Staging, plan_parts
-from postroad.topics.options import ServerOptions
-from postroad.topics.orders import Answered, Ask, Asked, BodyRef, Input, Order, Persist, Reply, Route
-from postroad.topics.rows import (
+from postroad.topics.machines import messages as m
+from postroad.topics.machines.clock import HybridClock, milliseconds
+from postroad.topics.machines.handover import Move, Staging, plan_parts
+from postroad.topics.machines.merge import Arrival, merge
+from postroad.topics.machines.options import ServerOptions
+from postroad.topics.machines.orders import Answered, Ask, Asked, BodyRef, Input, Order, Persist, Reply, Route
+from postroad.topics.machines.replica import EVERYTHING, TopicCopy, Verdict
+from postroad.topics.machines.retries import Calls
+from postroad.topics.machines.rows import (
     DropMoved,
     DropServer,
     DropTopic,
@@ -39,7 +39,7 @@ from postroad.topics.rows import (
     Stage,
     Unstage,
 )
-from postroad.topics.transfer import parse_transfer
+from postroad.topics.machines.transfer import parse_transfer
 from postroad.types import COUNTER_BITS
 
 REPORT: Final = b"REPORT"

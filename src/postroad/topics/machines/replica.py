@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
-from postroad.topics.messages import NO_MESSAGE_ID, message_id, parse_message_id
-from postroad.topics.rows import (
+from postroad.topics.machines.messages import NO_MESSAGE_ID, message_id, parse_message_id
+from postroad.topics.machines.rows import (
     AddMessage,
     DropLate,
     DropMessages,

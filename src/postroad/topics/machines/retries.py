@@ -6,8 +6,8 @@ import heapq
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from postroad.topics.options import CallOptions
-from postroad.topics.orders import Ask, Parcel
+from postroad.topics.machines.options import CallOptions
+from postroad.topics.machines.orders import Ask, Parcel
 
 TagT = TypeVar("TagT")
 

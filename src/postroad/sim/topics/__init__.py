@@ -1,0 +1,1 @@
+"""The simulator of the topics service: its machines on a virtual network, disk and clock."""
