@@ -10,26 +10,14 @@ Each call is a round trip to that thread (about 50 us); use `publish_many` and `
 
 from __future__ import annotations
 
-import os
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, Self
-
-import pyarrow as pa
+from collections.abc import Callable, Iterable
+from typing import Self
 
 from postroad.client import connection, publisher, subscription
 from postroad.client.connection import ClientConfig
-from postroad.client.publisher import Columns, MessageIds, Rows
-from postroad.client.subscription import OnGap, ReceivedMessage
-from postroad.client.tracing import AnyId
-from postroad.core.batch.batch import Batch
-from postroad.core.filters.filter import Filter
-from postroad.core.protocol.packets import DurableEntry, PubendSpan
-from postroad.core.session.publishing import Doubt
+from postroad.client.subscription import ReceivedMessage
 from postroad.errors import PublishRefusedError
-from postroad.tracking.queries.explaining import Explanation
-from postroad.tracking.queries.reconstruction import Trace
-from postroad.transport.background import BackgroundLoop
-from postroad.types import AttributeValue, MessageId
+from postroad.transport.background import BackgroundLoop, Blocking, iterate, run, wait_for, wait_for_twin
 
 
 def connect(urls: str | Iterable[str], config: ClientConfig | None = None) -> Client:
@@ -37,117 +25,79 @@ def connect(urls: str | Iterable[str], config: ClientConfig | None = None) -> Cl
     return Client(urls, config)
 
 
-class Publisher:
+class Publisher(Blocking[publisher.Publisher]):
     """See `postroad.client.publisher.Publisher`."""
 
-    def __init__(self, loop: BackgroundLoop, inner: publisher.Publisher) -> None:
-        self._loop: Final = loop
-        self._inner: Final = inner
-
-    def publish(self, attributes: Mapping[str, AttributeValue], payload: bytes = b"") -> MessageId:
-        return self._loop.call(self._inner.publish(attributes, payload))
-
-    def publish_many(
-        self, messages: Rows | Columns | pa.RecordBatch | pa.Table, payloads: Sequence[bytes] | pa.Array[Any] | None = None
-    ) -> list[MessageId] | MessageIds:
-        return self._loop.call(self._inner.publish_many(messages, payloads))
-
-    def flush(self, timeout_s: float | None = None) -> None:
-        self._loop.call(self._inner.flush(timeout_s))
+    publish = wait_for(publisher.Publisher.publish)
+    publish_many = wait_for(publisher.Publisher.publish_many)
+    flush = wait_for(publisher.Publisher.flush)
+    doubtful = run(publisher.Publisher.doubtful)
+    close = wait_for(publisher.Publisher.close)
 
     @property
     def outstanding(self) -> int:
-        return self._inner.outstanding
-
-    def doubtful(self) -> list[Doubt]:
-        async def ask() -> list[Doubt]:
-            return self._inner.doubtful()
-
-        return self._loop.call(ask())
-
-    def close(self, *, flush: bool = True, timeout_s: float | None = None) -> None:
-        self._loop.call(self._inner.close(flush=flush, timeout_s=timeout_s))
-
-    def __enter__(self) -> Self:
-        return self
+        return self.inner.outstanding
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(flush=kind is None)
 
 
-class Subscription:
+class Subscription(Blocking[subscription.Subscription]):
     """See `postroad.client.subscription.Subscription`."""
 
-    def __init__(self, loop: BackgroundLoop, inner: subscription.Subscription) -> None:
-        self._loop: Final = loop
-        self._inner: Final = inner
-        self._batches: AsyncIterator[Batch] | None = None
+    batches = iterate(subscription.Subscription.batches)
+    ack = wait_for(subscription.Subscription.ack)
+    positions = run(subscription.Subscription.positions)
+    close = wait_for(subscription.Subscription.close)
 
     @property
     def filter(self) -> str:
-        return self._inner.filter
+        return self.inner.filter
 
     @property
     def name(self) -> str | None:
-        return self._inner.name
-
-    @property
-    def starts(self) -> dict[int, int]:
-        return dict(self._inner.starts)
-
-    def __iter__(self) -> Iterator[ReceivedMessage]:
-        return self
-
-    def __next__(self) -> ReceivedMessage:
-        try:
-            return self._loop.call(self._next())
-        except StopAsyncIteration:
-            raise StopIteration from None
-
-    async def _next(self) -> ReceivedMessage:
-        return await self._inner.__anext__()
-
-    def batches(self) -> Iterator[Batch]:
-        batches = self._inner.batches()
-
-        async def following() -> Batch | None:
-            return await anext(batches, None)
-
-        while (batch := self._loop.call(following())) is not None:
-            yield batch
-
-    def ack(self, message: ReceivedMessage | None = None, *, wait: bool = True) -> None:
-        self._loop.call(self._inner.ack(message, wait=wait))
-
-    def positions(self) -> dict[int, int]:
-        async def ask() -> dict[int, int]:
-            return self._inner.positions()
-
-        return self._loop.call(ask())
-
-    def close(self, *, forget: bool = False) -> None:
-        self._loop.call(self._inner.close(forget=forget))
-
-    def __enter__(self) -> Self:
-        return self
+        return self.inner.name
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def starts(self) -> dict[int, int]:
+        return dict(self.inner.starts)
 
-class Client:
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> ReceivedMessage:
+        try:
+            return self._next()
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+    _next = wait_for(subscription.Subscription.__anext__)
+
+
+class Client(Blocking[connection.Client]):
     """See `postroad.client.connection.Client`."""
 
+    durables = wait_for(connection.Client.durables)
+    explain = wait_for(connection.Client.explain)
+    forget = wait_for(connection.Client.forget)
+    pubends = wait_for(connection.Client.pubends)
+    read = iterate(connection.Client.read)
+    subscribe = wait_for_twin(connection.Client.subscribe, Subscription)
+    trace = wait_for(connection.Client.trace)
+    trace_many = wait_for(connection.Client.trace_many)
+
     def __init__(self, urls: str | Iterable[str], config: ClientConfig | None) -> None:
-        self._inner: Final = connection.connect(urls, config)
-        self._loop: BackgroundLoop
+        self.inner = connection.connect(urls, config)
 
     def __enter__(self) -> Self:
-        self._loop = BackgroundLoop("postroad-client")
+        self.loop = BackgroundLoop("postroad-client")
         try:
-            self._loop.call(self._inner.__aenter__())
+            self.loop.call(self.inner.__aenter__())
         except BaseException:
-            self._loop.stop()
+            self.loop.stop()
             raise
         return self
 
@@ -156,76 +106,15 @@ class Client:
 
     def close(self, *, flush: bool = True) -> None:
         try:
-            self._loop.call(self._inner.close(flush=flush))
+            self.loop.call(self.inner.close(flush=flush))
         finally:
-            self._loop.stop()
+            self.loop.stop()
 
     @property
     def broker(self) -> int | None:
-        return self._inner.broker
+        return self.inner.broker
 
     def publisher(self, *, on_refused: Callable[[PublishRefusedError], None] | None = None) -> Publisher:
-        async def make() -> publisher.Publisher:
-            return self._inner.publisher(on_refused=on_refused)
+        return Publisher(self.loop, self._publisher(on_refused=on_refused))
 
-        return Publisher(self._loop, self._loop.call(make()))
-
-    def subscribe(
-        self,
-        filter: str | Filter = "",  # noqa: A002  # the word of the whole system
-        *,
-        name: str | None = None,
-        start: Literal["new", "earliest"] = "new",
-        positions: Mapping[int, int] | None = None,
-        position_file: str | os.PathLike[str] | None = None,
-        on_gap: OnGap = "raise",
-        auto_ack: bool | None = None,
-        timeout_s: float | None = 30.0,
-    ) -> Subscription:
-        made = self._inner.subscribe(
-            filter,
-            name=name,
-            start=start,
-            positions=positions,
-            position_file=position_file,
-            on_gap=on_gap,
-            auto_ack=auto_ack,
-            timeout_s=timeout_s,
-        )
-        return Subscription(self._loop, self._loop.call(made))
-
-    def durables(self, timeout_s: float | None = 30.0) -> list[DurableEntry]:
-        return self._loop.call(self._inner.durables(timeout_s))
-
-    def forget(self, name: str, timeout_s: float | None = 30.0) -> None:
-        self._loop.call(self._inner.forget(name, timeout_s))
-
-    def pubends(self, timeout_s: float | None = 30.0) -> dict[int, PubendSpan]:
-        return self._loop.call(self._inner.pubends(timeout_s))
-
-    def read(
-        self,
-        pubend: int,
-        lo: int,
-        hi: int,
-        filter: str | Filter = "",  # noqa: A002  # the word of the whole system
-        *,
-        timeout_s: float | None = 30.0,
-        bare: bool = False,
-    ) -> Iterator[Batch]:
-        batches = self._inner.read(pubend, lo, hi, filter, timeout_s=timeout_s, bare=bare)
-
-        async def following() -> Batch | None:
-            return await anext(batches, None)
-
-        while (batch := self._loop.call(following())) is not None:
-            yield batch
-
-    def trace(self, message_id: AnyId) -> Trace:
-        return self._loop.call(self._inner.trace(message_id))
-
-    def trace_many(self, message_ids: Iterable[AnyId]) -> list[Trace]:
-        return self._loop.call(self._inner.trace_many(message_ids))
-
-    def explain(self, message_id: AnyId, subscriber: str) -> Explanation:
-        return self._loop.call(self._inner.explain(message_id, subscriber))
+    _publisher = run(connection.Client.publisher)

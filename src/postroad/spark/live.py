@@ -6,7 +6,7 @@ whenever it is read. Each task has a connection of its own; the broker evaluates
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -60,7 +60,7 @@ class LivePiece:
         with connected(self.urls, self.timeout_s) as (loop, client):
             while lo < self.hi:
                 try:
-                    for batch in iterated(loop, client.read(self.pubend, lo, self.hi, text, timeout_s=self.timeout_s)):
+                    for batch in loop.iterate(client.read(self.pubend, lo, self.hi, text, timeout_s=self.timeout_s)):
                         lo = int(batch.ticks()[-1])
                         yield batch
                 except GapError as error:
@@ -70,14 +70,6 @@ class LivePiece:
                     lo = error.hi
                 else:
                     return
-
-
-def iterated(loop: BackgroundLoop, batches: AsyncIterator[Batch]) -> Iterator[Batch]:
-    async def following() -> Batch | None:
-        return await anext(batches, None)
-
-    while (batch := loop.call(following())) is not None:
-        yield batch
 
 
 class Overlay:

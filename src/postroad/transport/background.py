@@ -1,15 +1,29 @@
-"""An event loop in a thread, for callers that have none."""
+"""An event loop in a thread, for callers that have none, and the blocking twins of asyncio classes.
+
+A twin is a subclass of `Blocking` that lists the methods of the asyncio class it offers, one line each:
+
+    class SyncQueueClient(Blocking[QueueClient]):
+        put = wait_for(QueueClient.put)
+        read_messages = iterate(QueueClient.read_messages)
+
+Each has the parameters, types and documentation of the original. Other methods are written out where the result needs a twin
+of its own.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from postroad.transport.loops import new_event_loop
 
+InnerT = TypeVar("InnerT")
 ResultT = TypeVar("ResultT")
+TwinT = TypeVar("TwinT")
+P = ParamSpec("P")
 
 
 class BackgroundLoop:
@@ -28,6 +42,17 @@ class BackgroundLoop:
         except BaseException:
             future.cancel()
             raise
+
+    def iterate(self, items: AsyncIterator[ResultT]) -> Iterator[ResultT]:
+        """Yield what an asynchronous iterator yields; each item is fetched when it is asked for."""
+
+        async def fetch() -> tuple[ResultT] | None:
+            async for item in items:
+                return (item,)
+            return None
+
+        while (fetched := self.call(fetch())) is not None:
+            yield fetched[0]
 
     def stop(self) -> None:
         """Cancel what still runs and end the thread."""
@@ -48,3 +73,61 @@ async def _cancel_others() -> None:
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
+
+
+class Blocking(Generic[InnerT]):
+    """Base of the blocking twins: `inner` lives in the thread of `loop`."""
+
+    def __init__(self, loop: BackgroundLoop, inner: InnerT) -> None:
+        self.loop = loop
+        self.inner = inner
+
+    def __enter__(self) -> Self:
+        return self
+
+
+def wait_for(method: Callable[Concatenate[InnerT, P], Coroutine[Any, Any, ResultT]]) -> Callable[Concatenate[Any, P], ResultT]:
+    """Offer a coroutine method: call it in the loop and wait for its result."""
+
+    @functools.wraps(method)
+    def call(self: Blocking[InnerT], /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
+        return self.loop.call(method(self.inner, *args, **kwargs))
+
+    return call
+
+
+def wait_for_twin(
+    method: Callable[Concatenate[InnerT, P], Coroutine[Any, Any, ResultT]], twin: Callable[[BackgroundLoop, ResultT], TwinT]
+) -> Callable[Concatenate[Any, P], TwinT]:
+    """Offer a coroutine method whose result has a blocking twin, or is made of such."""
+
+    @functools.wraps(method)
+    def call(self: Blocking[InnerT], /, *args: P.args, **kwargs: P.kwargs) -> TwinT:
+        return twin(self.loop, self.loop.call(method(self.inner, *args, **kwargs)))
+
+    return call
+
+
+def run(method: Callable[Concatenate[InnerT, P], ResultT]) -> Callable[Concatenate[Any, P], ResultT]:
+    """Offer a plain method which has to run in the thread of the loop."""
+
+    @functools.wraps(method)
+    def call(self: Blocking[InnerT], /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
+        async def run_there() -> ResultT:
+            return method(self.inner, *args, **kwargs)
+
+        return self.loop.call(run_there())
+
+    return call
+
+
+def iterate(
+    method: Callable[Concatenate[InnerT, P], AsyncIterator[ResultT]],
+) -> Callable[Concatenate[Any, P], Iterator[ResultT]]:
+    """Offer a method that returns an asynchronous iterator."""
+
+    @functools.wraps(method)
+    def call(self: Blocking[InnerT], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[ResultT]:
+        return self.loop.iterate(method(self.inner, *args, **kwargs))
+
+    return call
