@@ -1,11 +1,12 @@
-"""Durable subscriptions: names, cursors, and the broker each is at home.
+"""Durable subscriptions: their names, their cursors, and the home broker of each.
 
-At its home a durable subscription has a stored record: filter, cursors, version. Everywhere else a flooded `DurableHome`
-says where it is; the highest version counts. A move raises the version: the new home floods it when its record is stored and
-its holds are confirmed. The former home keeps its record, and with it the hold on the logs, until then.
+At its home a durable subscription has a stored record: filter, cursors, version. All other brokers know the home from a flooded
+`DurableHome`; the highest version counts. A move raises the version. The new home floods it when its record is stored and its
+holds are confirmed. Until then the former home keeps its record, and with it the hold on the logs.
 
-Every broker stores what it was told, so that after a restart it does not take a known name for a new one. A name it was never
-told of may still exist, word of it being on its way: it takes that for new only with a majority of the brokers; see `naming`.
+Every broker stores the homes it knows, so that after a restart it does not take a known name for a new one. A name that a broker
+does not know may exist all the same, because the flooded record may not have arrived. It is created only with the votes of a
+majority of the brokers; see `naming`.
 
 Invariant: at every moment at least one broker holds the logs for a durable subscription that was ever reported active.
 """
@@ -26,19 +27,19 @@ from postroad.types import COUNTER_BITS
 DURABLE_KEY: Final = "durable/"
 HOME_KEY: Final = "home/"
 DURABLES_MAX: Final = 1 << 16
-CLOCKS_APART_MS: Final = 60_000  # how far the clocks of two brokers may be apart before a new pubend's first messages are missed
+CLOCKS_APART_MS: Final = 60_000  # if two brokers' clocks differ by more, the first messages of a new pubend may be missed
 
 
 class DurableRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A durable subscription as its home stores it. What was stored is read again without the bounds of packets.
+    """A durable subscription as its home stores it. Stored records are read without the bounds that packets have.
 
-    It exists since `created_ms` (the clock of the broker where it was created, 0 if not known), and has everything that matches
-    after `starts` of each pubend.
+    It was created at `created_ms` (by the clock of the broker where it was created; 0 if not known). Every matching message after
+    `starts` of each pubend belongs to it.
     """
 
     filter: str
     version: int
-    cursors: dict[int, int]  # no packet's bounds: what was once stored can be read
+    cursors: dict[int, int]  # not `Positions`: its bounds apply to packets only
     settled: bool = True
     created_ms: int = 0
     starts: dict[int, int] = {}
@@ -52,17 +53,17 @@ class Durable:
     filter: str
     version: int
     cursors: Positions = field(default_factory=dict)
-    kept: Positions = field(default_factory=dict)  # the cursors as they are on disk: after a crash it goes on from these
+    kept: Positions = field(default_factory=dict)  # the cursors on disk, from which it continues after a crash
     subscription: int | None = None  # the live subscription, while a client is connected
-    moved: bool = False  # another home has taken over and is not settled yet
-    stored: bool = False
-    settling: bool = False  # the logs of all its pubends are held for it here; that is being stored,
-    settled: bool = False  # and was stored: the former home may let go
+    moved: bool = False  # another broker takes over as its home and has not settled yet
+    stored: bool = False  # a record of it is on disk, or on its way there
+    settling: bool = False  # this broker holds the logs of all its pubends; that is being stored,
+    settled: bool = False  # and was stored: the former home may end its holds
     damaged: bool = False  # its record cannot be read: the filter is not known, and the cursors are lower bounds
     created_ms: int = 0
     starts: Positions = field(default_factory=dict)  # where it began in each pubend
-    known_pubends: Positions = field(default_factory=dict)  # when it was created here, with where it begins if out of reach then
-    beginning: bool = False  # it is being created: in the pubends within reach it starts where its interest becomes active
+    known_pubends: Positions = field(default_factory=dict)  # pubends known at its creation here -> its start if unreachable
+    beginning: bool = False  # it is being created: in reachable pubends it starts where its interest becomes active
 
     @property
     def created_tick(self) -> int:
@@ -70,11 +71,11 @@ class Durable:
 
     @property
     def first_tick(self) -> int:
-        """Where it begins in a pubend that was not known when it was created: what comes after belongs to it."""
+        """Its start in a pubend that was not known when it was created."""
         return max(0, self.created_ms - CLOCKS_APART_MS) << COUNTER_BITS
 
     def begins(self, pubend: int) -> tuple[int, int]:
-        """Return where it begins in a pubend that was not known, or out of reach, when it was created."""
+        """Return its starts in a pubend that was not known, or not reachable, when it was created."""
         return self.first_tick, self.known_pubends.get(pubend, self.first_tick)
 
     def record(self) -> DurableRecord:
@@ -83,7 +84,7 @@ class Durable:
 
 
 class Durables:
-    """The durable subscriptions of one broker, and where the others are."""
+    """The durable subscriptions of one broker, and the homes of all others."""
 
     def __init__(self, broker: int, retired: Collection[int] = ()) -> None:
         self._broker = broker
@@ -94,7 +95,7 @@ class Durables:
         self._dirty_homes: dict[str, None] = {}
 
     def load(self, key: str, value: bytes) -> None:
-        """Take what was stored: a record of ours, or where another one is at home."""
+        """Read a stored entry: a record of this broker, or the home of another subscription."""
         if key.startswith(HOME_KEY):
             home = msgspec.msgpack.decode(value, type=DurableHome)
             if home.version < COUNT_MAX:
@@ -102,7 +103,9 @@ class Durables:
             return
         name = key.removeprefix(DURABLE_KEY)
         record = msgspec.msgpack.decode(value, type=DurableRecord)
-        version = record.version if record.version < COUNT_MAX else 1  # no other can be outbid by its home
+        version = (
+            record.version if record.version < COUNT_MAX else 1
+        )  # a higher one is damaged: nobody could choose a version above it
         durable = Durable(
             name,
             record.filter,
@@ -119,14 +122,14 @@ class Durables:
             self._know(self._home(durable))
 
     def load_damaged(self, name: str, cursors: Positions) -> None:
-        """Take a subscription whose record is damaged: it exists, at or after `cursors`, with the filter its client brings."""
+        """Add a subscription whose record is damaged: its cursors are at least `cursors`, its client brings the filter."""
         version = self.homes[name].version if name in self.homes else 0
         created_ms = self.homes[name].created_ms if name in self.homes else 0
         durable = Durable(name, "", version, dict(cursors), dict(cursors), stored=True, damaged=True, created_ms=created_ms)
         self.here[name] = durable
 
     def mend(self, durable: Durable, filter_: str) -> None:
-        """Let the client of a damaged record say what its filter is."""
+        """Set the filter of a damaged record, as its client states it."""
         durable.filter, durable.damaged = filter_, False
         self._dirty[durable.name] = None
 
@@ -136,24 +139,24 @@ class Durables:
             self.homes[home.name] = home
 
     def drop_unsettled(self) -> None:
-        """After a restart, leave to the former home what never settled here: nobody was told of it."""
+        """After a restart, drop records that never settled here: nobody was told of them, and the former home has its own."""
         for name in [name for name, durable in self.here.items() if not durable.settled and self.former_home(name) is not None]:
             self.give_up(name)
 
     def elsewhere(self, name: str) -> int | None:
-        """Return the broker a durable subscription is at home, when it is not this one."""
+        """Return the home of a durable subscription if it is another broker, else None."""
         home = self.homes.get(name)
         return home.broker if home is not None and home.broker not in (0, self._broker) else None
 
     def is_lost(self, name: str) -> bool:
-        """Tell whether this broker is said to be the home of a name of which it has no record: that is lost with its files."""
+        """Tell whether others name this broker as the home of a name, but its record was lost with the files."""
         home = self.homes.get(name)
         return home is not None and home.broker == self._broker and name not in self.here
 
     def take_home(
         self, name: str, filter_: str, cursors: Positions, *, created_ms: int = 0, starts: Positions | None = None
     ) -> Durable:
-        """Begin to make this broker the home; it becomes so, for all others, with `settle`."""
+        """Create a record that makes this broker the home; others learn it after `settle`."""
         versions = [known[name].version for known in (self.homes, self.here) if name in known]
         version = 1 + max(versions, default=0)
         durable = Durable(name, filter_, version, cursors, created_ms=created_ms, starts=dict(starts or {}))
@@ -161,13 +164,13 @@ class Durables:
         return durable
 
     def home_brokers(self) -> frozenset[int]:
-        """Return every broker that is the home of a durable subscription."""
+        """Return every broker that is the home of some durable subscription."""
         return frozenset(home.broker for home in self.homes.values() if home.broker)
 
     def outbid(self, name: str, version: int) -> None:
-        """Take note that a version of a name was used by a home that is gone, or is about to be taken over from.
+        """Record that a version of a name is in use, so that our next version is higher.
 
-        Nobody else is told: to them it would be a deletion, and who still holds the logs would let go.
+        The entry is not flooded: others would take it for a deletion and end their holds.
         """
         known = self.homes.get(name)
         if version and (known is None or known.version < version):
@@ -175,11 +178,11 @@ class Durables:
             self._dirty_homes[name] = None
 
     def told_to_others(self) -> list[DurableHome]:
-        """Return what every broker is to know."""
+        """Return the homes that every broker must know."""
         return [home for home in self.homes.values() if home.settled]
 
     def former_home(self, name: str) -> int | None:
-        """Return the broker that holds the logs for a name until this one has settled; a retired one holds nothing."""
+        """Return the broker that holds the logs for a name until this one has settled; None if it is retired."""
         home = self.elsewhere(name)
         return None if home in self._retired else home
 
@@ -187,41 +190,41 @@ class Durables:
         return DurableHome(durable.name, durable.version, self._broker, settled=True, created_ms=durable.created_ms)
 
     def begin_settling(self, name: str) -> None:
-        """Store that the logs of a record are held. After a crash before that, it is the former home's again."""
+        """Mark a record to be stored as settled. After a crash before that is on disk, the former home still has it."""
         self.here[name].settling = True
         self._dirty[name] = None
 
     def settle(self, name: str) -> DurableHome:
-        """Become the home of a record that is stored as settled; the caller floods it."""
+        """Become the home of a record that is on disk as settled; the caller floods the result."""
         self.here[name].settled = True
         self.homes[name] = self._home(self.here[name])
         return self.homes[name]
 
     def give_up(self, name: str) -> None:
-        """Drop a record of which no client ever heard from us."""
+        """Drop a record that no client was told of."""
         if self.here.pop(name).stored:
             self._dirty[name] = None
 
     def reclaim(self, rival: DurableHome) -> Durable:
-        """Stay the home against another of the same version."""
+        """Remain the home when another broker claims the same version, with a higher version."""
         ours = self.here[rival.name]
         ours.version = rival.version + 1
         self.begin_settling(rival.name)
         return ours
 
     def forget(self, name: str) -> DurableHome:
-        """Delete a durable subscription for good."""
+        """Delete a durable subscription; return the record to flood."""
         records = [known[name] for known in (self.here, self.homes) if name in known]
         version = 1 + max((record.version for record in records), default=0)
         created_ms = next((record.created_ms for record in records), 0)
         self.here.pop(name, None)
         self._dirty[name] = None
-        self._dirty_homes[name] = None  # after a crash others may still say that it is at home here
+        self._dirty_homes[name] = None  # others may name us as its home after a crash
         self.homes[name] = DurableHome(name, version, 0, settled=True, created_ms=created_ms)
         return self.homes[name]
 
     def learn(self, home: DurableHome) -> tuple[DurableHome | None, Durable | None]:
-        """Take a flooded record; return what is news to others, if any, and the durable subscription that moved away by it."""
+        """Handle a flooded record; return the record to pass on, if any, and the subscription that it takes from here."""
         known = self.homes.get(home.name)
         if known is not None:
             home = _after_deletion(known, home)
@@ -234,7 +237,7 @@ class Durables:
             self._dirty_homes[home.name] = None
         gone = self.here.get(home.name)
         if gone is not None and home.broker == self._broker:
-            gone.settled = True  # said before a crash
+            gone.settled = True  # we announced it before a crash
             gone.version = max(gone.version, home.version) if gone.damaged else gone.version
         if gone is None or home.broker == self._broker:
             return home, None
@@ -245,14 +248,14 @@ class Durables:
         return home, gone
 
     def positions(self, cursors: Positions, brought: Positions) -> Positions:
-        """Join the cursors of the home with the positions a client brought: the further one counts."""
+        """Combine the cursors of the home with the positions of a client: the higher one counts."""
         return {p: max(cursors.get(p, 0), brought.get(p, 0)) for p in {**cursors, **brought}}
 
     def believe(self, durable: Durable, brought: Positions, acknowledged: Positions) -> None:
-        """Let a record that never settled go back to where its client is.
+        """Move the cursors of a record that never settled back to the client's positions.
 
-        Nobody was told of it, so the client may have been at the settled home since, and gone on from older cursors there if it
-        had lost its own. That home holds the logs for these.
+        Nobody was told of the record. The client may have used the settled home since, and continued there from older cursors
+        after it lost its own. The settled home holds the logs for those.
         """
         if durable.settled:
             return
@@ -263,7 +266,7 @@ class Durables:
                 self._dirty[durable.name] = None
 
     def moved_on(self, name: str, cursors: Positions) -> None:
-        """Note acknowledged positions."""
+        """Raise the cursors to acknowledged positions."""
         durable = self.here.get(name)
         if durable is None:
             return
@@ -273,14 +276,14 @@ class Durables:
                 self._dirty[name] = None
 
     def join(self, durable: Durable, pubend: int, tick: int) -> None:
-        """Let a durable subscription take part in a pubend from a tick on; its log is held for it from now."""
+        """Add a cursor in a pubend, from which its log is held from now on."""
         if pubend not in durable.cursors:
             durable.cursors[pubend] = tick
             durable.starts.setdefault(pubend, tick)
             self._dirty[durable.name] = None
 
     def join_all(self, durable: Durable, pubends: Iterable[int]) -> None:
-        """Take part in announced pubends: from the creation on in one that was known then, from the first tick in others."""
+        """Add cursors in announced pubends: at the creation if they were known then, at the first tick in others."""
         if not durable.beginning:
             for pubend in pubends:
                 self.join(durable, pubend, durable.known_pubends.get(pubend, durable.first_tick))
@@ -298,7 +301,7 @@ class Durables:
         return durable is not None and all(durable.kept.get(pubend, -1) >= tick for pubend, tick in positions.items())
 
     def holds(self) -> Positions:
-        """Return the lowest position per pubend that a durable subscription may go on from: what is on disk counts."""
+        """Return the lowest position per pubend from which a durable subscription may continue, also after a crash."""
         ticks: Positions = {}
         for durable in self.here.values():
             away = durable.subscription is None or durable.moved
@@ -308,7 +311,7 @@ class Durables:
         return ticks
 
     def stored(self, changes: tuple[tuple[str, bytes | None], ...]) -> None:
-        """Take note of what is on disk now: only so far may a hold rise."""
+        """Record which cursors are on disk now; holds may rise only up to these."""
         for key, value in changes:
             durable = self.here.get(key.removeprefix(DURABLE_KEY)) if key.startswith(DURABLE_KEY) else None
             if durable is None or value is None:
@@ -318,7 +321,7 @@ class Durables:
                 durable.kept = dict(record.cursors)
 
     def changes(self) -> tuple[tuple[str, bytes | None], ...]:
-        """Return what is not stored yet, and take it for stored."""
+        """Return what is not stored yet; the caller stores it."""
         changes: list[tuple[str, bytes | None]] = []
         for name in self._dirty:
             durable = self.here.get(name)
@@ -341,17 +344,17 @@ class Durables:
 
 
 def _rank(home: DurableHome) -> tuple[int, bool, bool, int, int]:
-    """Order what brokers say of one name: the newest version counts; of two equal ones, the older creation, the same everywhere.
+    """Order records of one name: the highest version counts; of two equal ones the older creation, so that all brokers agree.
 
-    A broker that knew nobody yet may have created a name that exists: its record must not take the place of the real one.
+    A broker that did not know any other yet may have created a name that exists. Its record must not replace the older one.
     """
     return home.version, home.settled, home.broker != 0, -home.created_ms, home.broker
 
 
 def _after_deletion(known: DurableHome, home: DurableHome) -> DurableHome:
-    """Return what counts of two records: a deletion ends its creation for good, also where that has moved on meanwhile.
+    """Return which of two records counts. A deletion ends its creation permanently, even if that has moved meanwhile.
 
-    The home that deleted it may not have heard of a move, whose version is then as high or higher.
+    The home that deleted it may not know of the move, so the version of the move may be as high or higher.
     """
     one_is_deletion = (known.broker == 0) != (home.broker == 0)
     if not one_is_deletion or not home.created_ms or home.created_ms != known.created_ms:
@@ -364,7 +367,7 @@ def _after_deletion(known: DurableHome, home: DurableHome) -> DurableHome:
 
 @dataclass(slots=True)
 class Move:
-    """A client waits here for the former home of its durable subscription to answer."""
+    """A client that waits until the former home of its durable subscription answers."""
 
     link: LinkId
     packet: int

@@ -1,21 +1,21 @@
-"""Taking a durable name: a majority of the known brokers must have stored who takes it.
+"""Creating a durable name by vote: a majority of the known brokers must have reserved it for the creator.
 
-A name that this broker never heard of may exist all the same, word of it being late. So its creation is a small vote. The
-creator asks every broker it knows, itself included, to *reserve* the name (`NameReserve`). Each one that knows no home of the
-name, and no other creator's reservation, stores the reservation and says so (`NameAnswer`). With a majority the name is taken.
-Any two majorities have a broker in common, so two creators always meet there and at most one of them wins:
+A name that this broker does not know may exist all the same, because the flooded record may be late. Its creation is therefore a
+small vote. The creator asks every broker it knows, itself included, to *reserve* the name (`NameReserve`). A broker that knows
+neither a home of the name nor another creator's reservation stores the reservation and grants it (`NameAnswer`). The creator may
+use the name when a majority has granted it. Any two majorities have a broker in common, so of two creators at most one wins:
 
-- One that is told of the name's home goes there, as any client that returns at another broker.
-- One that meets another creator's reservation asks that creator (`HomeQuery`). If the name exists there it moves here. If it is
-  being created there, the broker with the lower number goes on and the other gives up. If nothing is known of it there, the
-  reservation is a remnant of a creator that crashed or gave up, and its owner lets go of it everywhere (`NameRelease`).
+- If a voter knows the home of the name, the subscription moves here from there, as for any client that changes its broker.
+- If a voter holds another creator's reservation, this broker asks that creator (`HomeQuery`). If the name exists there, it moves
+  here. If it is being created there, the broker with the lower number continues and the other gives up. If the creator knows
+  nothing of it, the reservation was left behind by a crash or a refusal, and the creator ends it everywhere (`NameRelease`).
 
-A reservation ends when the name's home is announced, when its creator lets go of it, or when its creator is retired. While a
-creator that may have won is down, its name cannot be taken: the name may exist there, with a client that was told so.
+A reservation ends when the name's home is announced, or when its creator ends it or is retired. While a creator that may have won
+is down, nobody else can create the name: it may exist there, and a client may have been told so.
 
-Members are the brokers this one knows and those that the answers name, without retired ones; they are counted when an answer
-comes, so that a broker which appears meanwhile has a vote. Of two brokers both are a majority. A broker that is to link to others
-and has never heard of any is no majority: it takes no name before it knows one of them, who names the rest.
+The members of a vote are the brokers that this one knows and those that the answers name, without retired ones. They are counted
+with each answer, so a broker that appears during the vote takes part. Of two brokers, both are needed. A broker that is
+configured with neighbours but has never met one has no majority: it waits until it knows one, which names the others.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ASK_AGAIN_S: Final = 0.3
 
 
 class Reservation(msgspec.Struct, frozen=True, array_like=True):
-    """Who is about to take a name; a creator's numbers ascend."""
+    """Who creates a name, and the number of the attempt; a creator's numbers ascend."""
 
     creator: int
     number: int
@@ -54,7 +54,7 @@ class Reservation(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(slots=True)
 class Creation:
-    """A client waits here for a name to be taken."""
+    """A client that waits for the result of a vote."""
 
     link: LinkId
     request: int
@@ -70,7 +70,7 @@ class Creation:
 
 @dataclass(frozen=True, slots=True)
 class NameWon:
-    """A majority of the brokers keeps the name for this creation."""
+    """A majority of the brokers has reserved the name for this creation."""
 
     creation: Creation
 
@@ -102,21 +102,21 @@ class Naming:
         self._creations: dict[str, Creation] = {}
 
     def load(self, reservations: Mapping[str, Reservation]) -> None:
-        """Take what was stored. Our own reservations are of a former life: nobody waits for them."""
+        """Read stored reservations, without our own: they are from before the restart, and nobody waits for them."""
         self._reservations = {name: each for name, each in reservations.items() if each.creator != self._context.broker}
 
     def is_creating(self, name: str) -> bool:
         return name in self._creations
 
     def take_decided(self) -> list[NameWon | NameExists]:
-        """Return the creations that have come to an end since the last time."""
+        """Return the creations that were decided since the last call."""
         decided, self._decided = self._decided, []
         return decided
 
     # --- the creator ---
 
     def begin(self, link: LinkId, request: int, packet: Subscribe, name: str, now: float) -> None:
-        """Ask all known brokers for a name."""
+        """Ask all known brokers to reserve a name."""
         members = dict.fromkeys((self._context.broker, *self._context.known))
         number = self._context.next_epoch()  # never used before
         deadline = now + self._context.config.home_query_s
@@ -147,9 +147,9 @@ class Naming:
             self._decided.append(NameWon(creation))
 
     def asked(self, query: HomeQuery) -> bool:
-        """Another broker's client wants a name that is perhaps being created here; tell whether it is, and goes on to be.
+        """Answer another broker that wants a name which we may be creating: True if we are and we continue.
 
-        Where it is not, and no record of it is here, our reservations of it are let go.
+        If not, our reservations of the name are ended everywhere.
         """
         creation = self._creations.get(query.name)
         if creation is not None and query.source > self._context.broker:
@@ -160,20 +160,20 @@ class Naming:
         return False
 
     def give_up(self, link: LinkId, handle: int | None = None) -> bool:
-        """End what the client of a link waits for, or one of its subscriptions; tell whether there was any."""
+        """End the creations that the client of a link waits for, or only that of one handle; tell whether there were any."""
         mine = [each for each in self._creations.values() if each.link == link and handle in (None, each.packet.handle)]
         for creation in mine:
             self._end(creation)
         return bool(mine)
 
     def busy(self, name: str, number: int) -> None:
-        """Give up a name that another client has or is about to have."""
+        """Give up a name that another client uses or is creating."""
         creation = self._creations.get(name)
         if creation is not None and creation.number == number:
             self._refuse(creation, _busy(name))
 
     def found(self, name: str, number: int) -> Creation | None:
-        """Return the creation that asked another creator under this number, and end it: the name exists there."""
+        """End and return the creation with this number, because the name exists at another broker."""
         creation = self._creations.get(name)
         if creation is None or creation.number != number:
             return None
@@ -181,7 +181,7 @@ class Naming:
         return creation
 
     def wake(self, now: float) -> None:
-        """Ask those again that have not granted, and give up after a while."""
+        """Repeat the request to brokers that have not granted it, and refuse the client after the deadline."""
         for creation in list(self._creations.values()):
             fresh = self._new_members(creation, list(self._context.known))
             if now >= creation.deadline:
@@ -195,7 +195,7 @@ class Naming:
     # --- the voter ---
 
     def reserve(self, packet: NameReserve, now: float) -> None:
-        """Vote on a name: store the reservation before it is granted."""
+        """Vote on a name: a reservation is stored before it is granted."""
         home = self._durables.homes.get(packet.name)
         if home is not None and home.broker not in (0, packet.source) and home.version > packet.version:
             self._answer(packet, now, home=home)
@@ -208,7 +208,7 @@ class Naming:
         elif own:
             self._answer(packet, now, creator=self._context.broker)  # not settled yet, but here
         elif known is not None and known.creator == packet.source and known.number > packet.number:
-            return  # it was overtaken
+            return  # a later attempt overtook it
         elif known is None and len(self._reservations) >= RESERVATIONS_MAX:
             self._answer(packet, now)
         else:
@@ -220,7 +220,7 @@ class Naming:
             self._drop(packet.name)
 
     def home_known(self, name: str) -> None:
-        """End a reservation: the name has a home that all are told of, or was forgotten."""
+        """End a reservation: the name's home was announced, or the name was deleted."""
         if name in self._reservations:
             self._drop(name)
 
@@ -233,7 +233,7 @@ class Naming:
         self._context.store((change,), ReservationStored(packet, version))
 
     def reservation_stored(self, stored: ReservationStored, now: float) -> None:
-        """Grant a name whose reservation is durable, unless the reservation has ended meanwhile."""
+        """Grant a name whose reservation is on disk, unless the reservation has ended meanwhile."""
         packet = stored.packet
         if self._reservations.get(packet.name) == Reservation(packet.source, packet.number):
             self._answer(packet, now, granted=True, version=stored.version)
@@ -269,7 +269,7 @@ class Naming:
             self._context.unicast(answer)
 
     def _meet(self, creation: Creation, creator: int) -> None:
-        """Another creator holds a vote that we need: ask it what became of the name."""
+        """Ask another creator, who holds a reservation that we need, what became of the name."""
         if creator != self._context.broker:
             self._context.unicast(HomeQuery(creator, self._context.broker, FULL_HOPS, creation.name, creation.number))
 
@@ -277,7 +277,7 @@ class Naming:
         return 2 * len(creation.granted) > len(creation.members) and not self._is_stranger()
 
     def _is_stranger(self) -> bool:
-        """Tell whether this broker is to have neighbours and has never heard of any."""
+        """Tell whether this broker is configured with neighbours and has never met one."""
         context = self._context
         return context.config.has_neighbours and not context.known and not context.config.retired
 
@@ -306,7 +306,7 @@ class Naming:
         self.let_go(creation.name)
 
     def let_go(self, name: str) -> None:
-        """Release our reservations of a name wherever they are."""
+        """End our reservations of a name at all brokers."""
         me, number = self._context.broker, self._context.next_epoch()
         for broker in self._context.known:
             self._context.unicast(NameRelease(broker, me, FULL_HOPS, name, number))

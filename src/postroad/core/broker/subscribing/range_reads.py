@@ -1,13 +1,13 @@
-"""The broker's side of reading the past without a subscription: which pubends there are, and ranges of their ticks.
+"""Reads without a subscription, on the broker's side: lists of pubends, and ranges of their ticks.
 
-A range is answered piece by piece; the client asks again from where a piece ended, so nothing is remembered between pieces and a
-slow client costs nothing. A piece comes from the cache where its labels cover the filter, else from the log: read here, or by the
-pubend's broker, asked with `CatchUp` as for a subscriber that is behind. What gets lost on the way is asked for again, until
-`ANSWER_S_MAX` have passed.
+A range is answered piece by piece. The client sends the next request from where a piece ended, so the broker keeps no state
+between pieces and a slow client costs nothing. A piece comes from the cache if its labels cover the filter. Otherwise it comes
+from the log: this broker reads it, or asks the pubend's broker with `CatchUp`, as for a subscriber that is behind. Requests
+without an answer are repeated until `ANSWER_S_MAX` have passed.
 
-A read holds nothing back: what was released is reported as such, and it is for the client to call it a gap.
+A read holds no log. Released ranges are reported as released; the client decides whether that is a gap.
 
-Invariant: of one request the pieces sent to the client follow on each other, from its `lo` on.
+Invariant: the pieces sent for one request are contiguous, from its `lo` on.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from postroad.core.protocol.packets import (
 from postroad.errors import PubendUnreachableError, TooManyError, UnknownPubendError
 from postroad.types import COUNTER_BITS
 
-OF_A_READ: Final = 1 << 62  # marks catch-up requests of reads, apart from those of subscriptions
+OF_A_READ: Final = 1 << 62  # set in the catch-up requests of reads, to tell them from those of subscriptions
 AT_ONCE_MAX: Final = 1024
 DURABLES_OF_A_PAGE: Final = 256
 PAGE_CHARS: Final = 1 << 18
@@ -72,18 +72,18 @@ class _Listing:
     query: ListPubends
     spans: list[PubendSpan] = field(default_factory=list)
     durables: dict[str, DurableEntry] = field(default_factory=dict)
-    last: str | None = None  # the lowest name at which a broker's page ends though it has more
+    last: str | None = None  # the lowest name at which the page of a broker with more entries ends
 
 
 @dataclass(frozen=True, slots=True)
 class RangeFromLog:
-    """A read of the log here for a range that a client reads."""
+    """The purpose of a log read: a range that a client reads."""
 
     number: int
 
 
 class RangeReads:
-    """Ranges and lists that clients wait for."""
+    """The ranges and lists that clients wait for."""
 
     def __init__(
         self,
@@ -115,17 +115,17 @@ class RangeReads:
         read = _Read(link, request, packet.pubend, wanted, packet.lo, packet.hi, packet.bare, 0.0, now + ANSWER_S_MAX)
         hosted = self._pubends.get(packet.pubend)
         if packet.hi <= packet.lo or (hosted is not None and packet.lo >= hosted.horizon):
-            self._answer(read, packet.lo, [], 0)  # nothing is asked for, or nothing is decided
+            self._answer(read, packet.lo, [], 0)  # the range is empty, or lies beyond the horizon
             return
         number = OF_A_READ | self._context.next_request()
         self._reads[number] = read
         self._ask(number, read, now)
 
     def caught_up(self, reply: CatchUpReply, batch: Batch | None, now: float) -> None:
-        """Take a piece of the past from another broker."""
+        """Use a piece that another broker sent."""
         read = self._reads.get(reply.request)
         if read is None or reply.pubend != read.pubend or reply.lo > read.position:
-            return  # answered, or the piece before it was lost: then it is asked for again
+            return  # answered already, or the piece before it was lost: then the retry asks for both
         if reply.hi > read.position:
             rows = [batch.within(read.position, reply.hi)] if batch is not None else []
             self._answer(read, reply.hi, rows, reply.released, more=reply.more)
@@ -179,7 +179,7 @@ class RangeReads:
         self._listings = {number: listing for number, listing in self._listings.items() if listing.link != link}
 
     def wake(self, now: float) -> None:
-        """Ask again for what did not come, and give up what takes too long."""
+        """Repeat requests without an answer, and refuse those that take too long."""
         for number, read in list(self._reads.items()):
             if now >= read.deadline:
                 del self._reads[number]
@@ -235,7 +235,7 @@ class RangeReads:
         self._log_reads.ask(order, RangeFromLog(number))
 
     def take_log(self, wanted: RangeFromLog, result: LogRead) -> None:
-        """Answer a client with what was read in the log here."""
+        """Answer a client with what was read in the log of this broker."""
         read = self._reads.pop(wanted.number, None)
         if read is None:
             return
@@ -268,7 +268,7 @@ class RangeReads:
     # --- durable subscriptions ---
 
     def _add_known_names(self, listing: _Listing) -> None:
-        """Begin with the names that are known to be elsewhere: their homes say more, where they can be reached."""
+        """Add the names whose homes are other brokers; the answers of those that are reachable replace these entries."""
         for name, home in self._durables.homes.items():
             if home.broker not in (0, self._context.broker):
                 listing.durables[name] = DurableEntry(name, home.broker)
@@ -293,7 +293,7 @@ def _add_page(listing: _Listing, entries: list[DurableEntry], more: bool) -> Non
 
 
 def _page(entries: list[DurableEntry], after: str, last: str | None) -> tuple[list[DurableEntry], bool]:
-    """Return the entries with names in (after, last], as many as a page has, and whether there are more."""
+    """Return the entries with names in (after, last], at most one page of them, and whether there are more."""
     chosen: list[DurableEntry] = []
     size = 0
     for entry in sorted(entries, key=lambda entry: entry.name):

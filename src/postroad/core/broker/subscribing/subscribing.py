@@ -1,8 +1,15 @@
-"""Requests of subscribers, and where durable subscriptions have their home.
+"""Requests of subscribers, and the homes of durable subscriptions.
 
-A subscription that is not durable begins at once (`activation`). A durable one begins at its home. Its name is known there, or
-moves here from its former home, or is new and must be won in a vote first (`naming`). The former home holds the logs until this
-broker has a hold on each of them and has stored the record as settled.
+A subscription without a name begins immediately (`activation`). A durable one runs at its *home* broker, which stores its record.
+Where a client connects, there are three cases:
+
+- This broker is the home: the subscription continues from the stored cursors.
+- Another broker is the home: this broker asks it for the record (`HomeQuery`) and becomes the home (`_begin_move`). If the former
+  home does not answer, the client's own positions are enough when they name every pubend.
+- The name is not known here: it may still exist, so it is created only after a vote of the brokers (`naming`).
+
+Invariant: the former home keeps its record, and so its holds on the logs, until this broker holds every log that the subscription
+needs and has stored the record as *settled*. A crash in between leaves the subscription with the former home.
 """
 
 from __future__ import annotations
@@ -44,7 +51,7 @@ from postroad.errors import (
 
 
 class Subscribing:
-    """Subscriptions of this broker's clients, from request to answer."""
+    """Handles the requests of subscribers, and the packets about durable homes."""
 
     def __init__(
         self,
@@ -69,9 +76,9 @@ class Subscribing:
         self.activation = Activation(
             context, pubends, streams, edge, durables, keeper, holds, self.catching_up, self.acknowledgements
         )
-        self._moves: dict[str, Move] = {}
+        self._moves: dict[str, Move] = {}  # clients that wait for the answer of a former home
 
-    # --- subscribe ---
+    # --- requests of clients ---
 
     def subscribe(self, link: LinkId, packet: Subscribe, request: int, now: float) -> None:
         context = self._context
@@ -104,7 +111,7 @@ class Subscribing:
         if moving is not None:
             del self._moves[moving]
         if self.naming.give_up(link, packet.handle) or moving is not None:
-            if packet.forget:  # only the home can: it may serve a client, or go by a newer version than is known here
+            if packet.forget:  # only the home can delete: it may serve another client, or know a newer version
                 self._context.refuse(link, request, _not_deleted())
             else:
                 self._context.send(link, Unsubscribed(packet.handle), request)
@@ -123,7 +130,7 @@ class Subscribing:
         self._edge.end(subscription, request)
 
     def _forget(self, name: str, link: LinkId, packet: Unsubscribe, request: int) -> None:
-        """Delete a durable subscription everywhere; its client hears of it when that is on disk."""
+        """Delete a durable subscription everywhere; its client is told when the deletion is on disk."""
         context = self._context
         context.flood(self._durables.forget(name))
         context.store(self._durables.changes(), SendWhenStored(link, Unsubscribed(packet.handle), request))
@@ -138,7 +145,7 @@ class Subscribing:
                 self.catching_up.serve(pubend, now)
 
     def link_lost(self, link: LinkId, now: float) -> None:
-        """Keep what the clients of a lost link may come back for."""
+        """Remove the subscriptions of a lost link, but hold the logs so that the clients can come back."""
         self._moves = {name: move for name, move in self._moves.items() if move.link != link}
         self.naming.give_up(link)
         gone = self._edge.of_link(link)
@@ -153,9 +160,7 @@ class Subscribing:
         self.activation.drop(gone, now)
         self._edge.link_lost(link)
 
-    # --- activation ---
-
-    # --- durable ---
+    # --- packets and facts about durable names ---
 
     def name_reserve(self, packet: NameReserve, now: float) -> None:
         self.naming.reserve(packet, now)
@@ -170,7 +175,7 @@ class Subscribing:
         self._take_names(now)
 
     def _take_names(self, now: float) -> None:
-        """Go on with the creations that a vote has decided."""
+        """Continue with the creations that a vote has decided."""
         for decided in self.naming.take_decided():
             match decided:
                 case NameWon(creation):
@@ -179,6 +184,7 @@ class Subscribing:
                     self._name_exists(creation, home, now)
 
     def home_learned(self, home: DurableHome, link: LinkId, now: float) -> None:
+        """Handle a flooded `DurableHome`: a subscription has moved, or was deleted."""
         if self._is_rival(home):
             ours = self._durables.reclaim(home)
             self._context.store(self._durables.changes(), HomeStored(ours.name, ours.version))
@@ -190,7 +196,7 @@ class Subscribing:
         self._context.flood(news, except_link=link if news is home else None)
         if gone is None:
             return
-        if gone.subscription is not None:
+        if gone.subscription is not None:  # its client is still connected here, but is served elsewhere now
             subscription = self._edge.subscriptions[gone.subscription]
             gone.cursors = {**gone.cursors, **self._edge.cursors(subscription)}
             gone.subscription = None
@@ -200,6 +206,7 @@ class Subscribing:
             self._context.store(self._durables.changes())
 
     def home_asked(self, query: HomeQuery) -> None:
+        """Answer a broker where a client wants to continue a subscription whose home is, or was, here."""
         durable = self._durables.here.get(query.name)
         known = durable is not None
         busy = durable.subscription is not None if durable is not None else self.naming.asked(query)
@@ -216,11 +223,12 @@ class Subscribing:
         self._context.unicast(reply)
 
     def home_answered(self, reply: HomeReply, now: float) -> None:
+        """Continue with a move, or with a creation that met another creator, when the broker it asked has answered."""
         move = self._moves.pop(reply.name, None) or self._move_of_creation(reply, now)
         if move is None:
             return
         if move.version != reply.version:
-            self._moves[reply.name] = move
+            self._moves[reply.name] = move  # the answer to an earlier query: keep waiting
             return
         if reply.busy:
             self._context.refuse(move.link, move.packet, DurableBusyError(f"another client uses the name {reply.name!r}"))
@@ -234,7 +242,7 @@ class Subscribing:
             self._begin_move(move, reply, now)
 
     def wake(self, now: float) -> None:
-        """Ask again, and give up what takes too long."""
+        """Repeat queries, and end those that take too long."""
         self.activation.ask_for_proofs(now)
         self.naming.wake(now)
         self._take_names(now)
@@ -247,7 +255,7 @@ class Subscribing:
                 self._move_without_home(move, now)
 
     def _move_of_creation(self, reply: HomeReply, now: float) -> Move | None:
-        """Take word of another creator of a name that is being created here; return the move when it is at home there."""
+        """Handle the answer of another creator of the same name; return a move if the name exists there."""
         if reply.busy:
             self.naming.busy(reply.name, reply.version)
         creation = self.naming.found(reply.name, reply.version) if reply.known and not reply.busy else None
@@ -255,8 +263,6 @@ class Subscribing:
             return None
         self._durables.outbid(reply.name, reply.home_version)
         return self._make_move(creation.link, creation.request, creation.packet, creation.name, reply.version, now)
-
-    # --- catching up ---
 
     # --- inside ---
 
@@ -285,7 +291,7 @@ class Subscribing:
         self._move(link, request, packet, name, home, now)
 
     def _create(self, name: str, packet: Subscribe) -> None:
-        """Make a new durable subscription. It begins now, also in pubends that are known and out of reach."""
+        """Create a durable subscription. It begins now, also in pubends that are known but unreachable."""
         context = self._context
         durable = self._durables.take_home(name, packet.filter, {}, created_ms=context.wall_ms)
         durable.beginning = True
@@ -296,15 +302,16 @@ class Subscribing:
                 self._durables.join(durable, pubend, 0 if packet.earliest else durable.known_pubends[pubend])
 
     def _begin_out_of_reach(self, durable: Durable, pubend: int) -> int:
-        """Return the tick after which a pubend out of reach puts what is published from the creation on.
+        """Return a tick of an unreachable pubend that is before everything published there after the creation.
 
-        Its clock may be behind ours, so our time does not say it. How far it was heard of does, or the most that clocks differ.
+        Our own time is not such a tick, because the pubend's clock may be behind ours. Its last known frontier is, and so is our
+        time less the largest difference between clocks.
         """
         heard = self._streams[pubend].cache.frontier if pubend in self._streams else 0
         return min(durable.created_tick, max(heard, durable.first_tick))
 
     def _name_won(self, creation: Creation, now: float) -> None:
-        """Create a durable subscription: a majority of the brokers keeps its name for us."""
+        """Create a durable subscription whose name a majority of the brokers has reserved for us."""
         packet = creation.packet
         lost = self._known_pubends() if self._durables.is_lost(creation.name) else []
         self._create(creation.name, packet)
@@ -312,10 +319,10 @@ class Subscribing:
         self.activation.begin(creation.link, creation.request, packet, positions, done, now, lost)
 
     def _name_exists(self, creation: Creation, home: DurableHome, now: float) -> None:
-        """Go on at the home of a name that another broker knew of."""
+        """Continue with a name that already has a home, as a voter answered."""
         news, _ = self._durables.learn(home)
         if news is not None and news is not home:
-            self._context.flood(news)  # it was deleted, and the voter had not heard
+            self._context.flood(news)  # it was deleted, and the voter did not know that yet
         self._context.store(self._durables.changes())
         where = self._durables.elsewhere(creation.name)
         if where is not None:
@@ -330,10 +337,10 @@ class Subscribing:
         return all(pubend in positions for pubend in self._known_pubends())
 
     def _is_rival(self, home: DurableHome) -> bool:
-        """Tell whether word of a durable's home contradicts that its client is here.
+        """Tell whether a flooded home contradicts a subscription whose client is served here.
 
-        Either another broker names itself with the same version as ours, or the name was forgotten in a former life. Word that
-        the creation that ours goes back to was deleted does not contradict: its client was told so.
+        Either another broker claims the same version as ours, or the record deletes an earlier creation of the name. A record
+        that deletes the creation ours goes back to is no contradiction: the client that deleted it was told so.
         """
         ours = self._durables.here.get(home.name)
         if ours is None or home.broker == self._context.broker or home.version < ours.version:
@@ -348,7 +355,7 @@ class Subscribing:
         move = self._make_move(link, request, packet, name, version, now)
         query = HomeQuery(home, self._context.broker, FULL_HOPS, name, version)
         if home in self._context.config.retired:
-            self._begin_again(move, now)  # its record went with it
+            self._begin_again(move, now)  # its record is gone with it
         elif self._context.unicast(query):
             self._moves[name] = move
         else:
@@ -367,14 +374,14 @@ class Subscribing:
         self._begin_move(move, None, now)
 
     def _begin_move(self, move: Move, reply: HomeReply | None, now: float) -> None:
-        """Become the home of a durable subscription, with what its former home said, if that could be asked."""
+        """Become the home of a durable subscription, with the record of its former home if that answered."""
         durables = self._durables
         cursors = (
             dict(reply.cursors) if reply is not None else self.activation.likely_positions(move.positions, move.acknowledged)
         )
         starts = dict(reply.starts) if reply is not None else {}
         home = durables.homes[move.name]
-        known_ms = home.created_ms if home.broker else self._context.wall_ms  # it was deleted meanwhile: this is another one
+        known_ms = home.created_ms if home.broker else self._context.wall_ms  # deleted meanwhile: this is a new creation
         created_ms = (reply.created_ms if reply is not None else 0) or known_ms
         durable = durables.take_home(move.name, move.filter, cursors, created_ms=created_ms, starts=starts)
         self._durables.join_all(durable, self._context.routes.pubends())
@@ -384,14 +391,14 @@ class Subscribing:
         self.activation.begin(move.link, move.packet, packet, positions, done, now)
 
     def _begin_again(self, move: Move, now: float) -> None:
-        """Become the home of a durable subscription whose former home lost the record."""
+        """Create a durable subscription again whose former home lost the record."""
         lost = self._known_pubends()
         packet = Subscribe(move.handle, move.filter, move.name, move.positions, move.earliest)
         self._create(move.name, packet)
         self.activation.begin(move.link, move.packet, packet, dict(move.positions), dict(move.acknowledged), now, lost)
 
     def home_stored(self, stored: HomeStored) -> None:
-        """Tell all that this is the home of a record that is stored as settled: then the former home lets go."""
+        """Announce this broker as the home when the settled record is on disk; then the former home ends its holds."""
         durable = self._durables.here.get(stored.name)
         if durable is None or durable.version != stored.version:
             return
@@ -401,7 +408,7 @@ class Subscribing:
             self.acknowledgements.settled(durable.subscription)
 
     def _leave_durable(self, subscription: Subscription) -> None:
-        """The client of a durable subscription goes away; its record stays and holds the logs."""
+        """Disconnect a durable subscription from its client; its record stays and holds the logs."""
         assert subscription.name is not None
         durable = self._durables.here.get(subscription.name)
         if durable is None or durable.subscription != subscription.number:
@@ -410,7 +417,7 @@ class Subscribing:
         former = self._durables.former_home(subscription.name) is not None
         if (former and not (durable.settled or durable.settling)) or not (subscription.answered or durable.stored):
             self.naming.let_go(subscription.name)
-            self._durables.give_up(subscription.name)  # the former home holds the logs, or it was never reported active
+            self._durables.give_up(subscription.name)  # the former home holds the logs, or nobody was told that it exists
             return
         self._durables.moved_on(subscription.name, self._edge.cursors(subscription))
         self._durables.join_all(durable, self._context.routes.pubends())
