@@ -45,6 +45,16 @@ def test_it_offers_every_member_above_and_below(members: list[Filter], wanted: F
     assert [m for m in members if wanted.covers(m) and m not in below] == []
 
 
+@given(st.lists(filters, max_size=40, unique=True), filters)
+def test_it_offers_every_member_that_overlaps(members: list[Filter], wanted: Filter) -> None:
+    """Whatever may have a message in common with a filter stands under a hull that meets one of its hulls."""
+    index: CoveringIndex[Filter] = CoveringIndex()
+    for member in members:
+        index.add(member, member.hulls)
+    met = [member for hull in wanted.hulls for member in index.meeting(hull)]
+    assert [m for m in members if m.overlaps(wanted) is not False and m not in met] == []
+
+
 @given(st.lists(st.tuples(st.booleans(), filters), max_size=40))
 def test_members_come_and_go(steps: list[tuple[bool, Filter]]) -> None:
     """What was taken out is not found, what is left is."""

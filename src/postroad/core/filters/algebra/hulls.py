@@ -48,6 +48,15 @@ class Hull(msgspec.Struct, frozen=True, eq=False, gc=False):
                 return False
         return True
 
+    def meets(self, other: Hull) -> bool:
+        """Tell whether the two boxes may have a point in common."""
+        places = {key: place for place, key in enumerate(other.keys)}
+        for key, low, high in zip(self.keys, self.lows, self.highs, strict=True):
+            there = places.get(key)
+            if there is not None and (low >= other.highs[there] or other.lows[there] >= high):
+                return False
+        return True
+
 
 def hulls_of(normal: Normal) -> tuple[Hull, ...]:
     """Return the hulls of the first boxes of a filter."""

@@ -33,6 +33,9 @@ LINES_PER_STEP: Final = 16
 KEYS_MAX: Final = 5
 """Keys of a filter for which every subset is tried; of more, the groups are tried one by one."""
 
+_LEAST: Final[Position] = (-1, 0, 0)
+_GREATEST: Final[Position] = (4, 0, 0)
+
 M = TypeVar("M")
 Keys: TypeAlias = tuple[str, ...]
 Points: TypeAlias = tuple[Position, ...]
@@ -118,6 +121,17 @@ class Shelf:
                 if high is None or line[2] <= high:
                     yield line
             at += 1
+
+    def meeting(self, low: Position, high: Position) -> Iterator[Line]:
+        """Yield the intervals that have something in common with the one from `low` to `high`."""
+        end = bisect_left(self._firsts, (high, -1))
+        for at in range(end):
+            if self._highs[at] > low:
+                for line in self._blocks[at]:
+                    if line[0] >= high:
+                        return
+                    if line[2] > low:
+                        yield line
 
     def _measure(self, at: int) -> None:
         block = self._blocks[at]
@@ -210,6 +224,13 @@ class CoveringIndex(Generic[M]):
             for pattern, shelves in self._groups[keys].shelves.items():
                 yield from _below_in(shelves, keys, pattern, hull, places, search)
 
+    def meeting(self, hull: Hull) -> Iterator[M]:
+        """Yield every member that may have a message in common with the box, as often as it stands under hulls that meet it."""
+        places = {key: place for place, key in enumerate(hull.keys)}
+        for keys, group in self._groups.items():
+            for pattern, shelves in group.shelves.items():
+                yield from _meeting_in(shelves, keys, pattern, hull, places)
+
     def _key_sets(self, hull: Hull, search: Search) -> Iterator[Keys]:
         """Yield the sets of keys whose groups may hold a member above the box: the largest first."""
         count = len(hull.keys)
@@ -286,3 +307,26 @@ def _first(shelves: dict[Points, Shelf], search: Search) -> Iterator[Shelf]:
         if count >= search.steps:
             return
         yield shelf
+
+
+def _meeting_in(
+    shelves: dict[Points, Shelf], keys: Keys, pattern: tuple[bool, ...], hull: Hull, places: dict[str, int]
+) -> Iterator[Any]:
+    """Yield the members of some shelves that meet the box."""
+    held = [key for key, is_point in zip(keys, pattern, strict=True) if is_point]
+    if held and all(key in places and hull.points[places[key]] for key in held):
+        shelf = shelves.get(tuple(hull.lows[places[key]] for key in held))
+        found = [shelf] if shelf is not None else []
+    else:
+        bounds = [(number, places[key]) for number, key in enumerate(held) if key in places]
+        found = [
+            shelf
+            for points, shelf in shelves.items()
+            if all(hull.lows[place] <= points[number] < hull.highs[place] for number, place in bounds)
+        ]
+    axis = keys[pattern.index(False)] if not all(pattern) else ""
+    low, high = (hull.lows[places[axis]], hull.highs[places[axis]]) if axis in places else (_LEAST, _GREATEST)
+    for shelf in found:
+        for line in shelf.meeting(low, high):
+            if line[3].meets(hull):
+                yield line[4]
