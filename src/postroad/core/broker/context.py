@@ -1,10 +1,10 @@
-"""What every role of a broker is given: identity, configuration, the list of orders, numbers, and the ways to other brokers.
+"""What every role of a broker is given: identity, configuration, the list of orders, numbers, and routes to other brokers.
 
-Each role owns its state. What a role needs of another it gets as an object with one of the protocols in `views.py`, or as a value
-that `machine.py` carries over.
+Each role owns its state. It uses another role only through an object with one of the protocols in `views.py`, or through a value
+that `machine.py` passes on.
 
-Work that waits for the disk is kept as a record, never as a function: `store` takes one that says what to do when the change is
-durable, and `machine.py` hands it to the role that knows the type.
+Work that waits for the disk is kept as a record, never as a function, so that the state can be printed and compared. `store`
+takes a record that says what to do when the change is on disk, and `machine.py` passes it to the role that knows its type.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ Changes = tuple[tuple[str, bytes | None], ...]
 
 @dataclass(frozen=True, slots=True)
 class BrokerConfig:
-    """What an operator may set of the machine; times in seconds."""
+    """The settings of the machine; times in seconds."""
 
     cache_bytes: int = 64 << 20  # per pubend
     silence_s: float = 1.0  # how often silence and holds are sent, and every fifth time positions
-    subscriber_grace_s: float = 30.0  # how long the logs are held for a client that may come back
-    keep_s: float = 0.0  # how long messages are kept though nobody needs them
+    subscriber_grace_s: float = 30.0  # how long the logs are held for a client that lost its connection
+    keep_s: float = 0.0  # how long messages are kept at least, even if nobody needs them
     publish_window_bytes: int = 4 << 20
     subscriptions_max: int = 200_000
-    newcomer_wait_s: float = 0.0  # how long a broker with empty files waits for news of a former life before it begins
-    replaces: bool = False  # it is known that the files of a former life are lost
-    has_neighbours: bool = False  # it is to link to other brokers: it is not alone, though it may know nobody yet
+    newcomer_wait_s: float = 0.0  # how long a broker with empty files waits for reports of a former life before it begins
+    replaces: bool = False  # the operator knows that the files of a former life are lost
+    has_neighbours: bool = False  # neighbours are configured: other brokers exist, even if none is known yet
     home_query_s: float = 3.0  # how long to wait for the former home of a durable subscription
-    retired: tuple[int, ...] = ()  # brokers that are gone for good: nobody asks them, and their holds do not count
-    skew_tolerance_ms: int = 4_000  # how far a message may be from the broker's clock
-    observed: bool = False  # make observations, and keep of each log what the observer has not recorded
+    retired: tuple[int, ...] = ()  # brokers that will never return: they are not asked, and their holds do not count
+    skew_tolerance_ms: int = 4_000  # how much a message's timestamp may differ from the broker's clock
+    observed: bool = False  # emit observations, and keep in each log what the observer has not recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class SendWhenStored:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A change of metadata that is on its way to the disk, and the work that waits for it."""
+    """A change of metadata that is being written, and the work that waits for it."""
 
     changes: Changes
     then: object | None
@@ -73,10 +73,10 @@ class Context:
     config: BrokerConfig
     orders: list[Output]
     routes: Routes
-    known: dict[int, list[int]] = field(default_factory=dict)  # every other broker ever heard of, with its pubends; stored
+    known: dict[int, list[int]] = field(default_factory=dict)  # every other broker ever seen, with its pubends; stored
     known_changed: bool = False  # since it was stored
     wall_ms: int = 0
-    keep_all_until: float = 0.0  # nothing is released before: those who hold our logs have to say so again
+    keep_all_until: float = 0.0  # nothing is released before: other brokers must repeat their holds on our logs first
     writes: dict[int, Write] = field(default_factory=dict)
     token: int = 0
     epoch: int = 0
@@ -93,12 +93,12 @@ class Context:
         return self.incarnation << 32 | self.epoch
 
     def next_request(self) -> int:
-        """Return a number for a question to a broker. The answer may come after a restart: no other life of ours uses it."""
+        """Return a request number that no other start of this broker uses: an answer may arrive after a restart."""
         self.request = self.request + 1 & 0xFFFF_FFFF
         return self.incarnation << 32 | self.request
 
     def filter(self, text: str) -> Filter:
-        """Parse a filter, or find it parsed."""
+        """Return the parsed filter, from the cache of parsed filters if possible."""
         known = self.filters.get(text)
         if known is None:
             known = Filter(text)
@@ -108,7 +108,7 @@ class Context:
         return known
 
     def remember_filter(self, text: str, known: Filter | FilterError) -> None:
-        """Keep a parsed filter, or why the text is none, for those who name it next."""
+        """Cache a parsed filter, or the error of an invalid text."""
         if text in self.filters:
             return
         self.filters[text] = known
@@ -121,19 +121,22 @@ class Context:
             self.filter_characters -= len(oldest)
 
     def store(self, changes: Changes, then: object | None = None) -> None:
-        """Write metadata; the machine goes on with `then` when it is durable."""
+        """Write metadata. When it is on disk, the machine continues with `then`."""
         token = self.next_token()
         self.writes[token] = Write(changes, then)
         self.orders.append(Store(token, changes))
 
     def remember_broker(self, broker: int, pubends: list[int]) -> None:
-        """Store that a broker exists, with the next orders: what is out of reach now may hold what we were never told."""
+        """Remember that a broker exists, and store it with the next orders.
+
+        A known broker counts even when it is unreachable: it may have names and messages that we do not know.
+        """
         if self.known.get(broker) != pubends and broker not in self.config.retired:
             self.known[broker] = pubends
             self.known_changed = True
 
     def store_known(self) -> None:
-        """Store which brokers exist, if that changed: once for all that were heard of together."""
+        """Store which brokers exist, if that changed; one write for all changes of a turn."""
         if self.known_changed:
             self.known_changed = False
             self.store(((KNOWN_KEY, msgspec.msgpack.encode(self.known)),))
@@ -145,7 +148,7 @@ class Context:
         self.orders.append(Refuse(link, request, error))
 
     def unicast(self, packet: Unicast, *, came_by: LinkId | None = None, data: bool = False) -> bool:
-        """Send a packet one link nearer to its target; tell whether there is a way."""
+        """Send a packet over the next link towards its target; tell whether there is a route."""
         link = self.routes.route(packet.target)
         if link is None or link == came_by or packet.hops <= 0:
             return False

@@ -1,21 +1,23 @@
-"""What a broker does when it finds that its disk is behind what it once said.
+"""Recognises that this broker's files are older than what it has announced, and continues without contradicting that.
 
-Brokers remember of each other which life they heard of last, an incarnation and the time of its start, and how far they heard of
-each pubend. They store that now and then, and tell it (`Remembered`) on every new link and whenever they hear of a new life.
+A *life* of a broker is the time between a start and a stop of its process. Its *former lives* are those before this start.
+Brokers remember about each other which life they saw last (its incarnation and start time), and how far they have seen each
+pubend. They store that from time to time, and send it (`Remembered`) on every new link, and whenever they see a new life.
 
-**Incarnations.** An incarnation counts the starts of a broker, on its disk. When that is lost, or an old copy of it comes back,
-the count falls, and others refuse what the broker says as older than what they know. A neighbour then sends the newer link
-state, a pubend's broker answers an older hold with the newer number. The broker *outbids* them: it stores an incarnation above
-all it heard of and goes on under that. Until it is stored, nothing is said under it, so that no two lives ever use the same one.
-The disk's own count goes on below: what is stored is the difference.
+**Incarnations.** The incarnation counts the starts of a broker, on its disk. If the disk is lost or replaced by an old copy, the
+count falls, and other brokers ignore this broker's packets as outdated. A neighbour then sends it the newer link state, and a
+pubend's broker answers an older hold with the newer number. The broker *outbids* them: it stores an incarnation above all that it
+received, and then continues with that one. It is not used before it is on disk, so no two lives ever use the same incarnation.
+The file with the count is not changed; the difference is stored.
 
-**Ticks.** A pubend that was never used *begins*: it chooses its first tick, above the clock and above all that is remembered
-of it, and stores it; only then interests become active, and messages are taken. A broker that has neighbours waits for one of
-them to tell what it remembers, for a while. If there was a former life, everything up to the first tick is lost. If the files
-are an old copy, the lost range begins where they end, and ends where somebody heard of the pubend last. A lost range is stored,
-told to the operator, and answered as a gap from then on (see `lost_ranges`).
+**Ticks.** A pubend that was never used chooses its first tick, above the clock and above everything that is remembered of it, and
+stores it. Only then do interests become active and messages are accepted. A broker with neighbours first waits for a while until
+one of them sends what it remembers. If there was a former life, everything up to the first tick is lost. If the files are an old
+copy, the lost range begins where they end, and ends where another broker has last seen the pubend. A lost range is stored,
+reported to the operator, and answered as a gap from then on (see `lost_ranges`).
 
-Invariants: a life that was outbid never speaks again; no tick that was announced in a life anybody remembers is used again.
+Invariants: packets of a life that was outbid are never accepted again; no tick that was announced in a remembered life is used
+again.
 """
 
 from __future__ import annotations
@@ -38,9 +40,9 @@ from postroad.types import COUNTER_BITS
 INCARNATION_KEY: Final = "incarnation-base"
 BORN_KEY: Final = "born/"
 HEARD_KEY: Final = "heard"
-UNHEARD_MS: Final = 15_000  # what a former life may have decided beyond what anybody heard of, where its ticks were ahead of time
-LIVES_MAX: Final = 8  # of one broker that are remembered
-HEARD_STORE_S: Final = 10.0  # how often it is stored how far pubends were heard of
+UNHEARD_MS: Final = 15_000  # how far a former life may have announced ticks beyond what other brokers have seen
+LIVES_MAX: Final = 8  # remembered per broker
+HEARD_STORE_S: Final = 10.0  # how often the seen ends of pubends are stored
 
 
 class Lives(msgspec.Struct, array_like=True):
@@ -51,7 +53,7 @@ class Lives(msgspec.Struct, array_like=True):
 
 
 class Heard(msgspec.Struct, array_like=True):
-    """What is remembered of other brokers: their lives, and how far each pubend was heard of."""
+    """What is remembered of other brokers: their lives, and for each pubend the horizon and the last row that were seen."""
 
     lives: dict[int, Lives] = {}
     horizons: dict[int, int] = {}
@@ -60,21 +62,21 @@ class Heard(msgspec.Struct, array_like=True):
 
 @dataclass(slots=True)
 class Stored:
-    """What a broker has on disk of its own lives and of others'."""
+    """What a broker has on disk about its own lives and those of others."""
 
-    base: int = 0  # of incarnations
+    base: int = 0  # added to the count of starts to get the incarnation
     born: Positions = field(default_factory=dict)  # the first tick of each pubend
     heard: Heard = field(default_factory=Heard)
     used: list[int] = field(default_factory=list)  # pubends that have begun, though their records are damaged
 
 
 def started_incarnation(count: int, metadata: Mapping[str, bytes]) -> int:
-    """Return the incarnation of a broker whose disk counts so many starts."""
+    """Return the incarnation of a broker from the count of starts on its disk."""
     return min(count + _base(metadata), INCARNATION_MAX - 1)
 
 
 def assumed_base(damaged: Sequence[str], now_s: int) -> tuple[tuple[str, bytes], ...]:
-    """Return what stands in for a damaged base: the clock, which is above any count of starts."""
+    """Return a replacement for a damaged base: the clock, which is above any count of starts."""
     return ((INCARNATION_KEY, now_s.to_bytes(8, "big")),) if INCARNATION_KEY in damaged else ()
 
 
@@ -87,13 +89,13 @@ class FirstTicksStored:
 
 @dataclass(frozen=True, slots=True)
 class IncarnationStored:
-    """Work after a write: go on under this incarnation."""
+    """Work after a write: continue with this incarnation."""
 
     incarnation: int
 
 
 class FormerLives:
-    """Recognises that a former life of this broker said more than its disk knows, and remembers the lives of others."""
+    """Recognises lost or outdated files of this broker, and remembers the lives of other brokers."""
 
     def __init__(
         self,
@@ -111,21 +113,21 @@ class FormerLives:
         self._losses = losses
         self._keeper = keeper
         self._count = context.incarnation - stored.base
-        self._adopting = context.incarnation  # what is being stored, or was
+        self._adopting = context.incarnation  # the highest incarnation that is stored or being stored
         self._hold_version = 0
         self._born = dict(stored.born)
         self._found = {p: max(pubend.horizon, self._born.get(p, 0)) for p, pubend in pubends.items()}
-        self._last = {p: max(pubend.last, pubend.released) for p, pubend in pubends.items()}  # message there, or gone
+        self._last = {p: max(pubend.last, pubend.released) for p, pubend in pubends.items()}  # of messages
         self._new = [pubend for pubend, tick in self._found.items() if not tick and pubend not in stored.used]
-        self._remembered: Positions = {}  # the ticks of our pubends in former lives
-        self._former = context.config.replaces  # there was one
+        self._remembered: Positions = {}  # the highest ticks of our pubends in former lives, as other brokers report them
+        self._former = context.config.replaces  # there was a former life
         self._begin_at = now + context.config.newcomer_wait_s
         self._begun: list[int] = []  # pubends that have begun, until `take_begun`
-        self._lost: list[tuple[int, int]] = []  # pubends that are gone up to a tick, until `take_lost`
+        self._lost: list[tuple[int, int]] = []  # pubends that are lost up to a tick, until `take_lost`
         if self._new and context.config.newcomer_wait_s:
-            context.keep_all_until = now + context.config.subscriber_grace_s  # who holds the log has to say so first
+            context.keep_all_until = now + context.config.subscriber_grace_s  # other brokers must send their holds first
         self._heard = stored.heard
-        self._untold: dict[int, Remembered] = {}  # broker -> what it is to be told once there is a way to it
+        self._untold: dict[int, Remembered] = {}  # broker -> what to send to it once there is a route
         self._store_at = now + HEARD_STORE_S
         for pubend, tick in self._found.items():
             stream = streams[pubend]
@@ -140,14 +142,14 @@ class FormerLives:
                 pubends[pubend].released = max(pubends[pubend].released, loss.hi)
 
     def restarted_above(self, pubend: int, tick: int) -> None:
-        """Take note that it is not known how far a pubend was, and that it goes on above a tick: only rows tell a loss then."""
+        """Record that a pubend's horizon was unknown and that it continues above `tick`; then only rows can prove a loss."""
         self._found[pubend] = max(tick, self._found[pubend])
 
     # --- a pubend's first tick ---
 
     @property
     def waits(self) -> bool:
-        """Whether there are pubends that have not begun: until then nobody knows what this broker once was."""
+        """Whether some pubends have not begun: until then it is not known whether this broker had a former life."""
         return bool(self._new)
 
     def wake(self, now: float) -> None:
@@ -156,25 +158,25 @@ class FormerLives:
 
     @property
     def anew_ms(self) -> int:
-        """When this life began in place of a former one whose files are lost, 0 if it did not."""
+        """The time now if this life replaces a former one whose files are lost, else 0."""
         return self._context.wall_ms if self._former else 0
 
     def first_tick(self, pubend: int) -> int:
-        """Return where a pubend of ours began, 0 when that is not known."""
+        """Return the first tick of a hosted pubend, 0 when it is not known."""
         return self._born.get(pubend, 0)
 
     def take_begun(self) -> list[int]:
-        """Return the pubends that have begun since the last time."""
+        """Return the pubends that have begun since the last call."""
         begun, self._begun = self._begun, []
         return begun
 
     def take_lost(self) -> list[tuple[int, int]]:
-        """Return the pubends found since the last time to be gone up to a tick: their subscribers get a gap."""
+        """Return (pubend, tick) for losses found since the last call; subscribers get a gap up to the tick."""
         lost, self._lost = self._lost, []
         return lost
 
     def _begin(self, now: float) -> None:
-        """Choose and store the first tick of pubends that were never used, with what is lost before it."""
+        """Choose and store the first tick of unused pubends, with the range that is lost before it."""
         self._begin_at = float("inf")
         wall, ahead = self._context.wall_ms << COUNTER_BITS, UNHEARD_MS << COUNTER_BITS if self._former else 0
         born = {pubend: max(wall, self._remembered.get(pubend, 0)) + ahead for pubend in self._new}
@@ -184,14 +186,14 @@ class FormerLives:
         self._context.store(tuple(changes), FirstTicksStored(born))
 
     def first_ticks_stored(self, born: Positions, now: float) -> None:
-        """Open the pubends whose first ticks are durable."""
+        """Open the pubends whose first ticks are on disk."""
         self._born.update(born)
         self._new = []
         for pubend_id, tick in born.items():
             pubend = self._pubends[pubend_id]
             pubend.begin(tick)
             pubend.released = max(pubend.released, self._losses.end_after(pubend_id, 0))
-            if self._former:  # also where that was heard of only while the first tick was being stored
+            if self._former:  # also if that became known only while the first tick was being stored
                 self._lose(pubend_id, 0, max(tick, self._beyond(pubend_id)), now)
             self._streams[pubend_id].begin(pubend.horizon, now)
             self._begun.append(pubend_id)
@@ -199,8 +201,8 @@ class FormerLives:
     # --- what others remember of us ---
 
     def told(self, packet: Remembered, now: float, *, is_neighbour: bool) -> None:
-        """Take what another broker remembers of our former lives."""
-        knows_this_life = self._context.routes.started_ms in packet.starts  # then there is nothing to learn from it
+        """Handle what another broker remembers of our former lives."""
+        knows_this_life = self._context.routes.started_ms in packet.starts  # then it describes this life, not a former one
         if packet.incarnation and not knows_this_life:
             wall_ms = self._context.wall_ms
             horizons, rows = believable(packet.horizons, wall_ms), believable(packet.rows, wall_ms)
@@ -224,21 +226,22 @@ class FormerLives:
                 self._lose(pubend, self._last[pubend], self._end_of_loss(pubend, heard, self._found[pubend]), now)
 
     def _end_of_loss(self, pubend: int, heard: int, first: int) -> int:
-        """Return where the lost range of a pubend ends that has begun at `first`, without the messages of this life.
+        """Return the end of the lost range of a pubend that has begun at `first`, excluding the messages of this life.
 
-        What was heard may be what this life has said, if it came by another way than word of the life; then the clock decides.
+        The reported horizon may come from this life, if the other broker saw the pubend before it saw the new life. Then the
+        start time of this life is the limit.
         """
         if heard > self._pubends[pubend].horizon:
             return max(first, self._beyond(pubend))
         return max(first, min(heard, self._context.routes.started_ms << COUNTER_BITS))
 
     def _beyond(self, pubend: int) -> int:
-        """Return a tick above all that former lives gave out, of which somebody may not have heard the last."""
+        """Return a tick above all that former lives used, including the last ones, which no other broker may have seen."""
         heard = self._remembered.get(pubend, 0)
         return heard + (UNHEARD_MS << COUNTER_BITS) if heard else 0
 
     def _lose(self, pubend_id: int, lo: int, hi: int, now: float) -> None:
-        """Note a range that turned out to be lost after the pubend had begun, and tell those who are behind it."""
+        """Record a range that was found to be lost after the pubend had begun, and report it to subscribers behind it."""
         pubend, stream = self._pubends[pubend_id], self._streams[pubend_id]
         if self._losses.contains(pubend_id, Loss(lo, hi, 0, 0)):
             return
@@ -246,7 +249,7 @@ class FormerLives:
         pubend.horizon = max(pubend.horizon, hi)
         stream.cache.drop_through(hi)
         if lo:
-            return  # what is before it can be read: who is behind is told when it comes to it
+            return  # the ticks before it can be read: a subscription gets the gap when it reaches `lo`
         pubend.released = max(pubend.released, hi)
         self._lost.append((pubend_id, hi))
         stream.pass_on(Released(pubend_id, hi))
@@ -267,7 +270,7 @@ class FormerLives:
     # --- what we remember of others ---
 
     def remember_life(self, broker: int, life: tuple[int, int]) -> None:
-        """Note a new life of another broker; what we knew of the one before is told to it as soon as there is a way."""
+        """Record a new life of another broker; what we remember of the one before is sent to it when there is a route."""
         incarnation, started_ms = life
         known = self._heard.lives.setdefault(broker, Lives(0, []))
         if not started_ms or (started_ms in known.starts and incarnation <= known.incarnation):
@@ -280,11 +283,11 @@ class FormerLives:
         self._context.store(((HEARD_KEY, msgspec.msgpack.encode(self._heard)),))
 
     def tell_neighbour(self, link: LinkId, broker: int) -> None:
-        """Tell a new neighbour what we remember of it; with nothing to remember, just that."""
+        """Send a new neighbour what we remember of it, even if that is nothing: it may wait for this packet."""
         self._context.send(link, self._memory_of(broker))
 
     def tell_others(self) -> None:
-        """Tell brokers that began a new life, where there is a way to them now."""
+        """Send what we remember to brokers with a new life, if there is a route now."""
         for broker, memory in list(self._untold.items()):
             if self._context.unicast(memory):
                 del self._untold[broker]
@@ -297,7 +300,7 @@ class FormerLives:
         return Remembered(broker, self._context.broker, FULL_HOPS, lives.incarnation, list(lives.starts), horizons, rows)
 
     def store_heard(self, now: float) -> None:
-        """Store how far the pubends of others were heard of, if some moved on since the last time."""
+        """Store how far other brokers' pubends were seen, if that changed since the last time."""
         if now < self._store_at:
             return
         self._store_at = now + HEARD_STORE_S
@@ -305,7 +308,7 @@ class FormerLives:
             self._context.store(((HEARD_KEY, msgspec.msgpack.encode(self._heard)),))
 
     def _hear(self) -> bool:
-        """Note how far the streams of others are; tell whether one moved on."""
+        """Record how far other brokers' streams are; tell whether one advanced."""
         heard, moved = self._heard, False
         for pubend, stream in self._streams.items():
             if not stream.hosted_here and stream.cache.frontier > heard.horizons.get(pubend, 0):
@@ -316,16 +319,16 @@ class FormerLives:
     # --- incarnations ---
 
     def heard_of_self(self, record: LinkState) -> None:
-        """Take a link state that names us as its origin."""
+        """Handle a link state that names us as its origin."""
         incarnation = self._context.routes.outbid(record)
         if incarnation is not None:
             self._outbid(incarnation)
 
     def hold_refused(self, packet: HoldConfirmed) -> None:
-        """Take word that a hold of ours is older than one that is known."""
+        """Handle the refusal of a hold of ours that is older than a known one."""
         ours = (self._context.incarnation, self._keeper.version)
         if (packet.incarnation, packet.version) <= ours:
-            return  # it overtook the one that was refused
+            return  # we have sent a newer hold since the one that was refused
         if packet.incarnation == self._context.incarnation and packet.version + 1 < COUNT_MAX:
             self._keeper.adopt(packet.incarnation, packet.version)
             return
@@ -345,7 +348,7 @@ class FormerLives:
         self._context.store(((INCARNATION_KEY, base),), IncarnationStored(incarnation))
 
     def incarnation_stored(self, incarnation: int) -> None:
-        """Go on under a higher incarnation."""
+        """Continue with a higher incarnation."""
         if incarnation <= self._context.incarnation:
             return
         self._context.incarnation = incarnation

@@ -1,7 +1,8 @@
-"""Knowledge: stretches of a pubend's stream with a label.
+"""Knowledge: ranges of a pubend's stream with a label.
 
-A segment says of every tick in (lo, hi] whether it has a message. The *label* is the number of the interest for which the silence
-in between is complete; `COMPLETE` is the label of the pubend's own broker.
+A segment states for every tick in (lo, hi] whether it has a message. The *label* is the epoch of the interest for which the
+statement is complete: a row that this interest does not want may be missing. `COMPLETE` is the label of the pubend's own broker,
+where no row is missing.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from typing import Final
 
 from postroad.core.batch.batch import Batch
 
-SEGMENT_BYTES: Final = 256  # what a segment costs beside its rows
-ROWS_BYTES: Final = 3072  # what a batch costs beside its bytes: its columns are objects with buffers of their own
+SEGMENT_BYTES: Final = 256  # memory of a segment without its rows
+ROWS_BYTES: Final = 3072  # memory of a batch without its bytes: each column is an object with its own buffers
 COMPLETE: Final = (1 << 64) - 1  # the label of the pubend's own broker: silence for everybody
 
 
@@ -21,7 +22,7 @@ class Segment:
     lo: int
     hi: int
     label: int
-    rows: Batch | None  # None: all silence
+    rows: Batch | None  # None: every tick is silence
 
     @property
     def size(self) -> int:

@@ -1,7 +1,7 @@
-"""Reads of this broker's logs that are under way, and what each is for.
+"""The pending reads of this broker's logs, and the purpose of each.
 
-A role asks for a stretch of a log with a record that says what the answer is for. `machine.py` hands the answer and that record
-to the role that knows its type. What a former life lost is taken out of a read and reported as gone (`lost_ranges`).
+A role requests a range of a log together with a record that states the purpose. `machine.py` passes the answer and that record to
+the role that knows its type. Ranges that a former life lost are excluded from the read and reported as released (`lost_ranges`).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ READS_MAX: Final = 1024
 
 @dataclass(slots=True)
 class LogReads:
-    """The reads under way."""
+    """The pending reads."""
 
     context: Context
     losses: Losses
     waiting: dict[int, tuple[ReadLog, object]] = field(default_factory=dict)
 
     def ask(self, order: ReadLog, purpose: object) -> bool:
-        """Read a stretch of a log; False when too many reads are under way: ask again later."""
+        """Read a range of a log; False when too many reads are pending: the caller tries again later."""
         if len(self.waiting) >= READS_MAX:
             return False
         token = self.context.next_token()
@@ -35,17 +35,17 @@ class LogReads:
         return True
 
     def purpose(self, token: int) -> object | None:
-        """Return what a read under way is for."""
+        """Return the purpose of a pending read."""
         waiting = self.waiting.get(token)
         return None if waiting is None else waiting[1]
 
     def answered(self, result: LogRead) -> tuple[object, LogRead] | None:
-        """Return what a read was for, with the answer; None for one that nobody waits for."""
+        """Return the purpose of a finished read, with the answer; None for a read that nobody waits for."""
         order, purpose = self.waiting.pop(result.token, (None, None))
         return None if order is None else (purpose, self.losses.told(order, result))
 
     def failed(self, token: int) -> None:
-        """Forget a read that failed; whoever wants it asks again."""
+        """Forget a read that failed; the role that needs it repeats it later."""
         self.waiting.pop(token, None)
 
     def __len__(self) -> int:

@@ -1,8 +1,8 @@
-"""Ranges of hosted pubends that a former life of this broker decided and whose rows are lost with its files.
+"""Ranges of hosted pubends that were announced before this broker lost its files, so that their rows are lost.
 
-Each range is stored, and every read of the log goes around it: what lies in it is told as a gap, never as silence.
+Each range is stored. Every read of the log leaves it out and reports it as a gap, never as silence.
 
-Invariant: the ranges of a pubend are disjoint and ascend; joining two makes a range that contains both.
+Invariant: the ranges of a pubend are disjoint and ascend. When there are too many, two are merged into one that contains both.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import msgspec
 from postroad.core.protocol.orders import LogRead, ReadLog
 
 LOST_KEY: Final = "lost/"
-RANGES_MAX: Final = 64  # of a pubend; more are joined
+RANGES_MAX: Final = 64  # per pubend; more are merged
 
 
 class Loss(msgspec.Struct, frozen=True, array_like=True):
-    """The ticks in (lo, hi] were announced by a former life, and their rows are gone; found in an incarnation, at a time."""
+    """The ticks in (lo, hi] were announced and their rows are lost; when and in which incarnation that was found."""
 
     lo: int
     hi: int
@@ -38,7 +38,7 @@ class Losses:
         self.ranges[int(key.removeprefix(LOST_KEY))] = msgspec.msgpack.decode(value, type=list[Loss])
 
     def add(self, pubend: int, loss: Loss) -> tuple[str, bytes]:
-        """Note a lost range; return what must be stored."""
+        """Add a lost range; return the record to store."""
         ranges: list[Loss] = []
         for each in sorted([*self.ranges.get(pubend, ()), loss], key=lambda one: one.lo):
             if ranges and (each.lo <= ranges[-1].hi or len(ranges) >= RANGES_MAX):
@@ -53,17 +53,17 @@ class Losses:
         return any(each.lo <= loss.lo and loss.hi <= each.hi for each in self.ranges.get(pubend, ()))
 
     def end_after(self, pubend: int, tick: int) -> int:
-        """Return where the lost range that begins at or before a tick ends, 0 when the tick is in none."""
+        """Return the end of the lost range that contains the tick after this one, 0 if there is none."""
         return next((each.hi for each in self.ranges.get(pubend, ()) if each.lo <= tick < each.hi), 0)
 
     def limit(self, order: ReadLog) -> ReadLog:
-        """Return the part of a read that ends before the next lost range, or begins after the one it begins in."""
+        """Return the part of a read up to the next lost range; if it begins inside one, the part after that."""
         lo = self.end_after(order.pubend, order.lo) or order.lo
         begins = [each.lo for each in self.ranges.get(order.pubend, ()) if lo < each.lo < order.hi]
         return replace(order, lo=lo, hi=max(min(begins, default=order.hi), lo))
 
     def told(self, order: ReadLog, result: LogRead) -> LogRead:
-        """Return the answer to a read with what is lost at its beginning as gone."""
+        """Return the answer to a read, with the lost range at its beginning as released."""
         end = self.end_after(order.pubend, order.lo)
         return replace(result, hi=max(result.hi, end), released=max(result.released, end)) if end else result
 
@@ -72,7 +72,7 @@ class Losses:
 
 
 def lost_ranges(metadata: Mapping[str, bytes]) -> Losses:
-    """Return what a broker's metadata says of lost ranges."""
+    """Read the lost ranges from a broker's metadata."""
     losses = Losses()
     for key, value in metadata.items():
         if key.startswith(LOST_KEY):

@@ -3,19 +3,19 @@
 A driver (`runtime` with real sockets and disks, `sim` with virtual ones) owns one `Broker` and calls it from one thread:
 
 - `clock(wall_ms)` sets the wall clock, and `now` is an argument of every call: seconds on a clock that never steps back.
-- `receive(packet, link=...)` hands in a packet of a client or a neighbour. Bytes are decoded before; a packet that breaks a rule
-  becomes a `Refuse` order, never an exception.
-- `fact(...)` hands in what happened: a link came up or was lost, an order was carried out.
+- `receive(packet, link=...)` passes in a packet of a client or a neighbour. The driver decodes the bytes first. A packet that
+  breaks a rule becomes a `Refuse` order, never an exception.
+- `fact(...)` passes in an event: a link came up or was lost, an order was carried out.
 - `wake(now=...)` must be called at the time that `deadline()` returns, at the latest.
 - `outputs()` returns the orders of this turn. The driver carries them out in this order. `Append`, `Store` and `ReadLog` may run
-  in the background; each is answered once by the fact that names its token, and what it wrote is durable by then. A `Send` that
-  follows them may leave before; what must not be said before it is durable is ordered after that fact.
+  in the background. Each is answered once, by the fact with its token; what it wrote is on disk by then. A `Send` that follows
+  one of them may leave before it is done; a packet that must wait for the disk is ordered only after that fact.
 - The same inputs give the same orders, byte for byte: no clock, no random numbers, no `hash()`, no iteration over a set.
 
 The machine has one object per role: `publishing` (pubends, publishers, named writers), `relaying` (streams, interest, routes,
-the past for other brokers), `subscribing` (subscriptions, durable names, range reads) and `holding` (who needs which log from
-where on). Each owns its state and does not import the others. This module builds them, gives each input to its role,
-and carries over what one role learned and another must know. `docs/internals/overlay.md` explains how they make one system.
+older messages for other brokers), `subscribing` (subscriptions, durable names, range reads) and `holding` (which broker needs
+which log from which tick on). Each owns its state and does not import the others. This module builds them, dispatches each input
+to its role, and passes on what one role learned and another needs. `docs/internals/overlay.md` explains the whole system.
 """
 
 from __future__ import annotations
@@ -75,15 +75,15 @@ from postroad.core.protocol.orders import (
 from postroad.errors import FilterError, ImplausibleError, PostroadError, TooManyError, WrongRoleError
 from postroad.types import COUNTER_BITS
 
-FAST_S: Final = 0.05  # how often gaps and catch-ups are looked at while there are any
-TELLING_PERIODS: Final = 5  # of silence, in which every client is told its positions once
+FAST_S: Final = 0.05  # how often gaps and catch-ups are checked
+TELLING_PERIODS: Final = 5  # every client is sent its positions once in so many periods of `silence_s`
 STREAMS_MAX: Final = 1 << 16
 PARKED_MAX: Final = 4096
 _OfSubscription: TypeAlias = p.Subscribe | p.Unsubscribe | p.Flow | p.Acknowledge
 
 
 class Broker:
-    """The machine of one broker. `clock` before events, `outputs` after them."""
+    """The machine of one broker. Call `clock` before events and `outputs` after them."""
 
     def __init__(self, state: BrokerState, config: BrokerConfig, *, now: float = 0.0) -> None:
         records = load_records(state, config.retired)
@@ -91,11 +91,11 @@ class Broker:
         self._orders: list[Output] = []
         self._neighbours: dict[LinkId, int] = {}  # links to brokers
         self._clients: dict[LinkId, str] = {}  # links to clients, with their names
-        self._disbelieved = 0  # packets of other brokers that were left out; see `trust`
-        self._parked: list[tuple[LinkId, _OfSubscription, int]] = []  # what waits for word of a former life
+        self._disbelieved = 0  # packets of other brokers that were ignored; see `trust`
+        self._parked: list[tuple[LinkId, _OfSubscription, int]] = []  # client packets that wait for the first ticks
         self._slow_at = now
         self._fast_at = now
-        self._tell_holds = False  # those not confirmed too, since there are other ways
+        self._tell_holds = False  # routes changed: send our holds again, also those that were not confirmed
         self._forget_unreadable = UNREADABLE in state.damaged
         ids = tuple(sorted(s.pubend for s in state.pubends))
         self._router = LinkStateRouter(state.broker, state.incarnation, ids, self._orders)
@@ -110,7 +110,7 @@ class Broker:
         self._keeper = HoldKeeper(state.incarnation, records.floor_for_grace, now + config.subscriber_grace_s)
         self._durables: Durables = records.durables
         self._durables.drop_unsettled()
-        # Before everything that publishes: it closes the pubends that must not begin yet.
+        # Built before `Publishing`, because it closes the pubends that must not begin yet.
         self._lives = FormerLives(self._context, self._pubends, self._streams, records.losses, self._keeper, records.lives, now)
         self._publishing = Publishing(self._context, self._pubends, records.publisher_next)
         self._writing = Writing(self._context, self._publishing)
@@ -161,7 +161,7 @@ class Broker:
             self._restart_above(wall_ms)
 
     def _restart_above(self, wall_ms: int) -> None:
-        """Go on above everything a pubend whose horizon is damaged can have announced."""
+        """Let pubends whose stored horizon is damaged continue above everything they can have announced."""
         for pubend_id in self._unknown_horizons:
             pubend = self._pubends[pubend_id]
             pubend.restart_above(wall_ms + RESERVE_MS << COUNTER_BITS)
@@ -204,7 +204,7 @@ class Broker:
                 self._releasing.observed(ticks)
 
     def _stored(self, token: int, now: float) -> None:
-        """Go on with the work that waited for a write."""
+        """Continue with the work that waited for a write."""
         write = self._context.writes.pop(token, None)
         if write is None:
             return
@@ -239,7 +239,7 @@ class Broker:
         self._take_begun(now)
 
     def _log_read(self, fact: LogRead, now: float) -> None:
-        """Give a stretch of a log to the role that asked for it."""
+        """Pass the answer of a log read to the role that requested it."""
         answered = self._log_reads.answered(fact)
         if answered is None:
             return
@@ -257,9 +257,9 @@ class Broker:
                 raise AssertionError(purpose)
 
     def _without_former_life(self, purpose: PastFromLog, result: LogRead) -> LogRead:
-        """Report as gone what lies before our first tick, where no other broker was ever heard of.
+        """Report everything before our first tick as released, if no other broker was ever known.
 
-        A position before it that a client brings can only come from a former life then.
+        Then a client's position before the first tick can only come from a former life of this broker.
         """
         first = self._lives.first_tick(purpose.pubend) if not self._context.known else 0
         if not 0 < purpose.lo < first:
@@ -267,20 +267,20 @@ class Broker:
         return replace(result, hi=max(result.hi, first), released=max(result.released, first))
 
     def _tell_lost(self) -> None:
-        """Give subscribers a gap for what a former life of this broker lost."""
+        """Report a gap to subscribers for what a former life of this broker lost."""
         for pubend, tick in self._lives.take_lost():
             self._edge.released(pubend, tick)
 
     def knows_filter(self, text: str) -> bool:
-        """Tell whether a filter is parsed already."""
+        """Tell whether a filter is already parsed and cached."""
         return text in self._context.filters
 
     def remember_filter(self, text: str, known: Filter | FilterError) -> None:
-        """Take over what the driver found out about a text: the filter, with all that is costly, or why it is none."""
+        """Cache a filter that the driver has parsed (which can be slow), or the error of an invalid text."""
         self._context.remember_filter(text, known)
 
     def receive(self, message: p.Packet, *, link: LinkId, now: float, batch: Batch | None = None, packet: int = 0) -> None:
-        """Take a packet; a fault of the peer becomes an error packet, never an exception."""
+        """Handle a packet. A fault of the peer becomes an error packet, never an exception."""
         try:
             if link in self._clients:
                 self._from_client(message, link, batch, packet, now)
@@ -309,7 +309,7 @@ class Broker:
         return min(self._slow_at, self._fast_at)
 
     def outputs(self) -> list[Output]:
-        """Take the orders; what was published since the last time goes into one append, what routing changed into one look."""
+        """Return the orders of this turn. Everything published in it goes into one append, all route changes into one round."""
         if self._tell_holds:
             self._tell_holds = False
             self._releasing.tell(again=True)
@@ -321,7 +321,7 @@ class Broker:
 
     @property
     def orders_waiting(self) -> int:
-        """Orders that the next `outputs` returns, about."""
+        """The approximate number of orders that the next `outputs` returns."""
         return len(self._orders)
 
     def stats(self) -> dict[str, int]:
@@ -349,7 +349,7 @@ class Broker:
         return self._publishing.backlog_bytes
 
     def streams(self) -> dict[int, dict[str, int]]:
-        """Return for each pubend how far its stream is known and delivered here."""
+        """Return for each pubend how far its stream is known and delivered at this broker."""
         return {
             pubend: {**stream.stats(), "frontier": stream.cache.frontier, "delivered": self._edge.streams[pubend].delivered}
             for pubend, stream in self._streams.items()
@@ -377,15 +377,15 @@ class Broker:
 
     @property
     def next_round_at(self) -> float:
-        """When the next `wake` looks at everything that is behind."""
+        """When the next `wake` checks gaps and catch-ups."""
         return self._fast_at
 
     def horizons(self) -> dict[int, int]:
-        """Return how far each pubend hosted here is announced."""
+        """Return how far each hosted pubend is announced."""
         return {pubend_id: pubend.horizon for pubend_id, pubend in self._pubends.items()}
 
     def reached(self, subscription: int, pubend: int) -> int:
-        """Return up to where a subscription was sent everything that matches."""
+        """Return the tick up to which a subscription was sent everything that matches."""
         return self._edge.reached_by(subscription, pubend)
 
     # --- packets ---
@@ -420,13 +420,16 @@ class Broker:
                 raise WrongRoleError(f"a client must not send {type(message).__name__}")
 
     def _park(self, link: LinkId, message: _OfSubscription, packet: int) -> None:
-        """Let what concerns subscriptions wait, in order, while nobody has told us yet what we once were, and what they had."""
+        """Queue a packet about subscriptions until the first ticks of our pubends are chosen.
+
+        Until then this broker may have had a former life, whose subscriptions others still have to report.
+        """
         if len(self._parked) >= PARKED_MAX:
             raise TooManyError(f"this broker has just started and lets at most {PARKED_MAX} subscriptions wait")
         self._parked.append((link, message, packet))
 
     def _take_begun(self, now: float) -> None:
-        """Go on with what waited for the first ticks of our pubends."""
+        """Continue with what waited for the first ticks of our pubends."""
         begun = self._lives.take_begun()
         if not begun:
             return
@@ -470,15 +473,15 @@ class Broker:
                 raise WrongRoleError(f"a broker must not send {type(message).__name__}")
 
     def _believe(self, message: p.Packet, link: LinkId, batch: Batch | None) -> bool:
-        """Tell whether a packet of a neighbour may be acted on; raise when it cannot be so.
+        """Tell whether to act on a packet of a neighbour; raise `ImplausibleError` if it is impossible.
 
-        Knowledge counts from the stream's parent only: late word of a former parent is asked for again.
+        Knowledge is accepted from the stream's parent only. Late packets of a former parent are ignored and requested again.
         """
         try:
             check(message, batch)
         except ImplausibleError:
             if isinstance(message, p.Unicast) and message.source != self._neighbours[link]:
-                return False  # it is not the neighbour's fault, who passed it on
+                return False  # the neighbour only passed it on
             raise
         latest = latest_tick(self._context.wall_ms)
         match message:
@@ -496,7 +499,7 @@ class Broker:
         return stream is not None and not stream.hosted_here and stream.parent == link
 
     def _child_stream(self, pubend: int) -> Stream:
-        """Return the stream a neighbour asks for. Word of its broker may still be on its way to us."""
+        """Return the stream that a neighbour is interested in. We may not have received its broker's link state yet."""
         if pubend not in self._streams and len(self._streams) >= STREAMS_MAX:
             raise TooManyError(f"this broker supports at most {STREAMS_MAX} pubends")
         return self._streams.ensure(pubend)
@@ -556,7 +559,7 @@ class Broker:
                 cursors = believable(message.cursors, self._context.wall_ms)
                 self._subscribing.home_answered(msgspec.structs.replace(message, cursors=cursors), now)
             case _:
-                pass  # a catch-up for a pubend that is not here any more: it is asked again
+                pass  # a catch-up for a pubend that is no longer here: its sender repeats it elsewhere
 
     # --- streams ---
 
@@ -578,7 +581,7 @@ class Broker:
         self._pubends[pubend].released = max(self._pubends[pubend].released, tick)
 
     def _observe_past(self, message: p.Unicast, link: LinkId, batch: Batch | None, onward: LinkId | None) -> None:
-        """Observe the rows of a catch-up that is for us or on its way."""
+        """Observe the rows of a catch-up that is addressed to us or passes through."""
         if self._config.observed and batch is not None and isinstance(message, p.CatchUpReply):
             sent = {} if onward is None else {onward: np.arange(len(batch))}
             self._orders.append(Routed(message.pubend, self._neighbours[link], batch, sent))
@@ -609,7 +612,7 @@ class Broker:
             self._routes_changed(now)
 
     def _routes_changed(self, now: float) -> None:
-        """Act on other ways, and on other pubends: only those of the brokers concerned are looked at."""
+        """Apply changed routes and pubends; only the streams of the brokers concerned are visited."""
         router = self._router
         self._lives.tell_others()
         changed = router.take_changes()
@@ -626,7 +629,7 @@ class Broker:
     def _housekeeping(self, now: float) -> None:
         self._lives.store_heard(now)
         self._publishing.reserve_horizons()
-        if self._forget_unreadable:  # what stands in its place is stored now, and a writer's block of ids with it
+        if self._forget_unreadable:  # the assumptions in its place are stored by now; store the publisher ids with its removal
             self._forget_unreadable = False
             self._publishing.store_next((UNREADABLE, None))
         for pubend, segment in self._publishing.silence():

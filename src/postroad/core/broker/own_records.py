@@ -1,17 +1,17 @@
-"""A broker's own records, as it reads them at its start.
+"""Reads a broker's own records at its start.
 
-A record that is damaged (its checksum failed, or it cannot be decoded) is never taken for a value, and it never stops the broker.
-What it protected is kept safe without it, and the operator is told once per start what that means:
+A damaged record (wrong checksum, or it cannot be decoded) is never used as a value, and never stops the broker. The broker
+replaces it by an assumption that is safe, and tells the operator once per start what that means:
 
-- a durable subscription exists, with the filter its client brings, and goes on from the oldest position it can have;
-- a hold keeps everything until its broker tells a new one; the floor keeps everything until the clients' grace has passed;
-- a horizon makes its pubend go on above everything it can have announced (`Pubend.restart_above`);
-- publisher ids go on far above all that were seen;
-- a writer is refused, since which of its batches were taken is not known;
-- known brokers are gathered from the other records, and from link state as it comes;
-- where another broker's durable subscription is at home is asked again, as for a name that was never heard of.
+- a durable subscription exists; it takes the filter of its client and continues from the oldest position it can have;
+- a hold keeps everything until its broker sends a new one; the floor keeps everything until clients had time to return;
+- a pubend without its horizon continues above everything it can have announced (`Pubend.restart_above`);
+- publisher ids continue far above all that were seen;
+- a named writer is refused, because it is not known which of its batches were written;
+- known brokers are collected from the other records, and later from link states;
+- the home of another broker's durable subscription is asked for again, as for an unknown name.
 
-A record whose key is damaged may have been any of them, so all of this applies at once, but for the names, which nobody knows.
+A record whose key is damaged may have been any of these, so all assumptions apply at once, except for names, which are not known.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from postroad.core.protocol.packets import Positions, pubend_broker, pubend_id
 from postroad.errors import PostroadError
 
 UNREADABLE: Final = ""  # the key of a record whose key is damaged
-PUBLISHERS_SKIPPED: Final = 1 << 24  # when it is not known how many were given out
+PUBLISHERS_SKIPPED: Final = 1 << 24  # when it is not known how many ids were assigned
 PUBLISHER_LIMIT: Final = 1 << 32
 _NUMBER_BYTES: Final = 8
 
@@ -64,7 +64,7 @@ _OTHER: Final = "it is ignored"
 
 @dataclass(slots=True)
 class OwnRecords:
-    """What the records say, with what is assumed in place of those that are damaged."""
+    """The values of the records, with assumptions in place of damaged ones."""
 
     table: HoldTable
     durables: Durables
@@ -73,7 +73,7 @@ class OwnRecords:
     losses: Losses = field(default_factory=Losses)
     lives: Stored = field(default_factory=Stored)
     floor: Positions = field(default_factory=dict)
-    floor_for_grace: Positions = field(default_factory=dict)  # the floor, or what is held while it is not known
+    floor_for_grace: Positions = field(default_factory=dict)  # the floor; if it is damaged, everything is held instead
     known: dict[int, list[int]] = field(default_factory=dict)
     publisher_next: int = 0
     reservations: dict[str, Reservation] = field(default_factory=dict)  # durable names
@@ -88,7 +88,7 @@ class OwnRecords:
 
 
 def load_records(state: BrokerState, retired: Collection[int] = ()) -> OwnRecords:
-    """Read what a broker stored; `retired` are the brokers that are gone for good."""
+    """Read a broker's records; `retired` are the brokers that will never return."""
     records = OwnRecords(HoldTable(), Durables(state.broker, retired))
     damaged = list(state.damaged)
     for key, value in state.metadata:
@@ -96,7 +96,7 @@ def load_records(state: BrokerState, retired: Collection[int] = ()) -> OwnRecord
             _read(records, key, value)
         except (msgspec.MsgspecError, PostroadError, ValueError):
             damaged.append(key)
-    records.damaged = sorted(damaged, key=lambda key: (_kind(key) == DURABLE_KEY, key))  # those need what the others say
+    records.damaged = sorted(damaged, key=lambda key: (_kind(key) == DURABLE_KEY, key))  # their assumptions need the others
     records.floor_for_grace = records.floor
     if FLOOR_KEY in damaged or UNREADABLE in damaged:
         _assume_known(records, state)
@@ -150,7 +150,7 @@ def _number(value: bytes) -> int:
 
 
 def _assume(records: OwnRecords, key: str, state: BrokerState) -> None:
-    """Put something safe in the place of a record that is damaged."""
+    """Replace a damaged record by a safe assumption."""
     kind = _kind(key)
     name = key.removeprefix(kind)
     if kind in {HOLD_KEY, HORIZON_KEY} and not name.isdecimal():
@@ -177,7 +177,7 @@ def _assume(records: OwnRecords, key: str, state: BrokerState) -> None:
 
 
 def _assume_known(records: OwnRecords, state: BrokerState) -> None:
-    """Add the brokers that other records name to the known ones."""
+    """Add the brokers that other records mention to the known ones."""
     brokers = [home.broker for home in records.durables.homes.values()]
     brokers += [*records.table.holders(), *(pubend_broker(pubend) for pubend in records.floor)]
     for broker in brokers:
@@ -191,6 +191,6 @@ def _pubends(records: OwnRecords, hosted: Sequence[PubendState]) -> list[int]:
 
 
 def _above_all_publishers(pubends: Sequence[PubendState]) -> int:
-    """Return a publisher id that was never given out: no broker gives out so many that publish nothing."""
+    """Return a publisher id that was never assigned: no broker assigns so many ids that publish nothing."""
     highest = max((publisher for each in pubends for publisher, _ in each.publishers), default=0)
     return min(highest + PUBLISHERS_SKIPPED, PUBLISHER_LIMIT - 1)

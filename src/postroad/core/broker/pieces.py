@@ -1,4 +1,4 @@
-"""Answers about the past, cut into pieces of bounded size."""
+"""Splits answers with older messages into pieces of bounded size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PIECES_MAX: Final = 8  # of one answer
 
 
 def pieces(rows: list[Batch], hi: int) -> Iterator[tuple[Batch | None, int, bool]]:
-    """Cut an answer up to `hi` into batches: yield each with the tick it reaches, and whether more follow."""
+    """Split an answer up to `hi` into batches; yield each with the tick that it reaches, and whether more follow."""
     batches = concat(rows)
     if not batches:
         yield None, hi, False

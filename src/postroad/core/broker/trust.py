@@ -1,15 +1,15 @@
-"""What this broker believes of what other brokers say.
+"""Plausibility checks for the packets of other brokers.
 
-Brokers of one overlay trust each other to follow the protocol, but one with a bug, a damaged disk or a wrong clock must not stop
-the rest. So numbers have bounds that leave room above them, and what is said must be the sender's to say:
+Brokers of one overlay trust each other to follow the protocol. A broker with a bug, a damaged disk or a wrong clock must still
+not stop the others. Therefore numbers have bounds with room above them, and a broker may only make statements about itself:
 
 - An incarnation counts the starts of a broker. It stays below `INCARNATION_MAX`, so that `incarnation << 32 | n` fits 64 bits.
-- Sequences and versions stay below `COUNT_MAX`. Whoever hears a newer record of itself can always write a newer one.
-- A tick holds a time. One that lies more than `AHEAD_MS` beyond our clock is not believed, whoever names it.
-- A broker speaks of its own pubends only; rows lie inside the range they are said to be in.
+- Sequences and versions stay below `COUNT_MAX`, so a broker can always write a record newer than one it receives of itself.
+- A tick contains a time. A tick more than `AHEAD_MS` ahead of our clock is ignored, whoever sends it.
+- A broker reports only its own pubends. Rows lie inside the range they are sent with.
 
-A breach that no clock explains is an `ImplausibleError`: it is refused, and the packet changes nothing. A tick too far ahead is
-left out without a refusal, since the wrong clock may be ours; `stats()` counts it as disbelieved.
+A violation that a wrong clock cannot explain is an `ImplausibleError`: the packet is refused and changes nothing. A tick too far
+ahead is ignored without an error, because the wrong clock may be ours; `stats()` counts it under `disbelieved`.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ TICK_MS_MAX: Final = (1 << 47) - 1
 
 
 def latest_tick(wall_ms: int) -> int:
-    """Return the highest tick that is believed at this time; any, while no clock was told."""
+    """Return the highest plausible tick at this time; without a clock every tick is plausible."""
     return min(wall_ms + AHEAD_MS if wall_ms else TICK_MS_MAX, TICK_MS_MAX) << COUNTER_BITS
 
 
 def believable(positions: Mapping[int, int], wall_ms: int) -> dict[int, int]:
-    """Return the positions whose ticks are believed."""
+    """Return the positions whose ticks are plausible."""
     latest = latest_tick(wall_ms)
     return {pubend: tick for pubend, tick in positions.items() if tick <= latest}
 
 
 def check(packet: Packet, batch: Batch | None) -> None:
-    """Raise `ImplausibleError` where a packet of another broker says what cannot be."""
+    """Raise `ImplausibleError` if a packet of another broker contains an impossible value."""
     match packet:
         case LinkState():
             _check_link_state(packet)

@@ -1,7 +1,7 @@
-"""What one role of a broker sees of another: protocols, so that roles need not import each other.
+"""The interfaces between the roles of a broker: protocols, so that roles need not import each other.
 
-`machine.py` builds the roles and hands each the objects of others that it works with. A role states here how much of such an
-object it uses; everything else belongs to the role that owns it.
+`machine.py` builds the roles and gives each one the objects of other roles that it uses. A protocol here lists what is used of
+such an object; everything else is private to the role that owns it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Neighbour(Protocol):
 
 
 class Routes(Protocol):
-    """The ways to other brokers, as link-state routing knows them."""
+    """The routes to other brokers, from link-state routing."""
 
     started_ms: int
 
@@ -45,7 +45,7 @@ class Routes(Protocol):
 
 
 class HostedPubend(Protocol):
-    """A pubend of this broker: how far its stream is announced, and how much of its log is left."""
+    """A pubend of this broker: how far its stream is announced, and how far its log is released."""
 
     pubend: int
     horizon: int
@@ -57,7 +57,7 @@ class HostedPubend(Protocol):
 
 
 class Cache(Protocol):
-    """What is held of one pubend's stream."""
+    """The cached part of one pubend's stream."""
 
     frontier: int
     evicted: int
@@ -124,13 +124,13 @@ class ConfirmedHolds(Protocol):
 
 
 class Positioned(Protocol):
-    """Something that needs logs from certain positions on."""
+    """Something that needs logs from certain positions onwards."""
 
     def holds(self) -> Positions: ...
 
 
 class DurableHomes(Positioned, Protocol):
-    """Where durable subscriptions are at home, and what they need."""
+    """The homes of durable subscriptions, and the positions they need."""
 
     def home_brokers(self) -> frozenset[int]: ...
 

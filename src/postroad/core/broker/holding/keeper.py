@@ -1,8 +1,8 @@
 """The holds of this broker on the logs of other brokers' pubends.
 
-The lowest position per pubend that any subscription, any durable subscription without a client, and any client that may still
-come back needs. It is sent to each pubend's broker with a rising version. A hold that is new or lower than before counts when
-that broker has confirmed it.
+A hold is the lowest position in a pubend that a subscription, a durable subscription without a client, or a client that may still
+return needs. It is sent to each pubend's broker with a rising version. A hold that is new or lower than before counts when that
+broker has confirmed it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ AWAY_MAX: Final = 4096
 
 
 class HoldKeeper:
-    """The holds this broker has on others' pubends."""
+    """The holds of this broker on pubends, its own included."""
 
     def __init__(self, incarnation: int, floor: Positions, grace_until: float) -> None:
         self.incarnation = incarnation
@@ -30,7 +30,7 @@ class HoldKeeper:
             self._away.append((grace_until, dict(floor)))
 
     def keep_until(self, expiry: float, positions: Positions) -> None:
-        """Hold for a client that may come back."""
+        """Hold the logs for a client that may return."""
         if not positions:
             return
         self._away.append((expiry, dict(positions)))
@@ -41,7 +41,7 @@ class HoldKeeper:
         self._away = [entry for entry in self._away if entry[0] > now]
 
     def lowest(self, *holders: Positions) -> Positions:
-        """Join what live subscriptions and durable ones need with what is kept for those who are away."""
+        """Return the lowest positions of all holders, and of the clients that may return."""
         ticks: Positions = {}
         for positions in (*holders, *(p for _, p in self._away)):
             for pubend, tick in positions.items():
@@ -49,7 +49,7 @@ class HoldKeeper:
         return ticks
 
     def to_send(self, broker: int, ticks: Positions, *, again: bool = False) -> int | None:
-        """Return the version to send a broker its ticks with, or None when it has them."""
+        """Return the version of a hold to send to a broker, or None if it has these ticks already."""
         unconfirmed = self._confirmed.get(broker, 0) < self._sent_version.get(broker, 0)
         if self._sent.get(broker) == ticks and not (again and unconfirmed):
             return None
@@ -59,7 +59,7 @@ class HoldKeeper:
         return self.version
 
     def holds_already(self, broker: int, positions: Positions) -> bool:
-        """Tell whether what a broker was told last keeps these positions."""
+        """Tell whether the last hold sent to a broker includes these positions."""
         sent = self._sent.get(broker, {})
         return all(pubend in sent and sent[pubend] <= tick for pubend, tick in positions.items())
 
@@ -67,16 +67,17 @@ class HoldKeeper:
         return self._sent_version.get(broker, 0)
 
     def adopt(self, incarnation: int, version: int) -> None:
-        """Go on under a number that is newer than any before: everybody is told again."""
+        """Continue with higher numbers, and send every hold again."""
         self.incarnation = incarnation
         self.version = max(self.version, version)
         for broker in list(self._sent):
             self.tell_again(broker)
 
     def tell_again(self, broker: int) -> None:
-        """Let a broker that may have forgotten our hold be told it again, also that we hold nothing any more.
+        """Send our hold to a broker again, because it may have restarted with an older one.
 
-        A hold that rose is confirmed before it is stored: after a crash the lower one counts again.
+        A hold that rose is confirmed before it is stored, so after a crash the lower one counts again. This applies also when we
+        no longer hold anything there.
         """
         self._sent.pop(broker, None)
 
@@ -87,12 +88,12 @@ class HoldKeeper:
             self._news[broker] = None
 
     def take_news(self) -> list[tuple[int, int]]:
-        """Return the brokers that have confirmed a hold since the last time, and the version each has confirmed."""
+        """Return the brokers that have confirmed a hold since the last call, with the version that each has confirmed."""
         news, self._news = self._news, {}
         return [(broker, self._confirmed[broker]) for broker in news]
 
     def released(self, pubend: int) -> int:
-        """Return what was gone of a pubend when its broker last confirmed a hold."""
+        """Return how far a pubend was released when its broker last confirmed a hold."""
         return self._released.get(pubend, 0)
 
     def is_confirmed(self, broker: int, version: int) -> bool:

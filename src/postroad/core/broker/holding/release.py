@@ -1,4 +1,4 @@
-"""Holds on their way: what this broker needs of others' logs, and what others need of ours."""
+"""Sends this broker's holds, handles those of other brokers, and releases the logs that nobody holds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class HoldStored:
 
 
 class Releasing:
-    """Sends and takes holds, and releases what nobody holds."""
+    """Sends and receives holds, and releases what nobody holds."""
 
     def __init__(
         self,
@@ -47,11 +47,11 @@ class Releasing:
         self._streams = streams
         self._connected = connected  # the subscriptions of connected clients
         self._durables = durables
-        self._observed: Positions = {}  # up to where an observer has recorded our pubends
-        self._floor = dict(floor)  # as stored
+        self._observed: Positions = {}  # how far an observer has recorded our pubends
+        self._floor = dict(floor)  # what we need, as stored: the holds of this broker after a restart
         self._store_at = 0.0
-        self._ordered: dict[int, int] = {}  # pubend -> tick already ordered to be released
-        self._storing: dict[int, Hold | None] = {}  # holders of which a hold is being stored -> the newest that came meanwhile
+        self._ordered: dict[int, int] = {}  # pubend -> the tick up to which the release was ordered
+        self._storing: dict[int, Hold | None] = {}  # broker whose hold is being stored -> its newest hold that came meanwhile
 
     # --- our holds ---
 
@@ -59,9 +59,9 @@ class Releasing:
         return self._keeper.lowest(self._connected.holds(), self._durables.holds())
 
     def tell(self, *, again: bool = False) -> None:
-        """Send every pubend's broker what we need of it, where that changed; with `again`, also what it did not confirm.
+        """Send each broker our hold on its pubends if it changed; with `again`, also if it was not confirmed.
 
-        After a start every broker is told once, also that we need nothing: a former life may have crashed before it could say so.
+        After a start every broker is sent one hold, even an empty one: the former life may have crashed before it sent that.
         """
         needed = self.needed()
         by_broker: dict[int, Positions] = {pubend_broker(pubend): {} for pubend in self._streams}
@@ -86,7 +86,7 @@ class Releasing:
                 return
 
     def floor_changes(self, positions: Positions) -> Changes:
-        """Return what must be stored before a new subscription counts on our holds: a floor that is new or lower."""
+        """Return what must be stored before a new subscription may rely on our holds: a floor that is new or lower."""
         if all(pubend in self._floor and self._floor[pubend] <= tick for pubend, tick in positions.items()):
             return ()
         for pubend, tick in positions.items():
@@ -94,13 +94,13 @@ class Releasing:
         return ((FLOOR_KEY, msgspec.msgpack.encode(self._floor)),)
 
     def confirmed(self, packet: HoldConfirmed) -> None:
-        """Take the answer to a hold of ours."""
+        """Handle the answer to one of our holds."""
         self._keeper.confirmed(packet.source, packet.incarnation, packet.version, packet.released)
 
     # --- others' holds ---
 
     def take(self, hold: Hold) -> None:
-        """Take a hold; confirm it, after it is durable if it is new or lower than before."""
+        """Handle a hold and confirm it. One that is new or lower than before is stored first."""
         here = self._pubends
         ticks = {pubend: min(tick, here[pubend].horizon) for pubend, tick in hold.ticks.items() if pubend in here}
         taken = self._table.take(msgspec.structs.replace(hold, ticks=ticks))
@@ -117,12 +117,12 @@ class Releasing:
             self._confirm(hold)
 
     def _store(self, hold: Hold) -> None:
-        """Store a hold, then what came of its holder meanwhile: on a slow disk no more than one write of each waits."""
+        """Store a hold. Only the newest one that comes during the write follows, so a slow disk has one write per broker."""
         self._storing[hold.source] = None
         self._context.store(self._table.changes(), HoldStored(hold))
 
     def hold_stored(self, hold: Hold) -> None:
-        """Confirm a hold that is durable, and store what came of its holder meanwhile."""
+        """Confirm a hold that is on disk, and store the newest one that came meanwhile."""
         newest = self._storing.pop(hold.source)
         self._confirm(hold)
         if newest is not None and newest != hold:
@@ -139,19 +139,19 @@ class Releasing:
             self._context.unicast(packet)
 
     def observed(self, ticks: Iterable[tuple[int, int]]) -> None:
-        """Take note of how far an observer has recorded our pubends: it holds the logs beyond."""
+        """Record how far an observer has recorded our pubends; the logs beyond that are held for it."""
         self._observed.update(ticks)
 
     def release(self, now: float) -> None:
-        """Order the release of what nobody holds and the configured time has passed; store lazily what rose."""
+        """Release what nobody holds and what is older than `keep_s`; store holds that rose from time to time."""
         homes = self._durables.home_brokers() - set(self._context.config.retired)
         for pubend_id, pubend in self._pubends.items() if now >= self._context.keep_all_until else ():
             if not self._table.is_held_by(homes, pubend_id):
-                continue  # a durable subscription there has not heard of this pubend yet: it belongs to it from the first tick
+                continue  # a durable subscription there may not know this pubend yet, but needs it from its first tick
             held = self._table.lowest(pubend_id)
             kept = (self._context.wall_ms - int(self._context.config.keep_s * 1000)) << 16
-            tick = min(pubend.last if held is None else held, kept, pubend.last)  # where no message is, nothing is gone
-            if self._context.config.observed:  # what is not recorded yet must be there after a crash
+            tick = min(pubend.last if held is None else held, kept, pubend.last)  # not beyond the last message
+            if self._context.config.observed:  # messages that are not recorded yet must be in the log after a crash
                 tick = min(tick, self._observed.get(pubend_id, 0))
             if tick > max(pubend.released, self._ordered.get(pubend_id, 0)):
                 self._ordered[pubend_id] = tick

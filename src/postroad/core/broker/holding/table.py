@@ -1,10 +1,11 @@
-"""The holds of other brokers on the logs of this broker's pubends.
+"""The holds of all brokers on the logs of this broker's pubends.
 
-The newest hold of each broker counts, by (incarnation, version). One that is new or lower is stored before it is confirmed; one
-that rose is stored when convenient, since an older value only keeps more. A hold that is older than what is known of its broker
-is refused with the newer one's number, so that a broker whose numbers fell, as with a lost disk, can outbid it.
+The newest hold of each broker counts, by (incarnation, version). One that is new or lower is stored before it is confirmed. One
+that rose is stored later, because an older value only keeps more. A hold that is older than the known one of its broker is
+refused, and the refusal contains the newer number. So a broker whose numbers fell, for example because its disk was lost, can
+continue above it.
 
-Invariant: nothing above any stored or accepted hold is released, except by the bound on retention, which is told as a gap.
+Invariant: nothing above a stored or accepted hold is released, except by the bound on retention, which is reported as a gap.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ HOLDERS_MAX: Final = 4096
 
 
 class HoldRecord(msgspec.Struct, frozen=True, array_like=True):
-    """What the newest hold of one broker says, as it is stored."""
+    """The newest hold of one broker, as it is stored."""
 
     incarnation: int
     version: int
-    ticks: dict[int, int]  # no packet's bounds: what was once stored can be read
+    ticks: dict[int, int]  # not `Positions`: its bounds apply to packets only
 
 
 @dataclass(slots=True)
 class Taken:
-    """How the table answered a hold."""
+    """The result of `HoldTable.take`."""
 
     accepted: bool
-    store: bool  # it must be durable before it is confirmed
-    newer: HoldRecord | None = None  # what it was refused for
+    store: bool  # it must be on disk before it is confirmed
+    newer: HoldRecord | None = None  # the known hold because of which it was refused
 
 
 class HoldTable:
@@ -45,20 +46,20 @@ class HoldTable:
     def __init__(self) -> None:
         self._records: dict[int, HoldRecord] = {}
         self._dirty: dict[int, None] = {}
-        self._unknown: dict[int, None] = {}  # brokers whose hold is damaged: nothing is released until they tell a new one
+        self._unknown: dict[int, None] = {}  # brokers whose record is damaged: nothing is released until they send a hold
 
     def load(self, key: str, value: bytes) -> None:
         record = msgspec.msgpack.decode(value, type=HoldRecord)
-        if record.incarnation >= INCARNATION_MAX or record.version >= COUNT_MAX:  # it keeps the log, but holds up no other
-            record = HoldRecord(0, 0, record.ticks)
+        if record.incarnation >= INCARNATION_MAX or record.version >= COUNT_MAX:
+            record = HoldRecord(0, 0, record.ticks)  # impossible numbers: it counts until its broker sends any hold
         self._records[int(key.removeprefix(HOLD_KEY))] = record
 
     def load_damaged(self, broker: int) -> None:
-        """Take note that a broker holds something, and nobody knows what."""
+        """Record that a broker holds something unknown."""
         self._unknown[broker] = None
 
     def retire(self, broker: int) -> None:
-        """Let go of what a broker holds that will never come back."""
+        """Drop the hold of a broker that will never return."""
         if self._records.pop(broker, None) is not None or broker in self._unknown:
             self._dirty[broker] = None
         self._unknown.pop(broker, None)
@@ -78,7 +79,7 @@ class HoldTable:
         return Taken(accepted=True, store=lowered)
 
     def changes(self) -> tuple[tuple[str, bytes | None], ...]:
-        """Return what is not stored yet, and take it for stored."""
+        """Return what is not stored yet; the caller stores it."""
         changes: list[tuple[str, bytes | None]] = []
         for broker in self._dirty:
             record = self._records.get(broker)
@@ -90,7 +91,7 @@ class HoldTable:
         return tuple(changes)
 
     def lowest(self, pubend: int) -> int | None:
-        """Return the tick everything of a pubend is held after, or None when nobody holds it."""
+        """Return the tick after which a pubend is held, or None when nobody holds it."""
         if self._unknown:
             return 0
         ticks = [r.ticks[pubend] for r in self._records.values() if pubend in r.ticks]

@@ -1,22 +1,21 @@
-"""Named writers: batches that may be written again and are taken once.
+"""Named writers: batches that a program may write several times and that are accepted once.
 
-A program that repeats a whole batch after a failure, as Spark does, gives every row the same message id each time; the pubend
-recognises what it has. For that the first id of a batch must be the same in every attempt, also over a crash of the broker: so
-the broker chooses it when the batch is opened first, stores it with the writer's name and the number of the batch (its *epoch*),
-and answers only then. Row n has the id `publisher | broker | base + n`.
+A program that repeats a whole batch after a failure, as Spark does, gives every row the same message id each time, and the pubend
+recognises the rows it already has. For that, the first id of a batch must be the same in every attempt, even after a crash of the
+broker. So the broker chooses it when the batch is first opened, stores it with the writer's name and the number of the batch (its
+*epoch*), and only then answers. Row n has the id `publisher | broker | base + n`.
 
-A writer has one publisher id for ever, one of those the broker gives out to everybody, and a pubend laid down with it. Ids of a
-publisher ascend, so epochs must come in order: once a later one was opened, what was not taken of an earlier one could not be
-told from a repetition any more. It is refused, unless it was *sealed*: then all its rows are durable and nobody needs to send
-them.
+A writer keeps one publisher id forever, and one pubend. The ids of a publisher ascend, so epochs must come in order. Once a later
+epoch is opened, a row of an earlier one that was not accepted would look like a repetition. An earlier epoch is therefore
+refused, unless it was *sealed*: then all its rows are durable and need not be sent.
 
-Only the connection that opened a writer last is listened to. Two attempts at one batch side by side send the same rows, so
-whichever is heard, nothing is doubled; and the rows of an epoch cannot mix with those of a later one.
+Only the connection that opened a writer last may write. Two attempts at one batch send the same rows, so no row is accepted twice
+whichever attempt wins; and rows of one epoch cannot mix with those of a later one.
 
-When a write to the log fails, its rows are refused, and so is everything of those writers until they are opened again: a later
-frame that was taken would make the refused ones look like repetitions.
+When a write to the log fails, its rows are refused, and so is everything from those writers until they are opened again: if a
+later frame were accepted, the refused rows would look like repetitions.
 
-Invariants: a base is durable before anyone hears of it; it lies above every id the publisher ever had accepted; bases ascend.
+Invariants: a base is on disk before the client receives it; it lies above every id accepted from the publisher; bases ascend.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ from postroad.types import COUNTER_BITS
 
 WRITER_KEY: Final = "writer/"
 WRITERS_MAX: Final = 1 << 16
-EPOCHS_MAX: Final = 64  # remembered of one writer
-UNUSED_MS: Final = 86_400_000  # a writer that was not heard of for so long makes room for another when there are too many
+EPOCHS_MAX: Final = 64  # remembered per writer
+UNUSED_MS: Final = 86_400_000  # when there are too many writers, one that was unused for so long is forgotten
 
 
 class _Epoch(msgspec.Struct, array_like=True):
@@ -76,7 +75,7 @@ class Writing:
         self._writers[key.removeprefix(WRITER_KEY)] = msgspec.msgpack.decode(value, type=_Writer)
 
     def load_damaged(self, name: str) -> None:
-        """Refuse a writer whose record is damaged: which batches it wrote is not known."""
+        """Refuse a writer whose record is damaged: it is not known which batches it wrote."""
         self._damaged[name] = None
 
     def __len__(self) -> int:
@@ -88,7 +87,7 @@ class Writing:
         if writer is None:
             writer = self._new_writer(link, packet, request)
             if writer is None:
-                return  # answered when there are publisher ids again
+                return  # answered when publisher ids are available again
         known = next((each for each in writer.epochs if each.epoch == packet.epoch), None)
         if known is None or known.rows is None:
             known = self._writable(packet, writer, known)
@@ -110,7 +109,7 @@ class Writing:
         self._waiting = [entry for entry in self._waiting if entry[0] != link]
 
     def wake(self) -> None:
-        """Go on with those that waited for a publisher id."""
+        """Continue with the requests that waited for a publisher id."""
         waiting, self._waiting = self._waiting, []
         for link, packet, request in waiting:
             try:
@@ -146,7 +145,7 @@ class Writing:
         self._context.store(((WRITER_KEY + name, None),))
 
     def _writable(self, packet: OpenEpoch, writer: _Writer, known: _Epoch | None) -> _Epoch:
-        """Return the epoch with its base, new or as it was; refuse it when rows of it could be lost."""
+        """Return the epoch with its base, new or as stored; raise if rows of it could be lost."""
         latest = writer.epochs[-1] if writer.epochs else None
         if latest is not None and packet.epoch < latest.epoch:
             text = f"batch {packet.epoch} of {packet.name!r} was sent after batch {latest.epoch} had started"
@@ -168,7 +167,7 @@ class Writing:
         writer = self._writers.get(stored.name)
         known = None if writer is None else next((each for each in writer.epochs if each.epoch == stored.epoch), None)
         if writer is None or known is None:
-            return  # forgotten to make room: its client opens it again
+            return  # the writer was forgotten meanwhile to make room; its client opens it again
         accepted = self._publishing.pubends[writer.pubend].durable(writer.publisher)
         window = self._context.config.publish_window_bytes
         me, wall_ms = self._context.broker, self._context.wall_ms

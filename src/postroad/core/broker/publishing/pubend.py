@@ -1,14 +1,13 @@
-"""The pubend: one persistent ordered stream, decided once.
+"""The pubend: one persistent ordered stream in which each tick is decided once.
 
-Rows that arrive while a write is under way wait; `commit` turns all that waits into one append (group commit). When the
-append is durable its ticks are announced, and only then. Between appends, silence is announced up to the clock, but never
-above `reserved`, a horizon stored on disk beforehand: after a crash, or with a clock that went back, new ticks lie above
-everything that was ever announced.
+Rows that arrive during a write wait; `commit` turns all waiting rows into one append (group commit). The ticks of an append are
+announced only when it is on disk. Between appends, silence is announced up to the clock, but never above `reserved`, a horizon
+that was stored before. So after a crash, or when the clock went back, new ticks lie above everything that was ever announced.
 
-A publisher's ids ascend, so the highest accepted one is all there is to remember of it: what comes again is at or below. The
-table is bounded; a publisher that was forgotten may go on only above everything that was forgotten.
+The ids of a publisher ascend, so it is enough to remember its highest accepted id: a repeated message has that id or a lower one.
+The table of publishers is bounded. A publisher that was dropped from it may continue only above all ids that were dropped.
 
-Invariants: `horizon` never falls; every row at or below it is durable; ticks given out ascend strictly.
+Invariants: `horizon` never falls; every row at or below it is on disk; assigned ticks strictly ascend.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from postroad.errors import InvalidValueError, PostroadError
 
 PUBLISHERS_MAX: Final = 1 << 17
 COMMIT_ROWS_MAX: Final = 1 << 16
-ROW_BYTES: Final = 200  # that a waiting row takes beside its payload, about
-JOIN_LIMITS: Final = BatchLimits(rows=8192, bytes=2 << 20)  # of batches that arrived one by one and were joined
+ROW_BYTES: Final = 200  # approximate memory of a waiting row without its payload
+JOIN_LIMITS: Final = BatchLimits(rows=8192, bytes=2 << 20)  # for batches that arrived separately and are concatenated
 RESERVE_MS: Final = 15_000
 RESERVE_AGAIN_MS: Final = 5_000
 
@@ -41,23 +40,23 @@ RESERVE_AGAIN_MS: Final = 5_000
 @dataclass(slots=True)
 class _Publisher:
     link: LinkId | None
-    accepted: int  # highest tick of an id taken, durable or waiting
+    accepted: int  # the highest tick of an accepted id, on disk or waiting
     durable: int
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """What one publisher sent and no append has taken yet; rows or columns."""
+    """Rows or columns of one publisher that wait for an append."""
 
     publisher: int
     last: int
-    size: int  # bytes, about
+    size: int  # approximate bytes
     rows: list[Row] = field(default_factory=list)
     columns: Batch | None = None
 
 
 class Pubend:
-    """One stream. The broker feeds it and takes what became durable from `appended`."""
+    """One stream. `publish` adds rows; `appended` returns the ones that are on disk."""
 
     def __init__(self, state: PubendState, reserved: int, orders: list[Output]) -> None:
         self.pubend = state.pubend
@@ -65,11 +64,11 @@ class Pubend:
         self.reserved = reserved
         floor = max(state.last_tick, state.released, reserved)
         self.horizon = floor  # everything up to here is decided and announced
-        self.last = state.last_tick  # of the last message that was announced
+        self.last = state.last_tick  # the tick of the last announced message
         self.backlog_rows = 0
         self.backlog_bytes = 0
         self.wall_ms = 0  # the broker's clock
-        self.is_open = True  # False: it has not begun, since it may have had a former life (see `recovery`)
+        self.is_open = True  # False: its first tick is not chosen yet (see `former_lives`)
         self._orders = orders
         self._publishers: dict[int, _Publisher] = {}
         self._forgotten = state.forgotten
@@ -80,38 +79,38 @@ class Pubend:
             self._publishers[publisher] = _Publisher(None, last, last)
 
     def restart_above(self, tick: int) -> None:
-        """Decide nothing at or below a tick: what was announced before a crash is not known."""
+        """Assign no tick at or below this one, because it is not known what was announced before a crash."""
         self.horizon = max(self.horizon, tick)
 
     # --- publishers ---
 
     def open(self, publisher: int, link: LinkId) -> int:
-        """Attach a publisher to a link; return the tick of the last id of it that is durable."""
+        """Attach a publisher to a link; return the tick of its last id on disk."""
         entry = self._publishers.pop(publisher, None)
         if entry is None:
             entry = _Publisher(link, self._forgotten, self._forgotten)
         entry.link = link
-        self._publishers[publisher] = entry  # the most recently opened stands last
+        self._publishers[publisher] = entry  # moved to the end: `_forget` drops the least recently opened
         self._forget()
         return entry.durable
 
     def accepted(self, publisher: int) -> int:
-        """Return the highest tick of an id that was taken, durable or not."""
+        """Return the highest tick of an accepted id, on disk or not."""
         return self._publishers[publisher].accepted
 
     def remembered(self, publisher: int) -> int | None:
-        """Do as `accepted`, also for a publisher that is not open; None if nothing is remembered of it."""
+        """Return the same as `accepted`, also for a publisher that is not open; None if it is not in the table."""
         entry = self._publishers.get(publisher)
         return None if entry is None else entry.accepted
 
     def durable(self, publisher: int) -> int:
-        """Return the highest tick of a durable id of a publisher, as far as it is remembered."""
+        """Return the highest tick of a publisher's ids on disk; for an unknown publisher the highest dropped one."""
         entry = self._publishers.get(publisher)
         return self._forgotten if entry is None else entry.durable
 
     @property
     def forgotten(self) -> int:
-        """The highest tick of an id of a publisher that is not remembered any more."""
+        """The highest tick among the ids of publishers that were dropped from the table."""
         return self._forgotten
 
     def link_lost(self, link: LinkId) -> None:
@@ -120,7 +119,7 @@ class Pubend:
                 entry.link = None
 
     def publish(self, publisher: int, rows: Sequence[Row]) -> None:
-        """Take rows, at least one, with ascending ids of an open publisher; those taken before are recognised."""
+        """Accept at least one row with ascending ids of an open publisher; repeated rows are left out."""
         entry = self._publishers[publisher]
         ticks = [int.from_bytes(row[0][8:], "big") for row in rows]
         if len(ticks) > 1 and any(left >= right for left, right in pairwise(ticks)):
@@ -133,7 +132,7 @@ class Pubend:
         self._wait(_Waiting(publisher, ticks[-1], size, rows=fresh), entry, len(fresh))
 
     def publish_columns(self, publisher: int, batch: Batch) -> None:
-        """Take a batch with ascending ids of an open publisher."""
+        """Accept a batch with ascending ids of an open publisher; repeated rows are left out."""
         entry = self._publishers[publisher]
         ticks = id_ticks(batch)
         if len(ticks) > 1 and not bool(np.all(ticks[1:] > ticks[:-1])):
@@ -148,7 +147,7 @@ class Pubend:
     # --- the stream ---
 
     def commit(self, wall_ms: int) -> None:
-        """Begin one append with what waits, unless one is under way."""
+        """Begin one append with the waiting rows, unless an append is in progress."""
         if self._in_flight is not None or not self._waiting or not self.is_open:
             return
         taken: list[_Waiting] = []
@@ -180,7 +179,10 @@ class Pubend:
         return lo, self.horizon, batches
 
     def append_failed(self, token: int, error: PostroadError) -> None:
-        """Refuse what could not be written and everything waiting behind it; the stream goes on."""
+        """Refuse the rows that could not be written and all rows waiting behind them; the stream continues.
+
+        The waiting rows are refused too, because rows of one publisher must be accepted in the order of their ids.
+        """
         assert self._in_flight is not None
         assert token == self._in_flight[0]
         refused = self._in_flight[2] + self._waiting
@@ -204,10 +206,11 @@ class Pubend:
         return lo, hi
 
     def reserve(self, wall_ms: int) -> int | None:
-        """Return a new horizon to store, when the one on disk is near; the caller sets `reserved` once it is stored.
+        """Return a new horizon to store when the stored one is near; the caller sets `reserved` when it is on disk.
 
-        It goes by the clock. Where the stream is ahead of that, as after a crash, there is no silence to announce, and only the
-        horizon itself must be on disk, there or as that of a message: with more, each crash would take the stream further ahead.
+        The new horizon follows the clock. When the stream is ahead of the clock, as after a crash, there is no silence to
+        announce, and only the horizon itself is stored, unless it is that of a stored message. With a reserve on top of it, each
+        crash would move the stream further ahead.
         """
         told = self.horizon if self.horizon > self.last else 0
         if max(wall_ms + RESERVE_AGAIN_MS << 16, told) <= self.reserved:
@@ -215,7 +218,7 @@ class Pubend:
         return max(wall_ms + RESERVE_MS << 16, told)
 
     def begin(self, tick: int) -> None:
-        """Decide from this tick on, which is on disk; everything up to it is nobody's."""
+        """Open the pubend with its first tick, which is on disk; ticks up to it are never used."""
         self.horizon = max(self.horizon, tick)
         self.is_open = True
 
@@ -255,11 +258,11 @@ class Pubend:
 
 
 def _build(taken: list[_Waiting], first_tick: int) -> tuple[Batch, ...]:
-    """Join rows that stand next to each other into columns, and give every row its tick."""
-    if all(entry.columns is None for entry in taken):  # then the ticks are known before the columns are built
+    """Build batches of columns from the waiting entries, and assign a tick to every row."""
+    if all(entry.columns is None for entry in taken):  # the common case, in which ticks are assigned while building
         rows = [row for entry in taken for row in entry.rows]
         ticks = np.arange(first_tick, first_tick + len(rows), dtype=np.uint64)
-        return tuple(build_batches(rows, ticks, remember=True))  # for the subscribers, who come next
+        return tuple(build_batches(rows, ticks, remember=True))  # keep the rows for local delivery, which follows
     pieces: list[Batch] = []
     rows = []
     for entry in taken:
@@ -279,7 +282,7 @@ def _build(taken: list[_Waiting], first_tick: int) -> tuple[Batch, ...]:
 
 
 def _joined(pieces: list[Batch]) -> Iterator[Batch]:
-    """Join neighbours of one layout: every later step costs by the batch, not by the row."""
+    """Concatenate neighbouring pieces of the same layout: the cost of every later step is per batch, not per row."""
     for _, run in groupby(pieces, key=lambda piece: piece.layout):
         yield from concat(run, JOIN_LIMITS)
 

@@ -1,10 +1,10 @@
-"""The broker's side of publishing: who may publish, what is taken, and when it is announced.
+"""The broker's side of publishing: who may publish, what is accepted, and when it is announced.
 
-Skew: the newest timestamp of a frame, with the age its client gives it, must be near the broker's clock. Else the frame is
-refused, and so is everything of that publisher until it is opened again, since taking a later message would make the refused
-ones look like repetitions. The refusal and the answer to the opening tell the client our clock. What it then sends again may be
-old, however long it was under way: a publisher that was behind once may be so until a frame of it is in time. What was accepted
-before is never refused when it comes again.
+Skew: the newest timestamp of a frame, plus the age that its client states, must be near the broker's clock. Otherwise the frame
+is refused, and so is everything from that publisher until it opens again: if a later message were accepted, the refused ones
+would look like repetitions. The refusal and the answer to the opening tell the client our clock. What it then sends again may be
+old, because it was created before. So a publisher that was behind once may send old messages until one of its frames is in time.
+A repetition of an accepted message is never refused.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ FIRST_BLOCKS: Final = 1 << 15  # the lower half: room is left above the last
 
 
 class _Skew(Enum):
-    """What a publisher's clock was found to be, until a frame of it is in time."""
+    """The state of a publisher whose clock was found to be wrong, until one of its frames is in time."""
 
-    REFUSED = "nothing is taken until it is opened again"
-    REFUSED_OLD = "the same, and old messages may come then"
-    OLD = "old messages may come"
+    REFUSED = "nothing is accepted until it opens again"
+    REFUSED_OLD = "the same, and old messages are accepted after that"
+    OLD = "old messages are accepted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,27 +48,27 @@ class HorizonsStored:
 
 @dataclass(frozen=True, slots=True)
 class PublisherIdsStored:
-    """Work after a write: publisher ids below this may be given out."""
+    """Work after a write: publisher ids below this may be assigned."""
 
     bound: int
 
 
 class Publishing:
-    """Publishers of this broker and its pubends."""
+    """The publishers of this broker, and its pubends."""
 
     def __init__(self, context: Context, pubends: Mapping[int, Pubend], publisher_next: int) -> None:
         self._context = context
         self.pubends = pubends
         self._shared = [pubends[each] for each in sorted(pubends)]  # publishers are spread over them
         self._next = publisher_next
-        self._reserved = publisher_next  # ids below this are ours to give
+        self._reserved = publisher_next  # ids below this are reserved on disk
         self._reserving = False
         self._begun = all(pubend.is_open for pubend in pubends.values())
         self._waiting: list[tuple[LinkId, int]] = []
         self._links: dict[int, LinkId] = {}  # publisher -> link
         self._storing_horizons = False
         self._skews: dict[int, _Skew] = {}  # of open publishers
-        self._homes: dict[int, int] = {}  # publisher -> pubend, where that was laid down
+        self._homes: dict[int, int] = {}  # publisher -> its fixed pubend (named writers)
 
     # --- publishers ---
 
@@ -87,11 +87,11 @@ class Publishing:
             self._reserve()
 
     def store_next(self, *changes: tuple[str, bytes | None]) -> None:
-        """Store up to where publisher ids were given out, with other changes."""
+        """Store how far publisher ids are reserved, together with other changes."""
         self._context.store(((PUBLISHER_KEY, self._reserved.to_bytes(8, "big")), *changes))
 
     def begin(self, *, anew_ms: int) -> None:
-        """Give out ids from now on. In place of a former life, they are others than it gave out, as far as the time tells."""
+        """Assign ids from now on. After a lost disk they come from a block chosen by the clock, to avoid ids used before."""
         self._begun = True
         if anew_ms:
             self._next = self._reserved = (anew_ms >> 10) % FIRST_BLOCKS * PUBLISHER_BLOCK
@@ -99,7 +99,7 @@ class Publishing:
             self._reserve()
 
     def new_publisher(self) -> int | None:
-        """Give out a publisher id; None while more of them are being reserved: ask again."""
+        """Return a new publisher id; None while more are being reserved: try again later."""
         if self._next >= self._reserved:
             self._reserve()
             return None
@@ -107,7 +107,7 @@ class Publishing:
         return self._next - 1
 
     def adopt(self, publisher: int, link: LinkId, pubend: int) -> int:
-        """Let a link publish as this publisher, in place of any other, which is told; return the tick of its last durable id."""
+        """Let a link publish as this publisher. A link that did so before is refused. Return the tick of the last durable id."""
         before = self._links.get(publisher)
         if before is not None and before != link:
             error = StaleEpochError("another attempt has replaced this one")
@@ -118,7 +118,7 @@ class Publishing:
         return self.pubends[pubend].open(publisher, link)
 
     def publish(self, link: LinkId, packet: Publish) -> None:
-        """Take rows; those that break a rule are refused one by one, the rest goes on."""
+        """Accept rows. Invalid rows are refused one by one; the others are accepted."""
         pubend = self._pubend_of(link, packet.publisher)
         rows = join_rows(packet.rows, packet.binary)
         prefix = packet.publisher.to_bytes(4, "big") + self._context.broker.to_bytes(4, "big")
@@ -152,7 +152,7 @@ class Publishing:
             pubend.commit(self._context.wall_ms)
 
     def appended(self, pubend_id: int, token: int) -> list[Segment]:
-        """Return what became durable, as knowledge that is complete for everybody."""
+        """Return the rows that are on disk now, as knowledge that is complete for every interest."""
         lo, hi, batches = self.pubends[pubend_id].appended(token)
         segments = []
         for batch in batches:
@@ -163,14 +163,14 @@ class Publishing:
         return segments
 
     def append_failed(self, pubend_id: int, token: int, error: PostroadError) -> None:
-        """Refuse what could not be written; those who will send it again must be opened first (see `writing`)."""
+        """Refuse the rows that could not be written. Named writers must open again before they repeat them."""
         self.pubends[pubend_id].append_failed(token, error)
         for publisher, home in self._homes.items():
             if home == pubend_id:
                 self._links.pop(publisher, None)
 
     def silence(self) -> list[tuple[int, Segment]]:
-        """Decide silence up to the clock where nothing is being written."""
+        """Announce silence up to the clock in pubends without an append in progress."""
         decided = []
         for pubend_id, pubend in self.pubends.items():
             span = pubend.silence(self._context.wall_ms)
@@ -179,7 +179,7 @@ class Publishing:
         return decided
 
     def reserve_horizons(self) -> None:
-        """Store horizons ahead of the clock, so that silence may be announced up to them; one write at a time."""
+        """Store horizons ahead of the clock, up to which silence may be announced; one write at a time."""
         if self._storing_horizons:
             return
         wanted = {}
@@ -219,7 +219,7 @@ class Publishing:
         self._context.store(((PUBLISHER_KEY, bound.to_bytes(8, "big")),), PublisherIdsStored(bound))
 
     def publisher_ids_stored(self, bound: int) -> None:
-        """Go on with the clients that waited for a publisher id."""
+        """Continue with the clients that waited for a publisher id."""
         self._reserved, self._reserving = bound, False
         waiting, self._waiting = self._waiting, []
         for link, request in waiting:
@@ -242,10 +242,10 @@ class Publishing:
         return self._shared[publisher % len(self._shared)] if home is None else self.pubends[home]
 
     def _is_timely(self, link: LinkId, pubend: Pubend, publisher: int, first: bytes, last: bytes, age_ms: int) -> bool:
-        """Tell whether a frame's timestamps agree with our clock; refuse it if they do not."""
+        """Tell whether a frame's timestamps agree with our clock; send a refusal if they do not."""
         newest, accepted = int.from_bytes(last[8:], "big"), pubend.accepted(publisher)
         if newest <= accepted:
-            return True  # all of it was taken before
+            return True  # a repetition: all of it was accepted before
         known, tolerance = self._skews.get(publisher), self._context.config.skew_tolerance_ms
         skew = self._context.wall_ms - tick_milliseconds(newest) - age_ms
         refused = known is _Skew.REFUSED or known is _Skew.REFUSED_OLD

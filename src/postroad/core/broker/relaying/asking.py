@@ -1,12 +1,12 @@
-"""What a broker asks the parent of a stream for, and since when.
+"""The interest that a broker sends to the parent of a stream, and since which epoch it covers each filter.
 
-The interest is the reduced set of the filters of its own subscribers and of its children. It is sent as changes, each under a new
-epoch, and in full to a new parent, or when the parent has said nothing for too long.
+The interest is the reduced set of the filters of the broker's own subscribers and of its children. It is sent as changes, each
+under a new epoch. It is sent in full to a new parent, or when the parent has not answered for too long.
 
-For each filter the epoch is kept *since* which every interest we sent has covered it: knowledge with that label or a later one is
-complete for the filter. A filter that is covered when it comes takes over the epoch of the one that covers it; any other gets the
-epoch under which it is sent first. It stays covered until it is taken out, whatever comes and goes beside it, because each
-interest that is sent covers all filters of the set. So nothing has to be proved again.
+For each filter the epoch is kept *since* which every interest we sent covers it: knowledge with that label or a higher one is
+complete for the filter. A filter that is covered when it is added takes over the epoch of the member that covers it. Any other
+filter gets the epoch under which it is first sent. It stays covered until it is removed, because every interest that is sent
+covers all filters of the set. So covering is decided once per filter, not again for every change.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Asking:
         self._orders = orders
         self._wanted = ReducedSet()
         self._since: dict[Filter, int] = {}
-        self._unsent: dict[Filter, None] = {}  # members that no interest we sent covers
-        self._wide_since = 0  # we ask for everything since this epoch; 0: we do not
-        self._sending = False  # the parent was sent an interest that is not empty
+        self._unsent: dict[Filter, None] = {}  # members that the last interest we sent does not cover
+        self._wide_since = 0  # since this epoch we request everything; 0: we do not
+        self._sending = False  # the last interest sent to the parent is not empty
         self._resend_at = float("inf")
         self._resends = 0
 
@@ -58,7 +58,7 @@ class Asking:
                 del self._unsent[filter_]
 
     def since(self, filter_: Filter) -> int | None:
-        """Return the epoch since which every interest we sent covers a filter; None if what was sent last does not."""
+        """Return the epoch since which every interest we sent covers a filter; None if the last one does not cover it."""
         known = self._since.get(filter_)
         if known is not None or filter_ in self._wanted:
             return known
@@ -70,7 +70,7 @@ class Asking:
     # --- the parent ---
 
     def end(self, parent: LinkId) -> None:
-        """Take the interest back from a parent that is one no longer."""
+        """Withdraw the interest from a former parent."""
         if self._sending:
             self._orders.append(Send(parent, next(interest_packets(self.pubend, self._next_epoch(), [], [], full=True))))
 
@@ -79,7 +79,7 @@ class Asking:
         self._resend_at, self._resends = float("inf"), 0
 
     def refresh(self, parent: LinkId, now: float, *, anew: bool = False) -> None:
-        """Send the parent what changed, under a new epoch; everything, when it is new or was silent too long."""
+        """Send the changes to the parent under a new epoch, or (`anew`) the interest in full."""
         changes = self._wanted.take_changes()
         if not len(self._wanted) and not self._sending:
             return
@@ -88,7 +88,7 @@ class Asking:
         elif changes[0] or changes[1]:
             add, remove, full = *changes, False
         else:
-            self._date(self.epoch_sent)  # what is new came below something that is asked for already
+            self._date(self.epoch_sent)  # the new filters are covered by the interest that was sent last
             return
         epoch = self.epoch_sent = self._next_epoch()
         if not self._wanted.is_wide:
@@ -101,12 +101,12 @@ class Asking:
         self._orders.extend(Send(parent, packet) for packet in interest_packets(self.pubend, epoch, add, remove, full=full))
 
     def answered(self, epoch: int, now: float) -> None:
-        """The parent answered: it is at work, and has only to answer what came later."""
+        """Handle an answer of the parent: wait again only for later epochs."""
         self._resends = 0
         self._resend_at = float("inf") if epoch == self.epoch_sent else now + RESEND_S
 
     def send_again(self, parent: LinkId, now: float) -> None:
-        """Send everything again if the parent has answered nothing for long; each time it waits longer."""
+        """Send the interest in full if the parent has not answered; the wait doubles each time."""
         if now >= self._resend_at:
             self._resends = min(self._resends + 1, RESEND_DOUBLINGS_MAX)
             self.refresh(parent, now, anew=True)

@@ -1,10 +1,10 @@
-"""What a broker has learned of one pubend's stream and still holds.
+"""The cache of one pubend's stream: the knowledge that a broker has received and still keeps.
 
-Segments (lo, hi] with a label and rows, sorted and disjoint. The label is the number of the interest under which every tick
-without a row is silence; a higher label is at least as good for everything asked since, so a stretch that arrives again
-replaces what was there with a lower label and never the other way round.
+It consists of segments (lo, hi] with a label and rows, sorted and disjoint. The label is the epoch of the interest for which
+every tick without a row is silence. A higher label is at least as good for every filter requested since. So a range that arrives
+again replaces segments with a lower label, and never the other way round.
 
-Bounded in bytes: the oldest ticks go first. A segment without rows costs a fixed amount.
+The size is bounded in bytes; the oldest ticks are evicted first. A segment without rows costs a fixed amount.
 
 Invariant: `_los` is sorted and `segments[i].hi <= segments[i + 1].lo`.
 """
@@ -28,11 +28,11 @@ class StreamCache:
         self._segments: list[Segment] = []
         self._los: list[int] = []
         self.size = 0
-        self.frontier = 0  # the highest tick ever learned
-        self.evicted = 0  # the highest tick that had to make room
+        self.frontier = 0  # the highest tick ever received
+        self.evicted = 0  # the highest tick ever evicted
 
     def add(self, segment: Segment) -> list[Segment]:
-        """Take a segment in; return the parts of it that were news (new ticks, or known before with a lower label)."""
+        """Add a segment; return its parts that are new (unknown ticks, or ticks known with a lower label)."""
         if segment.hi <= segment.lo:
             return []
         if not self._segments or segment.lo >= self._segments[-1].hi:
@@ -47,7 +47,7 @@ class StreamCache:
         return news
 
     def read(self, lo: int, hi: int) -> Iterator[Segment]:
-        """Yield the held parts of (lo, hi], in order."""
+        """Yield the cached parts of (lo, hi], in order."""
         if hi <= lo:
             return
         index = max(bisect_right(self._los, lo) - 1, 0)
@@ -103,7 +103,7 @@ class StreamCache:
         return news
 
     def _evict(self) -> None:
-        """Make room. Taking segments from the front moves all the others, so many are taken at once."""
+        """Evict the oldest segments. Deleting from the front moves all others, so many are deleted at a time."""
         if self.size <= self._bytes_max:
             return
         count, size, wanted = 0, self.size, self._bytes_max - self._bytes_max // EVICTED_AT_ONCE

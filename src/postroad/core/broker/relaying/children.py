@@ -1,10 +1,10 @@
-"""The interest of a child of a stream: what is active, and the changes that wait for our own interest to become active.
+"""The interest of a child of a stream: the active one, and the changes that wait for our own interest to become active.
 
-A child may have many filters and change one at a time, so nothing here is kept or done per epoch for all of them: a pending
-epoch is the difference to the one before it.
+A child may have many filters and change one at a time. So a pending epoch is stored as the difference to the one before it, never
+as the whole set.
 
-A filter that came counts in our own interest at once; one that went counts until the epoch without it is active, so a label never
-promises silence for a filter we no longer asked for. `counted` says which ones count, as often as they do.
+An added filter counts in our own interest immediately. A removed one counts until the epoch without it is active. Otherwise a
+label could promise silence for a filter that we no longer request. `counted` yields the filters that count.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from postroad.core.protocol.orders import LinkId
 from postroad.core.protocol.packets import Interest
 
 FILTERS_MAX: Final = 1 << 17
-"""Filters of one child in one stream. A child that has more gets everything, until it sends its interest in full again."""
+"""Filters of one child in one stream. A child with more is sent everything, until it sends its interest in full again."""
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class Change:
     epoch: int
     add: dict[Filter, None]
     remove: dict[Filter, None]
-    label: int | None = None  # of ours that is complete for it; None: not known yet
+    label: int | None = None  # the epoch of our interest that is complete for it; None: not known yet
 
 
 @dataclass(slots=True)
@@ -40,16 +40,16 @@ class Child:
     link: LinkId
     active: dict[Filter, None] = field(default_factory=dict)
     epoch: int = 0  # of `active`; 0: nothing is active yet
-    included_in: int = 0
-    latest: dict[Filter, None] = field(default_factory=dict)  # `active` with all of `pending`
+    included_in: int = 0  # the label that knowledge must have to be complete for `active`
+    latest: dict[Filter, None] = field(default_factory=dict)  # `active` with all of `pending` applied
     pending: deque[Change] = field(default_factory=deque)
-    told: int = 0  # the child knows everything we do up to here
-    quiet: int = 0  # and nothing for it came up to here
-    coming: dict[Filter, None] | None = None  # a full interest of which more packets follow: the filters so far
-    change: Change | None = None  # the change of which more packets follow
+    told: int = 0  # the child was sent our knowledge up to here
+    quiet: int = 0  # at least `told`: up to here there is only silence that was not sent yet
+    coming: dict[Filter, None] | None = None  # the filters so far of a full interest that comes in several packets
+    change: Change | None = None  # the change so far of an interest that comes in several packets
 
     def take(self, interest: Interest, filters: Callable[[str], Filter]) -> Change | None:
-        """Take a packet of an interest; return the change to `latest` when it was the last one."""
+        """Add a packet of an interest; after its last packet, return the change to `latest`."""
         change = self.change if self.change is not None else Change(interest.epoch, {}, {})
         self.change, change.epoch = change, interest.epoch
         if interest.full:
@@ -73,13 +73,13 @@ class Child:
         return change
 
     def counted(self) -> Iterator[Filter]:
-        """Yield the filters that count in our own interest, each as often as it does."""
+        """Yield the filters that count in our own interest, each as often as it counts."""
         yield from self.active
         for change in self.pending:
             yield from change.add
 
     def suspend(self) -> None:
-        """Make nothing active: what was, is the first change that waits."""
+        """Make nothing active: the active filters become the first pending change."""
         if self.epoch:
             self.pending.appendleft(Change(self.epoch, self.active, {}))
         self.active, self.epoch, self.included_in = {}, 0, 0

@@ -1,21 +1,20 @@
 """Interest: a set of filters reduced by covering, and the packets that carry it.
 
-A `ReducedSet` counts filters and keeps those to ask for, the *maximal* ones. Every other filter hangs below one member that
-covers it. That may be a filter that hangs below another one itself, so taking a filter out concerns only what hangs directly
-below it.
+A `ReducedSet` counts filters and determines the *maximal* ones, which are sent. The members form a forest: every other filter is
+placed below one member that covers it. That member may itself be below another one, so removing a filter affects only those
+directly below it.
 
-Cost: an index (see `covering_index`) finds the few members worth comparing, and each search is limited, so adding a filter costs
-about the same whatever the size of the set. A broad filter takes at most `DEMOTED_MAX` maximal ones below it at once, and when a
-maximal one goes, at most `SEARCHED_MAX` of those below it are searched a new place; the others become maximal. So sets are not
-always as small as they could be. That is safe: it only makes the interest larger than needed.
+Cost: an index (see `covering_index`) finds the few members worth comparing, and each search is limited. So the cost of adding a
+filter hardly depends on the size of the set. A broad filter takes at most `DEMOTED_MAX` maximal ones below it. When a maximal
+filter is removed, a new place is searched for at most `SEARCHED_MAX` of those below it; the others become maximal. So the set is
+not always minimal. That is safe: it only makes the interest larger than needed.
 
 Invariants: following `_above` from any member ends at a maximal one, and every step goes to a filter that covers the one before.
-A member without anything below it may be put below any other. One that has others below it is only put below a filter that it
-surely does not cover itself, or a circle could form; `covers` is exact for the filters this is decided for (`_is_exact`).
+A member with nothing below it may be placed below any other. A member with others below it is placed only below a filter that it
+certainly does not cover, because otherwise a cycle could form; `covers` is exact for the filters concerned (`_is_exact`).
 
-Bounds: with more than `INTEREST_MAX` maximal filters, more than `INTEREST_BYTES_MAX` of their texts, or more than
-`INTEREST_CONDITIONS_MAX` conditions that no index decides, the set widens to the filter that matches everything, until there is
-only half as much.
+Bounds: if the maximal filters exceed `INTEREST_MAX`, their texts `INTEREST_BYTES_MAX`, or their conditions that no index decides
+`INTEREST_CONDITIONS_MAX`, the set becomes *wide*: it requests everything, until it has shrunk to half the limit.
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ from postroad.core.protocol.packets import Interest
 
 INTEREST_MAX: Final = 1 << 16
 INTEREST_BYTES_MAX: Final = 4 << 20
-INTEREST_CONDITIONS_MAX: Final = 1 << 15  # that no index decides, so that each costs something for every message
+INTEREST_CONDITIONS_MAX: Final = 1 << 15  # conditions that no index decides: each is evaluated for every message
 DEMOTED_MAX: Final = 64
 SEARCHED_MAX: Final = 64
-COMPARED_MAX: Final = 12  # filters compared in vain in one search
-WEIGHT_MAX: Final = 4096  # and the parts of them
-PACKET_CHARACTERS: Final = 32 << 10  # of the filters in one packet, unless a single one is longer
+COMPARED_MAX: Final = 12  # unsuccessful comparisons in one search
+WEIGHT_MAX: Final = 4096  # and their total cost, in parts of filters
+PACKET_CHARACTERS: Final = 32 << 10  # of the filters in one packet, unless a single filter is longer
 PACKET_FILTERS: Final = 1024
 EVERYTHING: Final = Filter("")
 
 
 class _Below:
-    """The filters directly below one. They move together when it goes."""
+    """The filters directly below another one. They move together when that one is removed."""
 
     __slots__ = ("members", "owner")
 
@@ -50,25 +49,25 @@ class _Below:
 
 
 class ReducedSet:
-    """A multiset of filters and its maximal elements, both in the order they came."""
+    """A multiset of filters and its maximal elements, both in insertion order."""
 
     def __init__(self) -> None:
         self._counts: dict[Filter, int] = {}
         self._maximal: dict[Filter, None] = {}
-        self._above: dict[Filter, _Below] = {}  # hidden filter -> those below the same one
+        self._above: dict[Filter, _Below] = {}  # filter that is not maximal -> the group that it belongs to
         self._below: dict[Filter, _Below] = {}
         self._coverers: CoveringIndex[Filter] = CoveringIndex()  # all members
         self._tops: CoveringIndex[Filter] = CoveringIndex()  # the maximal ones, by their first box
-        self._changed: dict[Filter, bool] = {}  # maximal ones that came (True) or went since the changes were taken
-        self._bytes = 0  # of the texts of the maximal ones
-        self._conditions = 0  # of them that no index decides
+        self._changed: dict[Filter, bool] = {}  # maximal ones added (True) or removed (False) since `take_changes`
+        self._bytes = 0  # length of the texts of the maximal ones
+        self._conditions = 0  # their conditions that no index decides
         self._wide = False
-        self._was_wide = False  # when the changes were taken
+        self._was_wide = False  # at the last `take_changes`
 
     # --- members ---
 
     def add(self, filter_: Filter) -> bool:
-        """Count a filter; tell whether it is new."""
+        """Add one occurrence of a filter; tell whether it is new."""
         count = self._counts.get(filter_, 0)
         self._counts[filter_] = count + 1
         if count == 0:
@@ -80,7 +79,7 @@ class ReducedSet:
         return count == 0
 
     def remove(self, filter_: Filter) -> bool:
-        """Discount a filter; tell whether it is gone."""
+        """Remove one occurrence of a filter; tell whether it was the last one."""
         count = self._counts[filter_]
         if count > 1:
             self._counts[filter_] = count - 1
@@ -114,19 +113,19 @@ class ReducedSet:
         """Return a member that covers a filter, or None when none was found."""
         return filter_ if filter_ in self._counts else self._covering(filter_)
 
-    # --- what to ask for ---
+    # --- what to request ---
 
     @property
     def is_wide(self) -> bool:
-        """Whether there are too many filters, and everything is asked for."""
+        """Whether a limit is exceeded, so that everything is requested."""
         return self._wide
 
     def maximal(self) -> tuple[Filter, ...]:
-        """Return the filters to ask for; everything, when they are too many."""
+        """Return the filters to request; the one that matches everything, when the set is wide."""
         return (EVERYTHING,) if self._wide else tuple(self._maximal)
 
     def take_changes(self) -> tuple[list[Filter], list[Filter]] | None:
-        """Return what is to be asked for and no longer asked for since the last time; None when that is not told by changes."""
+        """Return the filters to request and those to request no longer since the last call; None to send all in full."""
         changed, self._changed = self._changed, {}
         was_wide, self._was_wide = self._was_wide, self._wide
         if was_wide != self._wide:
@@ -138,7 +137,7 @@ class ReducedSet:
     # --- inside ---
 
     def _insert(self, filter_: Filter, above: Filter | None) -> None:
-        """Put a filter that is nowhere below another, or among the maximal ones."""
+        """Place a filter below `above`, or among the maximal ones."""
         if above is not None:
             self._hide(filter_, above)
             return
@@ -175,7 +174,7 @@ class ReducedSet:
         self._above[filter_] = place
 
     def _hand_over(self, orphans: _Below, owner: Filter) -> None:
-        """Put filters below the one that covered their former owner. The fewer are moved, so that each moves rarely."""
+        """Place filters below the one that covered their former owner. The smaller group moves, so each filter moves rarely."""
         place = self._below.get(owner, _Below(owner))
         if len(place.members) < len(orphans.members):
             place, orphans = orphans, place
@@ -192,7 +191,7 @@ class ReducedSet:
             self._insert(filter_, self._covering(filter_) if number < SEARCHED_MAX else None)
 
     def _take_below(self, filter_: Filter) -> None:
-        """Hide maximal filters that a new one covers."""
+        """Place maximal filters below a new one that covers them."""
         found: dict[Filter, None] = {}
         search, weight = Search(), WEIGHT_MAX
         for hull in filter_.hulls:
@@ -211,9 +210,9 @@ class ReducedSet:
             self._hide(top, filter_)
 
     def _covering(self, filter_: Filter) -> Filter | None:
-        """Find a member that covers a filter and may have it below."""
+        """Find a member that covers a filter and below which it may be placed."""
         hulls = filter_.hulls
-        if not hulls:  # it matches nothing: whatever is there covers it
+        if not hulls:  # it matches nothing: every filter covers it
             return next((member for member in self._maximal if member is not filter_), None)
         has_below = filter_ in self._below
         compared, weight = 0, WEIGHT_MAX
@@ -234,7 +233,7 @@ def _may_cover(filter_: Filter, other: Filter) -> bool:
 
 
 def _is_exact(filter_: Filter) -> bool:
-    """Tell whether `covers` never says no to what is so, between two filters of this kind."""
+    """Tell whether `covers` between two filters of this kind never returns a false negative."""
     normal = filter_.normal
     return len(normal.boxes) == 1 and normal.is_plain and normal.is_independent
 
@@ -242,7 +241,7 @@ def _is_exact(filter_: Filter) -> bool:
 def interest_packets(
     pubend: int, epoch: int, add: Sequence[Filter], remove: Sequence[Filter], *, full: bool
 ) -> Iterator[Interest]:
-    """Cut an interest into packets that fit a frame. All but the last say that more follow; together they are one change."""
+    """Split an interest into packets that fit into a frame. All but the last have `more`; together they are one change."""
     adding: list[str] = []
     removing: list[str] = []
     size = 0

@@ -1,12 +1,12 @@
-"""Link-state routing: who is there, and which way to go.
+"""Link-state routing: which brokers exist, and the routes to them.
 
-Every broker floods a `LinkState` that names its neighbours with costs and the pubends it hosts. The newest (incarnation,
-sequence) of an origin counts. An origin that hears a newer record of itself, from a former life whose disk is gone or from a
-broker with a bug, outbids it, so that the others listen to it again. From the records each broker computes shortest paths from
-itself; a link counts when both its ends name it, so a broker that is gone disappears as soon as its neighbours notice.
+Every broker floods a `LinkState` with its neighbours, their costs, and the pubends it hosts. The newest (incarnation, sequence)
+of an origin counts. If an origin receives a newer record of itself (from a former life whose disk is lost, or from a broker with
+a bug), it sends a record with a higher number, so that the others accept its records again. From the records each broker computes
+shortest paths from itself. A link counts when both ends name it, so a broker that is down disappears when its neighbours notice.
 
-For a pubend the neighbour on a shortest path to its broker is the parent. Where several neighbours are equally near, a
-mixing function of pubend and neighbour chooses, so that the pubends of one broker spread over the paths; every choice is
+The parent of a stream is the neighbour on a shortest path to the pubend's broker. Among several neighbours at equal distance, a
+mixing function of pubend and neighbour chooses one, so that the pubends of one broker spread over the paths. Every parent is
 strictly nearer to the root, so brokers with the same view never form a loop.
 
 Invariants: records only grow newer; `route` and `parent` never name a link that is down.
@@ -24,13 +24,13 @@ from postroad.core.protocol.packets import LinkState, pubend_broker
 
 BROKERS_MAX: Final = 4096
 PUBENDS_MAX: Final = 1 << 14
-"""Pubends of all brokers together, since each takes a stream here and some memory of every subscription."""
+"""Pubends of all brokers together. Each costs a stream at this broker, and some memory per subscription."""
 _MIX: Final = 0x9E37_79B9_7F4A_7C15
 _MASK: Final = 0xFFFF_FFFF_FFFF_FFFF
 
 
 class Neighbour(NamedTuple):
-    """A live link and who is at its other end."""
+    """A live link and the broker at its other end."""
 
     link: LinkId
     broker: int
@@ -38,27 +38,27 @@ class Neighbour(NamedTuple):
 
 
 def preference(pubend: int, neighbour: int) -> int:
-    """Order equally near parents differently for each pubend, the same way everywhere."""
+    """Order equally near parents differently for each pubend, in the same way at every broker."""
     mixed = (pubend * _MIX ^ (neighbour + 1) * 0xC2B2_AE3D_27D4_EB4F) & _MASK
     return (mixed ^ mixed >> 29) * _MIX & _MASK
 
 
 class LinkStateRouter:
-    """The routing table of one broker. Appends what it sends to the broker's orders."""
+    """The routing table of one broker. It appends its packets to the broker's orders."""
 
     def __init__(self, broker: int, incarnation: int, pubends: tuple[int, ...], orders: list[Output]) -> None:
         self.broker = broker
-        self.started_ms = 0  # by the broker's clock, once it was told
+        self.started_ms = 0  # by the broker's clock, once that is set
         self._incarnation = incarnation
         self._sequence = 0
         self._pubends = pubends
         self._orders = orders
         self._neighbours: dict[int, Neighbour] = {}  # by broker
         self._records: dict[int, LinkState] = {}
-        self._first_hops: dict[int, tuple[int, ...]] | None = None  # computed when asked for
-        self._told_hops: dict[int, tuple[int, ...]] = {}  # as they were when the changes were taken
-        self._changed: dict[int, None] = {}  # brokers that announced other pubends since then
-        self._announced: list[int] | None = None  # computed when asked for
+        self._first_hops: dict[int, tuple[int, ...]] | None = None  # computed on demand
+        self._told_hops: dict[int, tuple[int, ...]] = {}  # as they were at the last `take_changes`
+        self._changed: dict[int, None] = {}  # brokers whose pubends changed since then
+        self._announced: list[int] | None = None  # computed on demand
         self._pubend_count = 0
         self._own_record()
 
@@ -66,7 +66,7 @@ class LinkStateRouter:
 
     def link_up(self, link: LinkId, broker: int, cost: int) -> None:
         self._neighbours[broker] = Neighbour(link, broker, cost)
-        self._told_hops = {}  # the same way may be another link now
+        self._told_hops = {}  # the same route may use another link now
         self._announce()
         for record in self._records.values():
             if record.origin != self.broker:
@@ -81,7 +81,7 @@ class LinkStateRouter:
             self._announce()
 
     def receive(self, record: LinkState, link: LinkId) -> bool:
-        """Take a flooded record and pass it on if it is news; tell whether it was."""
+        """Handle a flooded record; pass it on if it is new; tell whether it is."""
         known = self._records.get(record.origin)
         if known is not None and (known.incarnation, known.sequence) >= (record.incarnation, record.sequence):
             return False
@@ -95,9 +95,9 @@ class LinkStateRouter:
         return True
 
     def outbid(self, record: LinkState) -> int | None:
-        """Take a record of ourselves that we may not have written.
+        """Handle a record of ourselves that we may not have written.
 
-        Return the incarnation it takes to be newer; None where it is not newer, or where a higher sequence was enough.
+        Return the incarnation that we need to be newer; None if the record is not newer, or a higher sequence was enough.
         """
         if record.incarnation < self._incarnation:
             return None
@@ -113,12 +113,12 @@ class LinkStateRouter:
         return min(record.incarnation + 1, INCARNATION_MAX - 1)
 
     def adopt(self, incarnation: int) -> None:
-        """Go on under a higher incarnation."""
+        """Continue with a higher incarnation."""
         self._incarnation = incarnation
         self._announce()
 
     def life(self, broker: int) -> tuple[int, int]:
-        """Return which life of a broker is known: its incarnation and when it started."""
+        """Return the latest known life of a broker: its incarnation and start time."""
         record = self._records.get(broker)
         return (0, 0) if record is None else (record.incarnation, record.started_ms)
 
@@ -129,7 +129,7 @@ class LinkStateRouter:
         return list(self._neighbours.values())
 
     def pubends(self) -> list[int]:
-        """Every pubend any broker has announced, own ones included."""
+        """Return every pubend that any broker has announced, including our own."""
         if self._announced is None:
             self._announced = sorted({pubend for record in self._records.values() for pubend in record.pubends})
         return self._announced
@@ -139,7 +139,7 @@ class LinkStateRouter:
         return record.pubends if record is not None else []
 
     def take_changes(self) -> list[int]:
-        """Return the brokers that announced other pubends, or to which the ways are others, since the last time."""
+        """Return the brokers whose pubends or routes changed since the last call."""
         hops, told = self._hops(), self._told_hops
         changed, self._changed, self._told_hops = self._changed, {}, hops
         if hops is not told:
@@ -151,12 +151,12 @@ class LinkStateRouter:
         return broker == self.broker or broker in self._hops()
 
     def route(self, broker: int) -> LinkId | None:
-        """Return the link towards a broker, or None when there is no way."""
+        """Return the link towards a broker, or None when there is no route."""
         hops = self._hops().get(broker)
         return self._neighbours[min(hops)].link if hops else None
 
     def parent(self, pubend: int) -> LinkId | None:
-        """Return the link towards a pubend's broker, spread over equal ways; None when it is here or out of reach."""
+        """Return the parent's link for a pubend, spread over equal routes; None when it is hosted here or unreachable."""
         hops = self._hops().get(pubend_broker(pubend))
         if not hops:
             return None
@@ -179,7 +179,7 @@ class LinkStateRouter:
         return record
 
     def _put(self, record: LinkState) -> None:
-        """Let a record take the place of the former one of its broker."""
+        """Replace the record of a broker."""
         known = self._records.get(record.origin)
         self._records[record.origin] = record
         if known is None or known.neighbours != record.neighbours:
@@ -201,7 +201,7 @@ class LinkStateRouter:
         return record.neighbours if record is not None else []
 
     def _shortest_paths(self) -> dict[int, tuple[int, ...]]:
-        """Dijkstra from here, keeping for each broker all neighbours that begin a shortest path to it."""
+        """Run Dijkstra's algorithm from this broker; keep for each broker all neighbours that begin a shortest path to it."""
         names = {origin: {n for n, _ in record.neighbours} for origin, record in self._records.items()}
         distance: dict[int, int] = {self.broker: 0}
         first: dict[int, dict[int, None]] = {}

@@ -1,7 +1,8 @@
-"""Answers to brokers that miss a part of a stream: from the cache, else from the log of a pubend that is hosted here.
+"""Answers to brokers that miss a part of a stream: from the cache, or from the log of a pubend that is hosted here.
 
-A child asks for gaps with `Nack`; what the cache here does not have is passed on towards the pubend's broker, and read from the
-log there. A subscription that is behind asks with `CatchUp`, which any broker on the way answers that has the stretch.
+A child requests gaps with `Nack`. What the cache does not have is requested from the next broker towards the pubend's broker,
+which reads its log. A subscription that is behind sends `CatchUp`; the first broker on the path whose cache has the range answers
+it, at the latest the pubend's broker from its log.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from postroad.core.protocol.packets import CatchUp, CatchUpReply, Nack, Released
 
 @dataclass(frozen=True, slots=True)
 class GapFromLog:
-    """A read of the log for a child that sent a NACK."""
+    """The purpose of a log read: a child sent a NACK."""
 
     link: LinkId
     pubend: int
@@ -31,13 +32,13 @@ class GapFromLog:
 
 @dataclass(frozen=True, slots=True)
 class CatchUpFromLog:
-    """A read of the log for another broker's subscription that is behind."""
+    """The purpose of a log read: a subscription at another broker is behind."""
 
     question: CatchUp
 
 
 class Past:
-    """Serves the past of streams to other brokers."""
+    """Serves older parts of streams to other brokers."""
 
     def __init__(self, context: Context, pubends: HostedPubends, streams: Mapping[int, Stream], log_reads: LogReads) -> None:
         self._context = context
@@ -48,7 +49,7 @@ class Past:
     # --- gaps ---
 
     def answer_nack(self, link: LinkId, nack: Nack, now: float) -> None:
-        """Answer a child from the cache; read what is missing where the log is here."""
+        """Answer a child from the cache; if the log is here, read the missing ranges from it."""
         stream = self._streams.get(nack.pubend)
         if stream is None:
             return
@@ -58,7 +59,7 @@ class Past:
                 self._log_reads.ask(ReadLog(nack.pubend, 0, lo, end, CATCH_UP_BYTES), GapFromLog(link, nack.pubend, lo))
 
     def take_gap(self, wanted: GapFromLog, result: LogRead) -> None:
-        """Send a child what was read of its gap."""
+        """Send a child what was read for its NACK."""
         position = wanted.lo
         if result.released > position:
             self._context.send(wanted.link, Released(wanted.pubend, result.released))
@@ -66,7 +67,7 @@ class Past:
         stream = self._streams[wanted.pubend]
         for begin, hi, batches, gone in result.stretches(position):
             if gone > begin:
-                continue  # lost: a subscriber that keeps missing it asks for its own past, and is told of the gap there
+                continue  # lost: a subscriber that still misses it catches up by itself, and gets a gap in the answer
             position = begin
             for batch in batches:
                 end = int(batch.ticks()[-1])
@@ -78,7 +79,7 @@ class Past:
     # --- catching up ---
 
     def answer_catch_up(self, question: CatchUp) -> bool:
-        """Answer from the cache or the log; False to pass the question on."""
+        """Answer from the cache or the log; False to pass the request on."""
         stream = self._streams.get(question.pubend)
         if stream is None:
             return False
@@ -90,13 +91,13 @@ class Past:
         if not stream.hosted_here:
             return False
         horizon = self._pubends[question.pubend].horizon
-        if question.lo < horizon:  # else nothing is decided there, and it asks again
+        if question.lo < horizon:  # otherwise nothing is decided there yet; the requester tries again
             order = ReadLog(question.pubend, 0, question.lo, min(question.hi, horizon), CATCH_UP_BYTES)
             self._log_reads.ask(order, CatchUpFromLog(question))
         return True
 
     def take_catch_up(self, wanted: CatchUpFromLog, result: LogRead) -> None:
-        """Send another broker what was read for its subscription."""
+        """Send another broker the matching rows of what was read."""
         question = wanted.question
         filter_ = self._context.filter(question.filter)
         for position, hi, batches, released in result.stretches(question.lo):

@@ -1,16 +1,16 @@
-"""One pubend's stream at one broker: what was asked for, what was learned, who below wants which part of it.
+"""One pubend's stream at one broker: what was requested, what was received, and which child wants which part of it.
 
-Upstream: the interest sent to the parent under numbered epochs (`asking`). Downstream: for each child the interest it has, active
-or pending (`children`). In between: the cache of labelled segments. The pubend's own broker is the same thing without a parent:
-its knowledge has the label `COMPLETE` and every interest is active at once.
+Upstream: the interest sent to the parent under numbered epochs (`asking`). Downstream: the interest of each child, active or
+pending (`children`). In between: the cache of labelled segments. At the pubend's own broker there is no parent: its knowledge has
+the label `COMPLETE`, and every interest is active immediately.
 
-A child's epoch is *included* in our epoch `included_in`: knowledge with at least that label is complete for it. While our
-epoch is pending we go on serving the child's previous one.
+A child's epoch is *included* in our epoch `included_in`: knowledge with at least that label is complete for the child. While our
+epoch is pending, we continue to serve the child's previous one.
 
-Silence for a child is not sent row by row: it is put in front of the next data, or sent by `flush` at the latest.
+Silence for a child is not sent for each segment. It is merged into the next range with data, or sent by `flush` at the latest.
 
-A neighbour may be child and parent at once while routing views differ: then its interest is not sent back to it, and it is
-served nothing until it is no longer the parent.
+While routing views differ, a neighbour may be child and parent at the same time. Then its interest is not sent back to it, and it
+is served nothing until it is no longer the parent.
 
 Invariants: `included_in <= label` for everything sent to a child; labels are never above `epoch_active`.
 """
@@ -38,7 +38,7 @@ from postroad.core.protocol.ranges import RangeSet
 NACK_RANGES_MAX: Final = 256
 REPLY_BYTES_MAX: Final = 4 << 20
 NOT_BEGUN: Final = -1  # below every label
-ASKED_FOR_S: Final = 0.3  # what was passed on this short a while ago is not passed on again
+ASKED_FOR_S: Final = 0.3  # a range is requested from the parent at most once in this time
 
 
 class Stream:
@@ -59,7 +59,7 @@ class Stream:
         self.parent: LinkId | None = None
         self.epoch_active = COMPLETE if hosted_here else 0
         self.active_tick = 0
-        self.last_row = 0  # the tick of the last message that was heard of
+        self.last_row = 0  # the highest tick of a message that was received
         self._orders = orders
         self._children: dict[LinkId, Child] = {}
         self._asking = Asking(pubend, next_epoch, orders)
@@ -78,14 +78,14 @@ class Stream:
         self.epoch_active = NOT_BEGUN
 
     def begin(self, tick: int, now: float) -> None:
-        """Apply what was asked for meanwhile: the stream is complete from this tick on."""
+        """Activate the interests that came meanwhile: the stream is complete from this tick on."""
         self.epoch_active, self.active_tick = COMPLETE, tick
         self._activate(now)
 
     # --- interest ---
 
     def want(self, came: Iterable[Filter], went: Iterable[Filter], now: float) -> None:
-        """Change what the broker's own subscribers want."""
+        """Change the filters of the broker's own subscribers."""
         if self.hosted_here:
             return
         self._asking.add(came)
@@ -93,7 +93,7 @@ class Stream:
         self.refresh(now)
 
     def set_parent(self, link: LinkId | None, now: float) -> None:
-        """Ask another neighbour from now on; the former one, if it is still there, is told."""
+        """Request the stream from another neighbour from now on; the interest is withdrawn from the former one."""
         if link == self.parent:
             return
         if self.parent is not None:
@@ -113,7 +113,7 @@ class Stream:
         self._activate(now)
 
     def child_interest(self, link: LinkId, interest: Interest, filters: Callable[[str], Filter], now: float) -> None:
-        """Take a neighbour's interest; an empty one ends it."""
+        """Handle a neighbour's interest; an empty one ends it."""
         child = self._children.get(link)
         if child is None:
             if not interest.add:
@@ -144,7 +144,7 @@ class Stream:
         self.refresh(now)
 
     def interest_active(self, link: LinkId, epoch: int, tick: int, now: float) -> bool:
-        """The parent's answer; tell whether it was news."""
+        """Handle the parent's answer to an interest; tell whether it is new."""
         if link != self.parent or not self.epoch_active < epoch <= self.epoch_sent:
             return False
         self.epoch_active, self.active_tick = epoch, tick
@@ -154,15 +154,12 @@ class Stream:
         return True
 
     def refresh(self, now: float, *, anew: bool = False) -> None:
-        """Send the parent what changed in our interest; everything, when it is new."""
+        """Send the parent the changes of our interest, or (`anew`) the interest in full."""
         if not self.hosted_here and self.parent is not None:
             self._asking.refresh(self.parent, now, anew=anew)
 
     def included_in(self, filter_: Filter) -> int | None:
-        """Return the label that is complete for a filter: every interest we sent since then covers it.
-
-        None while what we sent last does not cover it.
-        """
+        """Return the lowest label that is complete for a filter; None while the last interest we sent does not cover it."""
         if self.hosted_here:
             return 0
         if self.parent is None:
@@ -172,13 +169,13 @@ class Stream:
     # --- knowledge ---
 
     def learn(self, segment: Segment, upstream: int = 0) -> list[Segment]:
-        """Take knowledge in, pass what is new on to the children, and return it.
+        """Add knowledge to the cache, forward its new parts to the children, and return them.
 
-        What came from a neighbour, `upstream`, is observed.
+        What came from the neighbour `upstream` is observed.
         """
         if segment.label > self.epoch_active:
-            return []  # its activation has not come: the stretch will be asked for again
-        if segment.lo == segment.hi:  # no knowledge, but word of how far there is any: what was lost last is missed now
+            return []  # the answer to that interest was lost or is late: the range will be requested again
+        if segment.lo == segment.hi:  # only states how far the stream goes, so that a loss at its end is noticed
             self.cache.frontier = max(self.cache.frontier, segment.hi)
             return []
         if segment.rows is not None:
@@ -191,7 +188,7 @@ class Stream:
         return news
 
     def nack(self, link: LinkId, nack: Nack, now: float) -> list[tuple[int, int]]:
-        """Answer a child from the cache; pass on what is missing, or return it where the log is here."""
+        """Answer a child from the cache. Request the rest from the parent, or return it if the log is here."""
         child = self._children.get(link)
         if child is None or child.epoch == 0 or nack.epoch > child.epoch:
             return []
@@ -216,13 +213,13 @@ class Stream:
         return []
 
     def reply(self, link: LinkId, segment: Segment) -> None:
-        """Send a child a stretch that was read from the log."""
+        """Send a child a range that was read from the log."""
         child = self._children.get(link)
         if child is not None and child.epoch:
             self._send_part(child, segment)
 
     def ask(self, ranges: Iterable[tuple[int, int]], label: int, now: float) -> None:
-        """NACK ranges to the parent, but not what was asked a moment ago."""
+        """Send a NACK for ranges to the parent, except those requested less than `ASKED_FOR_S` ago."""
         if self.parent is None:
             return
         if now >= self._asked_until:
@@ -236,7 +233,7 @@ class Stream:
             self._orders.append(Send(self.parent, Nack(self.pubend, label, fresh[:NACK_RANGES_MAX])))
 
     def from_cache(self, wanted: Filter, lo: int, hi: int, bytes_max: int) -> tuple[int, list[Batch]]:
-        """Return how far (lo, hi] can be told without a gap for one filter, and the rows up to there that match it."""
+        """Return how far the cache is complete from `lo` on for one filter, and the matching rows up to there."""
         rows: list[Batch] = []
         complete_from: int | None = None  # the label that is complete for the filter
         position = lo
@@ -257,14 +254,14 @@ class Stream:
         return position, rows
 
     def pass_on(self, released: Released) -> None:
-        """Tell the children what the parent said is gone."""
+        """Forward to the children what the parent reported as released."""
         for link in self._children:
             self._orders.append(Send(link, released))
 
     def flush(self, now: float) -> None:
-        """Send the children the silence that no data carried, and the parent an interest it has not answered."""
+        """Send pending silence to the children, and repeat an interest that the parent has not answered."""
         for child in self._children.values():
-            if child.epoch and child.quiet == child.told:  # nothing to tell: tell how far there is anything
+            if child.epoch and child.quiet == child.told:  # no silence pending: state how far the stream goes
                 self._send(child, max(child.told, self.cache.frontier), max(child.told, self.cache.frontier), None)
             self._flush_child(child)
         if not self.hosted_here and self.parent is not None:
@@ -276,11 +273,11 @@ class Stream:
     # --- inside ---
 
     def _counts(self, child: Child) -> bool:
-        """Tell whether a child's filters count in our interest: the parent's own are not sent back to it."""
+        """Tell whether a child's filters count in our interest; those of the parent are not sent back to it."""
         return not self.hosted_here and child.link != self.parent
 
     def _activate(self, now: float, tick: int | None = None) -> None:
-        """Make the pending epochs of children active that our own active epoch includes."""
+        """Activate the pending epochs of children that our active epoch includes."""
         for child in self._children.values():
             if child.link == self.parent:
                 continue
@@ -297,7 +294,7 @@ class Stream:
         self.refresh(now)
 
     def _is_active(self, child: Child, change: Change) -> bool:
-        """Tell whether our active epoch includes the next epoch of a child."""
+        """Tell whether our active epoch includes the next pending epoch of a child."""
         if change.label is None:
             label = child.included_in
             for filter_ in change.add:
@@ -321,7 +318,7 @@ class Stream:
         child.epoch, child.included_in = change.epoch, change.label
 
     def _suspend(self, child: Child) -> None:
-        """A child that has become our parent: we no longer ask for its filters, so we may promise it nothing."""
+        """Stop serving a child that has become our parent: its filters are no longer in our interest."""
         for filter_ in child.active:
             self._index.remove((child.link, filter_))
         child.suspend()
@@ -334,7 +331,7 @@ class Stream:
         return COMPLETE if since is None else since
 
     def _forward(self, part: Segment) -> dict[LinkId, Rows]:
-        """Send each child what it wants of new knowledge; return the rows that each was sent."""
+        """Send each child the part of new knowledge that it wants; return the rows sent to each."""
         matched = self._match(part.rows)
         sent: dict[LinkId, Rows] = {}
         for child in self._children.values():
@@ -343,7 +340,7 @@ class Stream:
             rows = _selected(part.rows, matched.get(child.link))
             if rows is not None:
                 sent[child.link] = matched[child.link]
-            if not child.told <= part.lo <= child.quiet:  # an old stretch, or one behind a gap
+            if not child.told <= part.lo <= child.quiet:  # an older range, or one after a gap: it cannot be merged
                 self._flush_child(child)
                 self._send(child, part.lo, part.hi, rows)
                 child.told = child.quiet = max(child.told, part.hi)

@@ -7,7 +7,7 @@ from postroad.core.broker.relaying.stream import Stream
 
 
 class Streams(dict[int, Stream]):
-    """One stream per pubend: of those hosted here from the start, of others from when they are heard of."""
+    """One stream per pubend: hosted ones from the start, others from their first mention on."""
 
     def __init__(self, context: Context, hosted: tuple[int, ...]) -> None:
         super().__init__()
@@ -17,7 +17,7 @@ class Streams(dict[int, Stream]):
             self.ensure(pubend)
 
     def ensure(self, pubend: int) -> Stream:
-        """Return the stream of a pubend, begun when it is heard of first."""
+        """Return the stream of a pubend; create it at the first mention of the pubend."""
         stream = self.get(pubend)
         if stream is None:
             context = self._context

@@ -9,7 +9,7 @@ from postroad.core.filters.filter import Filter
 
 
 class LocalFilters:
-    """The filters of this broker's subscriptions, counted. Every stream asks its parent for all of them."""
+    """The filters of this broker's subscriptions, with reference counts. Every stream asks its parent for all of them."""
 
     def __init__(self, streams: RelayedStreams) -> None:
         self._streams = streams
