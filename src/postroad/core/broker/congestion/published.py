@@ -1,0 +1,53 @@
+"""How many messages a pubend published in the last seconds, and whether publishers would have sent more."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from postroad.types import tick_milliseconds
+
+KEPT_S: Final = 60.0
+RATE_OVER_S: Final = 1.0
+
+
+class Published:
+    """Counts messages by the time and the tick at which they were published, sampled at each query."""
+
+    def __init__(self) -> None:
+        self._total = 0
+        self._samples: deque[tuple[float, int, int]] = deque([(0.0, 0, 0)])  # (time, tick, messages until then)
+        self.held_back = False  # since the last query, messages had to wait for their rate
+
+    def add(self, messages: int) -> None:
+        self._total += messages
+
+    def sample(self, now: float, tick: int) -> None:
+        """Take in how far the stream is at this time."""
+        self._samples.append((now, tick, self._total))
+        while len(self._samples) > 2 and self._samples[0][0] < now - KEPT_S:
+            self._samples.popleft()
+
+    @property
+    def tick_ms(self) -> int:
+        """The position of the stream at the last query."""
+        return tick_milliseconds(self._samples[-1][1])
+
+    @property
+    def rate(self) -> float:
+        """Messages per second, in about the last second."""
+        at, _, total = self._samples[-1]
+        for began, _, before in reversed(self._samples):
+            if at - began >= RATE_OVER_S * 0.9:
+                return (total - before) / (at - began)
+        return 0.0
+
+    def density(self, tick_ms: int) -> float:
+        """Return messages per second of the stream, around a time in it."""
+        later: tuple[float, int, int] | None = None
+        for sample in reversed(self._samples):
+            if later is not None and tick_milliseconds(sample[1]) <= tick_ms:
+                span_ms = tick_milliseconds(later[1]) - tick_milliseconds(sample[1])
+                return (later[2] - sample[2]) * 1000 / span_ms if span_ms > 0 else self.rate
+            later = sample
+        return self.rate

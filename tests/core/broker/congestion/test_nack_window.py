@@ -1,0 +1,128 @@
+"""The NACK window: what is asked for, when it is asked for again, and how the window follows the way's capacity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pytest
+
+from postroad.core.broker.congestion.nack_window import TRIES_MAX, NackWindow, make_nack_window
+from postroad.core.broker.congestion.settings import CongestionSettings, Rule
+from postroad.types import COUNTER_BITS
+
+SETTINGS = CongestionSettings()
+
+
+def ms(milliseconds: int) -> int:
+    return milliseconds << COUNTER_BITS
+
+
+def test_only_the_unknown_part_of_the_window_is_asked_for() -> None:
+    """A gap beyond the window waits until the doubt horizon has come nearer."""
+    window = NackWindow(SETTINGS)
+    gaps = [(ms(0), ms(30)), (ms(60), ms(5_000))]
+    window.known(0, gaps, 0.0)
+    assert window.ask(0, gaps, 0.0) == [(ms(0), ms(30)), (ms(60), ms(100))]
+    assert window.ask(0, gaps, 0.1) == []
+
+
+def test_what_becomes_known_lets_the_next_nack_leave() -> None:
+    """The window moves with the doubt horizon."""
+    window = NackWindow(SETTINGS)
+    window.ask(0, [(0, ms(1_000))], 0.0)
+    gaps = [(ms(50), ms(1_000))]
+    window.known(ms(50), gaps, 0.1)
+    assert window.ask(ms(50), gaps, 0.1) == [(ms(100), ms(150))]
+
+
+def test_an_overdue_nack_is_repeated_less_and_less_often() -> None:
+    """The pause doubles up to its bound; after enough tries the window gives up."""
+    window = NackWindow(SETTINGS)
+    gaps = [(0, ms(100))]
+    asked_at, now = [], 0.0
+    while not window.gave_up:
+        window.known(0, gaps, now)
+        if window.ask(0, gaps, now):
+            asked_at.append(now)
+        now += 0.25
+    pauses = [later - earlier for earlier, later in pairwise(asked_at)]
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
+    assert len(asked_at) == TRIES_MAX + 1
+
+
+def test_the_rest_of_a_partly_answered_nack_is_asked_for_again() -> None:
+    """A lost half of an answer does not stay lost."""
+    window = NackWindow(SETTINGS)
+    window.ask(0, [(0, ms(100))], 0.0)
+    gaps = [(ms(40), ms(100))]
+    window.known(ms(40), gaps, 0.2)
+    window.ask(ms(40), gaps, 0.2)
+    window.known(ms(40), gaps, 5.0)
+    assert (ms(40), ms(100)) in window.ask(ms(40), gaps, 5.0)
+
+
+def test_progress_keeps_a_slow_recovery_from_being_given_up() -> None:
+    """What was asked for often counts anew when the doubt horizon has moved."""
+    window = NackWindow(SETTINGS)
+    now = 0.0
+    for step in range(40):
+        gaps = [(ms(step), ms(100))]
+        window.known(ms(step), gaps, now)
+        window.ask(ms(step), gaps, now)
+        assert not window.gave_up
+        now += 3.0
+
+
+@dataclass
+class Way:
+    """A link that answers NACKs in order, at a fixed number of tick milliseconds per second."""
+
+    window: NackWindow
+    latency_s: float
+    ms_per_s: float
+    now: float = 0.0
+    free_at: float = 0.0
+
+    def recover(self, until_ms: int) -> None:
+        """Let the window recover the stream up to a time, by answers in the order of the NACKs."""
+        horizon, end, answers = 0, ms(until_ms), []
+        while horizon < end:
+            gaps = [(horizon, end)]
+            self.window.known(horizon, gaps, self.now)
+            for lo, hi in self.window.ask(horizon, gaps, self.now):
+                self.free_at = max(self.free_at, self.now) + (hi - lo) / ms(1) / self.ms_per_s
+                answers.append((self.free_at + self.latency_s, hi))
+            self.now, hi = answers.pop(0)
+            horizon = max(horizon, hi)
+
+
+def test_the_paper_s_window_settles_where_one_more_nack_adds_less_than_alpha() -> None:
+    """On a way without congestion r = nwnd / RTT rises by 1/n with the n-th NACK: it stops at about ten (Fig. 8: ~900)."""
+    window = NackWindow(SETTINGS)
+    Way(window, latency_s=0.05, ms_per_s=1e6).recover(60_000)
+    assert 900 <= window.size_ms <= 1_300
+
+
+def test_the_paper_s_window_closes_when_the_recovery_rate_falls() -> None:
+    """When RTT grows by more than beta, the window is reduced by one NACK."""
+    window = NackWindow(SETTINGS)
+    way = Way(window, latency_s=0.05, ms_per_s=1e6)
+    way.recover(20_000)
+    open_ms = window.size_ms
+    way.latency_s = 0.5
+    way.recover(60_000)
+    assert window.size_ms < open_ms
+
+
+@pytest.mark.parametrize("latency_s", [0.005, 0.2])
+@pytest.mark.parametrize("ms_per_s", [1_500.0, 20_000.0])
+def test_the_delayed_window_uses_the_way_and_bounds_its_queue(latency_s: float, ms_per_s: float) -> None:
+    """It recovers at nearly the way's rate, near or far, and answers wait less than a second."""
+    window = make_nack_window(CongestionSettings(rule=Rule.IMPROVED))
+    way = Way(window, latency_s, ms_per_s)
+    way.recover(20_000)
+    began = way.now
+    way.recover(60_000)
+    assert 60_000 / (way.now - began) > 0.85 * ms_per_s
+    assert window.rtt_s < latency_s + 1.0

@@ -1,0 +1,331 @@
+"""Congestion control in a reliable scalable MOM (Pietzuch and Bhola): sections 3 and 4, claim by claim.
+
+Each test states one claim about PDCC (3.1), SDCC (3.2) or their implementation (4) and cites it. The rule is the paper's;
+numbers of equations and figures are the paper's. Known slips of the text are read as they must be meant: (4) is the rate of the
+broker over the pubend's, (7) is m_SHB < m_pubend - delta t_s, and 50 tickms of Table 1 are 0.05 tick seconds per second.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from postroad.core.broker.congestion.consolidation import Alert, Consolidation
+from postroad.core.broker.congestion.doubt_meter import SAMPLE_S, DoubtMeter, Reading
+from postroad.core.broker.congestion.nack_window import NackWindow
+from postroad.core.broker.congestion.paper_rule import PaperRule
+from postroad.core.broker.congestion.published import Published
+from postroad.core.broker.congestion.settings import CongestionSettings, Rule
+from postroad.types import COUNTER_BITS
+
+SETTINGS = CongestionSettings(rule=Rule.PAPER)
+SHB, OTHER_SHB = 3, 4
+
+
+def ticks(seconds: float) -> int:
+    return int(seconds * 1000) << COUNTER_BITS
+
+
+def live(rate: float, *, sequence: int = 1, broker: int = SHB) -> Alert:
+    return Alert(sequence, Reading(rate, 100, broker), None)
+
+
+def recovering(rate: float, *, sequence: int = 1, broker: int = SHB) -> Alert:
+    return Alert(sequence, None, Reading(rate, 100, broker))
+
+
+# --- section 3.1: publisher-hosting brokers ---
+
+
+class Pubend:
+    """A pubend under the paper's rule; publishers always want more than its rate."""
+
+    def __init__(self, rate: float) -> None:
+        self.rule = PaperRule(SETTINGS)
+        self.published = Published()
+        self.published.held_back = True
+        self.now = 0.0
+        self.sequence = 0
+        self.query()
+        self.published.add(round(rate))
+        self.query()
+
+    def query(self, *, seconds: float = 1.0) -> None:
+        self.now += seconds
+        self.sequence += 1
+        self.published.sample(self.now, ticks(self.now))
+        self.rule.queried(self.sequence, self.published, self.now)
+
+    def alert(self, rate: float, *, sequence: int | None = None) -> None:
+        number = self.sequence if sequence is None else sequence
+        self.rule.alerted(live(rate, sequence=number), self.published, self.now)
+
+    @property
+    def rate(self) -> float | None:
+        return self.rule.rate
+
+
+def test_the_first_decrease_is_multiplicative() -> None:
+    """(3): r_new = f_decr1 * r_old, where r_decr says nothing else."""
+    pubend = Pubend(100)
+    pubend.alert(0.5)
+    assert pubend.rate == 50
+
+
+def test_without_alerts_for_t_nouca_the_rate_rises_by_at_least_r_min() -> None:
+    """3.1 and (1): near r_decr the increase is r_min."""
+    pubend = Pubend(100)
+    pubend.alert(0.5)
+    pubend.query()
+    assert pubend.rate == 50
+    pubend.query()
+    assert pubend.rate == 52
+
+
+def test_far_from_the_last_decrease_the_rate_rises_by_a_share_of_the_distance() -> None:
+    """(1): max of r_old + r_min and r_old + f_incr * (r_old - r_decr)."""
+    pubend = Pubend(100)
+    pubend.alert(0.5)
+    for _ in range(59):
+        pubend.query()
+    before = pubend.rate
+    pubend.query()
+    assert before is not None
+    assert before - 50 > 40
+    assert pubend.rate == pytest.approx(before + 0.05 * (before - 50))
+
+
+def test_a_decrease_after_an_increase_goes_back_near_r_decr() -> None:
+    """(2): max of f_decr1 * r_old and r_decr + f_decr2 * (r_old - r_decr), so that probing costs little."""
+    pubend = Pubend(100)
+    pubend.alert(0.5)
+    for _ in range(5):
+        pubend.query()
+    assert pubend.rate == 58
+    pubend.alert(0.5)
+    assert pubend.rate == 50 + 0.25 * 8
+
+
+def test_when_a_reduction_did_not_help_the_next_one_is_multiplicative() -> None:
+    """(3): "if the congestion level does not improve after a reduction", r_decr = r_old holds."""
+    pubend = Pubend(100)
+    pubend.alert(0.5)
+    pubend.query()
+    pubend.alert(0.5)
+    assert pubend.rate == 25
+
+
+def test_an_alert_that_answers_an_older_query_than_the_last_decrease_changes_nothing() -> None:
+    """3.1: "the rate is kept constant" while the system "did not have enough time to adapt to the last decrease"."""
+    pubend = Pubend(100)
+    pubend.alert(0.5)
+    asked_before = pubend.sequence
+    pubend.query()
+    pubend.alert(0.4, sequence=asked_before)
+    assert pubend.rate == 50
+
+
+def test_an_alert_with_a_larger_throughput_than_the_previous_one_changes_nothing() -> None:
+    """3.1: "the congestion situation is improving, and further reduction in rate is deemed to be unnecessary"."""
+    pubend = Pubend(100)
+    pubend.alert(0.5)
+    pubend.query()
+    pubend.alert(0.6)
+    assert pubend.rate == 50
+    pubend.query()
+    pubend.alert(0.55)
+    assert pubend.rate == 25
+
+
+def test_an_alert_keeps_the_rate_from_rising() -> None:
+    """3.1: the rate is raised only when no alert has come for t_nouca (2000 ms, Table 1)."""
+    pubend = Pubend(100)
+    pubend.alert(0.5)
+    for step in range(10):
+        pubend.query()
+        pubend.alert(0.6 + step / 100)
+        assert pubend.rate == 50
+
+
+def test_a_pubend_that_is_not_throttled_has_no_rate_to_raise() -> None:
+    """3.1: it "increases the publication rate when the rate is throttled"; lack of feedback is no trigger."""
+    pubend = Pubend(100)
+    for _ in range(20):
+        pubend.query()
+    assert pubend.rate is None
+
+
+# --- section 3.1: intermediate brokers (Fig. 5) ---
+
+
+def test_the_first_alert_of_a_query_is_passed_on_at_once() -> None:
+    """3.1 (2): "when UCA messages occur for the first time, they should be immediately sent upstream"."""
+    assert Consolidation().take(live(0.5)) == live(0.5)
+
+
+def test_alerts_of_one_query_become_one_and_the_rest_counts_in_the_next() -> None:
+    """Fig. 5, lines 8-12: a minimum of what came meanwhile goes with the first alert of the next query."""
+    consolidation = Consolidation()
+    consolidation.take(live(0.5))
+    assert consolidation.take(live(0.2, broker=OTHER_SHB)) is None
+    assert consolidation.take(live(0.7, sequence=2)) == live(0.2, sequence=2, broker=OTHER_SHB)
+
+
+def test_live_and_recovering_minima_are_kept_apart() -> None:
+    """Fig. 5: minNonRecSHBRate and minRecSHBRate."""
+    consolidation = Consolidation()
+    consolidation.take(live(0.5))
+    consolidation.take(recovering(1.5))
+    consolidation.take(live(0.9, broker=OTHER_SHB))
+    passed = consolidation.take(recovering(1.8, sequence=2))
+    assert passed == Alert(2, Reading(0.9, 100, OTHER_SHB), Reading(1.5, 100, SHB))
+
+
+def test_both_minima_are_reset_when_an_alert_was_passed_on() -> None:
+    """Fig. 5, line 12."""
+    consolidation = Consolidation()
+    consolidation.take(live(0.1))
+    assert consolidation.take(live(0.8, sequence=2)) == live(0.8, sequence=2)
+
+
+def test_an_alert_of_an_earlier_query_is_not_passed_on() -> None:
+    """Fig. 5, line 10: only a larger sequence number leads to a new alert."""
+    consolidation = Consolidation()
+    consolidation.take(live(0.5, sequence=7))
+    assert consolidation.take(live(0.1, sequence=6)) is None
+
+
+# --- section 3.1: subscriber-hosting brokers; section 4: the doubt horizon rate ---
+
+
+class Shb:
+    """A subscriber-hosting broker: its doubt horizon and the queries that reach it."""
+
+    def __init__(self) -> None:
+        self.meter = DoubtMeter(SETTINGS, SHB)
+        self.now = 0.0
+        self.pubend_s = 100.0  # where the pubend is
+        self.here_s = 100.0  # where the doubt horizon is
+
+    def run(self, seconds: float, *, rate: float, is_recovering: bool = False) -> None:
+        """Let the doubt horizon move at a rate, in tick seconds per second."""
+        for _ in range(round(seconds / SAMPLE_S)):
+            self.now += SAMPLE_S
+            self.pubend_s += SAMPLE_S
+            self.here_s += SAMPLE_S * rate
+            self.meter.sample(ticks(self.here_s), recovering=is_recovering, now=self.now)
+
+    def query(self, *, is_recovering: bool = False) -> Reading | None:
+        return self.meter.queried(ticks(self.pubend_s), ticks(self.here_s), recovering=is_recovering)
+
+
+def test_the_metric_is_the_doubt_horizon_rate_in_tick_seconds_per_second() -> None:
+    """(11): ticks over time; 1 while a broker keeps up, whatever is published."""
+    shb = Shb()
+    shb.run(60, rate=1.0)
+    assert shb.meter.rate == pytest.approx(1.0)
+    shb.run(60, rate=0.4)
+    assert shb.meter.rate == pytest.approx(0.4, abs=0.01)
+
+
+def test_the_metric_is_smoothed_by_a_first_order_low_pass() -> None:
+    """(5): t = (1 - alpha) t + alpha t_new with alpha = 0.1."""
+    shb = Shb()
+    shb.run(10, rate=1.0)
+    shb.run(SAMPLE_S, rate=0.0)
+    assert shb.meter.rate == pytest.approx(0.9 + 0.1 * 0.75)
+
+
+def test_a_live_broker_below_1_minus_delta_alerts() -> None:
+    """(6): below 1 - delta t_nonrec = 0.95."""
+    shb = Shb()
+    for _ in range(30):
+        shb.run(1, rate=0.98)
+        assert shb.query() is None
+    for _ in range(29):
+        shb.run(1, rate=0.9)
+        shb.query()
+    shb.run(1, rate=0.9)
+    reading = shb.query()
+    assert reading is not None
+    assert reading.rate == pytest.approx(0.9, abs=0.01)
+
+
+def test_a_live_broker_that_falls_behind_slowly_alerts_by_its_lag() -> None:
+    """(7): m_SHB < m_pubend - delta t_s, delta t_s = 4000 tickms."""
+    shb = Shb()
+    for _ in range(200):
+        shb.run(1, rate=0.97)
+        if shb.query() is not None:
+            break
+    assert shb.meter.rate > 0.95
+    assert 4.0 < shb.pubend_s - shb.here_s < 4.1
+
+
+def test_a_recovering_broker_alerts_below_1_plus_delta() -> None:
+    """(8): below 1 + delta t_rec = 2."""
+    shb = Shb()
+    shb.here_s = 0.0
+    shb.run(30, rate=1.9, is_recovering=True)
+    assert shb.query(is_recovering=True) is not None
+    shb.run(30, rate=2.1, is_recovering=True)
+    assert shb.query(is_recovering=True) is None
+
+
+def test_a_broker_that_has_everything_does_not_alert() -> None:
+    """3.1: alerts are sent by brokers "whenever they think that they are suffering from congestion": not on a quiet stream."""
+    shb = Shb()
+    shb.query()
+    shb.meter.rate = 0.5
+    assert shb.query() is None
+
+
+# --- section 3.2: the NACK window ---
+
+
+def test_recovery_starts_with_a_small_window() -> None:
+    """3.2: "An SHB starts with a small NACK window size nwnd_0" (100 tickms, Table 1)."""
+    window = NackWindow(SETTINGS)
+    assert window.ask(0, [(0, ticks(120.0))], 0.0) == [(0, ticks(0.1))]
+
+
+def answer_in_rounds(window: NackWindow, rtts: list[float]) -> list[int]:
+    """Answer one window per round trip, each as slow as said; return the window after each."""
+    sizes, horizon, now, end = [], 0, 0.0, ticks(1_000.0)
+    for rtt in rtts:
+        asked = window.ask(horizon, [(horizon, end)], now)
+        now, horizon = now + rtt, max(hi for _, hi in asked)
+        window.known(horizon, [(horizon, end)], now)
+        sizes.append(window.size_ms)
+    return sizes
+
+
+def test_the_window_opens_by_one_nack_while_the_recovery_rate_rises_by_alpha() -> None:
+    """(9), (10): r = nwnd / RTT; with a constant RTT each wider window recovers faster."""
+    assert answer_in_rounds(NackWindow(SETTINGS), [0.1] * 5) == [200, 300, 400, 500, 600]
+
+
+def test_the_window_closes_by_one_nack_when_the_recovery_rate_falls_by_beta() -> None:
+    """(10): from 200 tickms per 0.1 s to 300 per 0.25 s is less by 40%."""
+    assert answer_in_rounds(NackWindow(SETTINGS), [0.1, 0.1, 0.25]) == [200, 300, 200]
+
+
+def test_between_the_two_thresholds_the_window_stays() -> None:
+    """3.2: alpha_NACK = 0.1 and beta_NACK = 0.3 leave room for noise."""
+    assert answer_in_rounds(NackWindow(SETTINGS), [0.1, 0.1, 0.18, 0.17]) == [200, 300, 300, 300]
+
+
+def test_a_nack_asks_for_at_least_size_nack() -> None:
+    """Table 1: size_NACK = 100 tickms; the window never closes further."""
+    window = NackWindow(SETTINGS)
+    sizes = answer_in_rounds(window, [0.1, 0.3, 1.0, 3.0, 9.0])
+    assert min(sizes) == 100
+
+
+def test_every_parameter_of_table_1_has_the_papers_value() -> None:
+    """Table 1."""
+    settings = CongestionSettings()
+    assert (settings.nack_ms, settings.no_alert_s, settings.rate_step) == (100, 2.0, 2.0)
+    assert (settings.increase, settings.decrease, settings.decrease_near) == (0.05, 0.5, 0.25)
+    assert (settings.smoothing, settings.margin_live, settings.margin_recovering) == (0.1, 0.05, 1.0)
+    assert (settings.lag_ms_max, settings.nack_window_ms) == (4_000, 100)
+    assert (settings.nack_increase, settings.nack_decrease) == (0.1, 0.3)
