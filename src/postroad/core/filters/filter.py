@@ -36,6 +36,9 @@ from postroad.errors import InvalidValueError
 from postroad.types import AttributeValue
 
 LIKE_CONDITIONS: Final = 4
+CHARACTER_BYTES: Final = 8
+PART_BYTES: Final = 800
+LIKE_PARTS: Final = 6
 
 
 class Filter:
@@ -54,6 +57,7 @@ class Filter:
         "_key",
         "_normal",
         "_select",
+        "_size",
         "_test",
         "_text",
         "_weight",
@@ -69,6 +73,7 @@ class Filter:
         self.condition = parse(text, limits)
         self.length = len(text)
         self._conditions = -1
+        self._size = 0
         self._test: Test | None = None
         self._select: Select | None = None
         self._attributes: frozenset[str] | None = None
@@ -161,6 +166,13 @@ class Filter:
             self._conditions = 0 if indexed else count_conditions(self.condition)
         return self._conditions
 
+    @property
+    def size(self) -> int:
+        """About how many bytes the filter takes, with all that is derived from it: measured, and rounded up."""
+        if not self._size:
+            self._size = CHARACTER_BYTES * self.length + PART_BYTES * count_parts(self.condition)
+        return self._size
+
     def _meaning(self) -> Key:
         if self._key is None:
             self._key = meaning(self.condition)
@@ -225,5 +237,27 @@ def count_conditions(node: Condition) -> int:
             return count_conditions(operand)
         case Like():
             return LIKE_CONDITIONS
+        case _:
+            return 1
+
+
+def count_parts(node: Condition | Value) -> int:
+    """Return the number of conditions and values in a syntax tree; a LIKE counts for several."""
+    match node:
+        case In(operand, values):
+            return 1 + count_parts(operand) + len(values)
+        case Like(operand):
+            return LIKE_PARTS + count_parts(operand)
+        case Sign(_, operand) | Not(operand) | IsNull(operand):
+            return 1 + count_parts(operand)
+        case Arithmetic(_, left, right) | Comparison(_, left, right):
+            return 1 + count_parts(left) + count_parts(right)
+        case Between(operand, low, high):
+            return 1 + count_parts(operand) + count_parts(low) + count_parts(high)
+        case And(operands) | Or(operands):
+            total = 1
+            for each in operands:  # no comprehension: it would take a frame of the stack for each level
+                total += count_parts(each)
+            return total
         case _:
             return 1
