@@ -119,6 +119,6 @@ def test_a_full_disk_refuses_messages_and_nothing_else(small_disk: Path, tmp_pat
         assert lines("the disk is full") == 3
         filler.unlink()
         asyncio.run(with_room())
-        assert lines("there is room on the disk again") == 1
+        assert lines("there is space on the disk again") == 1
         errors = [line for line in broker.log.read_text(encoding="utf-8").splitlines() if " ERROR " in line]
         assert len([line for line in errors if "track" not in line]) == 3, errors

@@ -28,7 +28,7 @@ SEEDS_MAX = 20
 
 # Three bugs that the checkers of the first simulator did not see in 40 seeds each.
 ONCE_UNSEEN = ("forget_acknowledgements", "tell_clients_no_positions", "release_more_than_is_free")
-MOST_OF = 6
+MOST_OF = 11
 
 
 @pytest.mark.parametrize("name", SAMPLE)
@@ -41,7 +41,7 @@ def test_the_soak_finds_a_planted_bug(name: str) -> None:
 @pytest.mark.parametrize("name", ONCE_UNSEEN)
 def test_most_seeds_find_what_once_went_unnoticed(name: str) -> None:
     """Acknowledgements forgotten, a run that never converges, logs of live subscribers released too early."""
-    outcome = hunt(new_outcome(name), list(range(FIRST_SEED, FIRST_SEED + MOST_OF)), findings=MOST_OF)
+    outcome = hunt(new_outcome(name), list(range(FIRST_SEED, FIRST_SEED + MOST_OF)), findings=MOST_OF // 2 + 1)
     assert outcome.found > MOST_OF / 2, outcome
 
 

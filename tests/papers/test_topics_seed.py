@@ -408,7 +408,7 @@ def test_a_configuration_file_lists_one_proxy_per_line(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("127.0.0.1:7101\nnowhere\n", "line 2: 'nowhere' is not an address"),
-        ("127.0.0.1:7101 127.0.0.1:7102\n", "line 1: '127.0.0.1:7101 127.0.0.1:7102'; write one address"),
+        ("127.0.0.1:7101 127.0.0.1:7102\n", "line 1: '127.0.0.1:7101 127.0.0.1:7102'; the file must have one address per line"),
         ("a:1\nb:2\na:1\n", "line 3: a:1 is already in line 1"),
         ("# nothing\n", "no proxy"),
         (None, "No such file"),

@@ -52,7 +52,7 @@ def test_a_queue_from_creation_to_deletion() -> None:
         assert "scheduled" in postroad("stats", "jobs").output
         assert "binding 1" in postroad("bind", "jobs", "price > 10", "--priority", "7").output
         assert postroad("bind", "jobs").output == "1\t7\tprice > 10\n"
-        assert "ended" in postroad("bind", "jobs", "--remove", "1").output
+        assert "removed" in postroad("bind", "jobs", "--remove", "1").output
         assert postroad("delete", "jobs").exit_code == 1
         assert postroad("delete", "jobs", "--yes").exit_code == 0
         assert postroad("delete", "dead").exit_code == 0
