@@ -17,6 +17,7 @@ from docs.commands import cli_page
 from docs.configuration import config_page
 from docs.mutants import mutants_page
 from docs.protocol import protocol_page
+from docs.subscription_life import subscription_life_page
 from postroad import errors
 
 ROOT: Final = Path(__file__).parent
@@ -36,6 +37,7 @@ def errors_page() -> str:
 
 PAGES: Final[dict[str, Callable[[], str]]] = {
     "internals/mutants.md": mutants_page,
+    "internals/subscription-life.md": subscription_life_page,
     "reference/cli.md": cli_page,
     "reference/config.md": config_page,
     "reference/errors.md": errors_page,

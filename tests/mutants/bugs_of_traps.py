@@ -19,7 +19,8 @@ from postroad.core.broker.publishing.pubend import Pubend
 from postroad.core.broker.relaying.stream import Stream
 from postroad.core.broker.subscribing.activation import Activation
 from postroad.core.broker.subscribing.durable import Durables
-from postroad.core.broker.subscribing.edge import FOREVER, Edge, EdgeStream, Phase
+from postroad.core.broker.subscribing.edge import FOREVER, Edge, EdgeStream
+from postroad.core.broker.subscribing.subscription import State
 from postroad.core.protocol.packets import pubend_broker
 from postroad.core.session.machine import Session
 from postroad.core.session.publishing import Registration
@@ -45,7 +46,7 @@ def start_before_the_path_is_ready(plant: Planter) -> None:
             self._unsettled[subscription.number] = self._ready[subscription.number] = subscription
 
     plant.set(Activation, "_activate_waiting", activate_sent)
-    plant.set(Activation, "_is_ready", lambda _self, _pubend, progress: progress.phase is not Phase.WAITING)
+    plant.set(Activation, "_is_ready", lambda _self, _pubend, progress: progress.state is State.ACTIVE)
     plant.set(EdgeStream, "require", lambda _self, _tick, _label: None)
 
 

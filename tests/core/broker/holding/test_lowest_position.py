@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from postroad.core.broker.subscribing.edge import LowestPosition, Progress, Subscription
+from postroad.core.broker.subscribing.edge import LowestPosition
+from postroad.core.broker.subscribing.subscription import Progress, Subscription
 from postroad.core.filters.filter import Filter
 
 P = 0x100

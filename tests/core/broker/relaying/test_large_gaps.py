@@ -11,7 +11,8 @@ from postroad.core.batch.batch import Batch
 from postroad.core.batch.build import build_batches
 from postroad.core.broker.knowledge import Segment
 from postroad.core.broker.relaying.stream import Stream
-from postroad.core.broker.subscribing.edge import NACK_DELAY_S, Edge, Phase, Subscription
+from postroad.core.broker.subscribing.edge import NACK_DELAY_S, Edge
+from postroad.core.broker.subscribing.subscription import Event, State, Subscription
 from postroad.core.filters.filter import Filter
 from postroad.core.protocol.observations import Output
 from postroad.core.protocol.orders import Send
@@ -36,12 +37,14 @@ class Subscriber:
         self.stream.interest_active(PARENT, self.stream.epoch_sent, 100, 0.0)
         for subscription in self.edge.waiting(PUBEND, self.stream.epoch_active):
             self.edge.activate(subscription, PUBEND, 100)
+            for step in (Event.HELD, Event.STORED):
+                subscription.progress[PUBEND].apply(step)
             self.edge.announce(subscription, PUBEND)
-        assert self.phase is Phase.LIVE
+        assert self.state is State.LIVE
 
     @property
-    def phase(self) -> Phase:
-        return self.subscription.progress[PUBEND].phase
+    def state(self) -> State:
+        return self.subscription.progress[PUBEND].state
 
     def learn(self, lo: int, hi: int) -> None:
         self.stream.learn(Segment(lo, hi, self.stream.epoch_active, rows_at(hi)))
@@ -66,6 +69,6 @@ def test_a_gap_is_asked_for_unless_the_cache_has_dropped_what_follows(segments: 
     overflowed = subscriber.stream.cache.evicted > 0
     assert overflowed == (segments == 500)
     assert bool(subscriber.nacks()) is not overflowed
-    assert subscriber.phase is (Phase.CATCHING_UP if overflowed else Phase.LIVE)
+    assert subscriber.state is (State.CATCHING_UP if overflowed else State.LIVE)
     if overflowed:
         assert subscriber.edge.streams[PUBEND].delivered == subscriber.stream.cache.frontier

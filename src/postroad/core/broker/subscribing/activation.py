@@ -26,9 +26,10 @@ from postroad.core.broker.context import Context
 from postroad.core.broker.subscribing.acknowledgements import Acknowledgements
 from postroad.core.broker.subscribing.catching_up import CatchingUp
 from postroad.core.broker.subscribing.durable import Durable, Durables
-from postroad.core.broker.subscribing.edge import Edge, Phase, Progress, Subscription
+from postroad.core.broker.subscribing.edge import Edge
 from postroad.core.broker.subscribing.local_filters import LocalFilters
 from postroad.core.broker.subscribing.position_proofs import PositionProofs
+from postroad.core.broker.subscribing.subscription import Event, Progress, State, Subscription
 from postroad.core.broker.subscribing.waiting import Waiting
 from postroad.core.broker.views import ConfirmedHolds, HostedPubends, LogHolds, RelayedStreams
 from postroad.core.protocol.orders import LinkId
@@ -243,18 +244,18 @@ class Activation:
         unanswered = subscription.number in self._unanswered
         if unanswered and not self._is_ready_everywhere(subscription):
             return
-        fresh = [p for p, s in subscription.progress.items() if not s.storing and self._is_ready(p, s)]
+        fresh = [p for p, s in subscription.progress.items() if self._is_ready(p, s)]
         if fresh:
             self._store_starts(subscription, fresh)
         if unanswered and self._is_stored_everywhere(subscription):
             self._answer(subscription, now)
         elif not unanswered:
             for pubend, progress in subscription.progress.items():
-                if progress.stored and not progress.announced:
+                if progress.state is State.STORED:
                     self._announce(subscription, pubend, now)
         if subscription.name is not None and subscription.answered:
             self._settle_home(subscription, self._durables.here[subscription.name])
-        if all(s.announced or s.phase is Phase.WAITING for s in subscription.progress.values()):
+        if all(s.is_announced or s.state is State.WAITING for s in subscription.progress.values()):
             self._unsettled.pop(subscription.number, None)
 
     def _settle_home(self, subscription: Subscription, durable: Durable) -> None:
@@ -266,28 +267,26 @@ class Activation:
         if durable.settled or durable.settling:
             return
         retired = self._context.config.retired
-        held = {pubend: None for pubend, progress in subscription.progress.items() if progress.announced}
+        held = {pubend: None for pubend, progress in subscription.progress.items() if progress.is_announced}
         needed = [pubend for pubend in durable.cursors if pubend_broker(pubend) not in retired]
         if self._durables.former_home(durable.name) is None or all(pubend in held for pubend in needed):
             self._durables.begin_settling(durable.name)
             self._context.store(self._durables.changes(), HomeStored(durable.name, durable.version))
 
     def _is_ready(self, pubend: int, progress: Progress) -> bool:
-        """Tell whether a start is active on the whole path and its broker holds the log for us."""
-        if progress.phase is Phase.WAITING:
-            return False
-        return self._keeper.is_confirmed(pubend_broker(pubend), progress.hold)
+        """Tell whether a start has become active on the whole path and its broker holds the log for us."""
+        return progress.state is State.ACTIVE and self._keeper.is_confirmed(pubend_broker(pubend), progress.hold)
 
     def _is_ready_everywhere(self, subscription: Subscription) -> bool:
         """Tell whether all reachable pubends are ready; one that became unreachable does not delay the answer."""
         return all(
-            progress.storing or self._is_ready(pubend, progress) or not self._context.routes.reachable(pubend_broker(pubend))
+            progress.is_held or self._is_ready(pubend, progress) or not self._context.routes.reachable(pubend_broker(pubend))
             for pubend, progress in subscription.progress.items()
         )
 
     def _is_stored_everywhere(self, subscription: Subscription) -> bool:
         return all(
-            progress.stored or not self._context.routes.reachable(pubend_broker(pubend))
+            progress.is_stored or not self._context.routes.reachable(pubend_broker(pubend))
             for pubend, progress in subscription.progress.items()
         )
 
@@ -302,7 +301,6 @@ class Activation:
                 released = min(released, durable.created_tick)
                 subscription.positions.pop(pubend, None)
             self._edge.begin_after(subscription, pubend, released)
-        starts = [subscription.progress[pubend] for pubend in pubends]
         changes = self._holds.floor_changes({p: subscription.progress[p].acknowledged for p in pubends})
         if durable is not None:
             durable.cursors = self._durables.positions(durable.cursors, self._edge.cursors(subscription))
@@ -310,9 +308,10 @@ class Activation:
                 durable.starts.setdefault(pubend, subscription.progress[pubend].start)
             self._durables.mark(durable.name)
             changes += self._durables.changes()
-        for progress in starts:
-            progress.storing = True
-            progress.stored = not changes  # nothing to write: all of it is on disk already
+        for pubend in pubends:
+            subscription.progress[pubend].apply(Event.HELD)
+            if not changes:  # all of it is on disk already
+                subscription.progress[pubend].apply(Event.STORED)
         if changes:
             self._context.store(changes, StartsStored(subscription.number, tuple(pubends)))
 
@@ -322,13 +321,13 @@ class Activation:
         if subscription is None:
             return
         for pubend in stored.pubends:
-            subscription.progress[pubend].stored = True
+            subscription.progress[pubend].apply(Event.STORED)
         if subscription.number in self._unsettled:
             self._settle(subscription, now)
 
     def _answer(self, subscription: Subscription, now: float) -> None:
         request = self._unanswered.pop(subscription.number)
-        starts = {p: s.start for p, s in subscription.progress.items() if s.stored}
+        starts = {p: s.start for p, s in subscription.progress.items() if s.is_stored}
         self._context.send(subscription.link, Subscribed(subscription.handle, starts), request)
         for pubend in starts:
             self._announce(subscription, pubend, now)
@@ -338,7 +337,7 @@ class Activation:
             durable.beginning = False
             self._durables.join_all(durable, self._context.routes.pubends())
             for pubend, progress in list(subscription.progress.items()):
-                if progress.phase is Phase.WAITING:  # unreachable since: there the subscription begins with its creation,
+                if progress.state is State.WAITING:  # unreachable since: there the subscription begins with its creation,
                     self._wait_for([(subscription, pubend)])  # the cursor of which `join_all` has just added
 
     def _announce(self, subscription: Subscription, pubend: int, now: float) -> None:

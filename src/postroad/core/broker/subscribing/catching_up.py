@@ -20,7 +20,8 @@ from postroad.core.batch.batch import Batch
 from postroad.core.broker.context import FULL_HOPS, Context
 from postroad.core.broker.log_reads import LogReads
 from postroad.core.broker.pieces import CATCH_UP_BYTES
-from postroad.core.broker.subscribing.edge import CATCH_UP_RETRY_S, Edge, Phase, Progress, Subscription
+from postroad.core.broker.subscribing.edge import CATCH_UP_RETRY_S, Edge
+from postroad.core.broker.subscribing.subscription import PieceAsked, Progress, State, Subscription
 from postroad.core.broker.views import HostedPubends, RelayedStreams
 from postroad.core.protocol.orders import LogRead, ReadLog
 from postroad.core.protocol.packets import CatchUp, CatchUpReply, pubend_broker
@@ -38,7 +39,6 @@ class PastFromLog:
     subscription: int
     pubend: int
     lo: int
-    request: int
 
 
 class CatchingUp:
@@ -72,8 +72,7 @@ class CatchingUp:
         if subscription is None or pubend != reply.pubend:
             return
         rows = [batch] if batch is not None else []
-        awaited = reply.request if reply.more else 0
-        self._take(subscription, pubend, reply.lo, reply.hi, rows, reply.released, now, awaited)
+        self._take(subscription, pubend, reply.lo, reply.hi, rows, reply.released, now, more=reply.more)
 
     def take_log(self, wanted: PastFromLog, result: LogRead, now: float) -> None:
         """Use what was read in the log of this broker; the filter is applied here."""
@@ -82,12 +81,11 @@ class CatchingUp:
             if subscription is None:
                 return
             matching = [found for b in batches if len(found := b.filter(subscription.filter.evaluate(b)))]
-            awaited = wanted.request if hi < result.hi else 0
-            self._take(subscription, wanted.pubend, begin, hi, matching, released, now, awaited)
+            self._take(subscription, wanted.pubend, begin, hi, matching, released, now, more=hi < result.hi)
 
     def next_piece(self, subscription: Subscription, pubend: int, progress: Progress, now: float) -> None:
         """Send pieces from the cache while there are any; request the first one that is not in the cache."""
-        if progress.request and now < progress.retry_at:
+        if progress.piece is not None and now < progress.piece.retry_at:
             return  # the answer may still come
         stream = self._streams[pubend]
         for _ in range(PIECES_AT_ONCE):
@@ -101,15 +99,15 @@ class CatchingUp:
                 return
 
     def _ask(self, subscription: Subscription, pubend: int, progress: Progress, target: int, now: float) -> None:
-        request = progress.request = self._context.next_request()
+        request = self._context.next_request()
         # Spread the retries: subscriptions whose requests were dropped together must not repeat them together.
-        wait = CATCH_UP_RETRY_S * 2 ** min(progress.tries, CATCH_UP_BACKOFF_MAX)
-        progress.retry_at = now + wait + CATCH_UP_SPREAD_S * (request % 8)
-        progress.tries += 1
+        tries = progress.piece.tries if progress.piece is not None else 0
+        wait = CATCH_UP_RETRY_S * 2 ** min(tries, CATCH_UP_BACKOFF_MAX)
+        progress.piece = PieceAsked(tries + 1, now + wait + CATCH_UP_SPREAD_S * (request % 8))
         lo = progress.position
         if pubend in self._pubends:
             order = ReadLog(pubend, 0, lo, min(target, self._pubends[pubend].horizon), CATCH_UP_BYTES)
-            self._log_reads.ask(order, PastFromLog(subscription.number, pubend, lo, request))
+            self._log_reads.ask(order, PastFromLog(subscription.number, pubend, lo))
             return
         self._requests[request] = (subscription.number, pubend)
         while len(self._requests) > 4 * CATCH_UP_AT_ONCE:  # the oldest are most likely lost; the retry repeats them
@@ -127,22 +125,22 @@ class CatchingUp:
         rows: list[Batch],
         released: int,
         now: float,
-        awaited: int = 0,
+        *,
+        more: bool,
     ) -> None:
         """Deliver the piece (lo, hi], also if its request was repeated meanwhile: on a slow link every answer is late.
 
-        `released` is the tick up to which the log is deleted. `awaited` is the request of which more pieces follow, 0 after
-        the last one.
+        `released` is the tick up to which the log is deleted. With `more`, pieces of the same answer follow.
         """
         progress = subscription.progress.get(pubend)
-        if progress is None or progress.phase is not Phase.CATCHING_UP or lo > progress.position or hi <= progress.position:
+        if progress is None or progress.state is not State.CATCHING_UP or lo > progress.position or hi <= progress.position:
             return
         if released > progress.position:
             self._edge.gap(subscription, pubend, released)
         self._edge.caught_up(subscription, pubend, hi, rows)
         if not self._edge.wants_more(subscription, pubend):
             return
-        if awaited:  # more pieces of this answer are on their way: do not request them
-            progress.request, progress.retry_at = awaited, now + CATCH_UP_RETRY_S
+        if more:  # they are on their way: do not request them
+            progress.piece = PieceAsked(0, now + CATCH_UP_RETRY_S)
         else:
             self.next_piece(subscription, pubend, progress, now)

@@ -1,8 +1,7 @@
 """The edge: the subscriptions of this broker's own clients.
 
-For each pubend a subscription is in one of three phases:
+For each pubend a subscription begins, step by step (`subscription`), until its client knows the start. Then it is either
 
-- *waiting*: its interest is not active on the whole path yet;
 - *catching up*: it is behind `delivered` and receives its own ranges, piece by piece, until it reaches `delivered`;
 - *live*: it has received everything up to `delivered`, the doubt horizon of the stream at this broker.
 
@@ -17,7 +16,7 @@ Invariants:
 - `told <= position`. The next `Deliver` or `Advance` begins at `told`, so the ranges that a client receives have no holes.
 - `delivered` only rises while a subscription is live or catching up.
 - A live subscription has received everything up to `delivered`, or up to `position` where that is higher.
-- No row is sent before the client knows the start (`announced`).
+- No row is sent before the client knows the start (`Progress.is_announced`).
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Final
 
 import numpy as np
@@ -34,6 +32,7 @@ from postroad.core.batch.batch import Batch
 from postroad.core.batch.selection import Rows, select
 from postroad.core.broker.knowledge import Segment, rows_within
 from postroad.core.broker.subscribing.filter_load import FilterLoad
+from postroad.core.broker.subscribing.subscription import Event, Progress, State, Subscription
 from postroad.core.broker.subscribing.waiting import Waiting
 from postroad.core.broker.views import RelayedStream, RelayedStreams
 from postroad.core.filters.filter import Filter
@@ -49,51 +48,6 @@ NACK_TRIES_MAX: Final = 6  # about three seconds
 NACK_RANGES: Final = 64
 TOLD_AT_ONCE: Final = 100  # at most so many clients receive their positions in one step
 FOREVER: Final = (1 << 64) - 1
-
-
-class Phase(Enum):
-    WAITING = "waiting"
-    CATCHING_UP = "catching up"
-    LIVE = "live"
-
-
-@dataclass(slots=True)
-class Progress:
-    """One subscription in one pubend's stream."""
-
-    phase: Phase = Phase.WAITING
-    included_in: int = 0  # the lowest label under which silence is complete for its filter; 0: not known
-    start: int = 0
-    position: int = 0  # every matching row up to here was sent to the client
-    told: int = 0  # the end of the last range sent to the client; at most `position`
-    acknowledged: int = 0  # the application has processed everything up to here; decides our hold on the log
-    live_from: int = 0  # from here on, everything that this broker receives is complete for the filter
-    hold: int = 0  # the version of our hold on the log that must be confirmed before the client learns the start
-    storing: bool = False  # the start is being written to disk,
-    stored: bool = False  # or is on disk
-    announced: bool = False  # the client knows the start and receives rows
-    missed_from: int = FOREVER  # messages from here to `position` were released before the announcement: a gap to report
-    request: int = 0  # the catch-up request that is not answered yet, 0 for none
-    tries: int = 0  # how often this piece was requested
-    retry_at: float = 0.0
-    question: int = 0  # the query whose answer proves or voids the position; 0: not sent yet
-
-
-@dataclass(slots=True)
-class Subscription:
-    number: int
-    link: LinkId
-    handle: int
-    filter: Filter
-    name: str | None
-    positions: dict[int, int]  # where it goes on, from the client or the home broker
-    done: dict[int, int]  # how far the client has acknowledged; at most `positions`
-    earliest: bool  # it begins with the oldest message that is kept, not with the present
-    progress: dict[int, Progress] = field(default_factory=dict)
-    unproven: dict[int, None] = field(default_factory=dict)  # pubends whose position may be too high; see `position_proofs`
-    lost_cursors: dict[int, None] = field(default_factory=dict)  # pubends in which its cursor was lost: the client gets a gap
-    answered: bool = False  # the client received `Subscribed`
-    open: bool = True  # the client takes rows; see `Flow`
 
 
 @dataclass(slots=True)
@@ -240,13 +194,14 @@ class Edge:
         self._index.remove(subscription.number)
         self.filter_load.remove(subscription.link, subscription.filter)
         for pubend, progress in subscription.progress.items():
-            if progress.phase is Phase.WAITING:
+            if progress.state is State.WAITING:
                 self._waiting[pubend].discard(subscription.number)
-            self._behind.get(pubend, {}).pop(subscription.number, None)
-            if self._observed and progress.announced:
-                self._orders.append(Detached(subscription.number, pubend, self.reached(progress, pubend)))
-            if progress.phase is not Phase.WAITING:
+            else:
                 self.streams[pubend].engaged -= 1
+            self._behind.get(pubend, {}).pop(subscription.number, None)
+            if self._observed and progress.is_announced:
+                self._orders.append(Detached(subscription.number, pubend, self.reached(progress, pubend)))
+            progress.apply(Event.ENDED)
 
     def wait_for(self, subscription: Subscription, pubend: int) -> None:
         """Let a subscription wait for the activation of its interest in a pubend.
@@ -269,6 +224,7 @@ class Edge:
 
     def _wait(self, subscription: Subscription, pubend: int) -> None:
         progress = subscription.progress[pubend]
+        progress.apply(Event.ASKED)
         label = self.streams[pubend].stream.included_in(subscription.filter)
         progress.included_in = label or 0
         self._waiting.setdefault(pubend, Waiting()).add(subscription.number, subscription, label)
@@ -301,7 +257,7 @@ class Edge:
             edge.delivered = max(edge.delivered, progress.live_from)
             edge.forget_required()
         edge.engaged += 1
-        progress.phase = Phase.CATCHING_UP  # `announce` makes it live if nothing is left to catch up on
+        progress.apply(Event.ACTIVATED)
 
     def begin_after(self, subscription: Subscription, pubend: int, released: int) -> None:
         """Move a new start behind what was already released when our hold was confirmed; that part was never promised.
@@ -317,16 +273,16 @@ class Edge:
     def announce(self, subscription: Subscription, pubend: int) -> None:
         """Tell the client where it starts in a pubend, unless `Subscribed` just did. From now on it receives rows."""
         progress = subscription.progress[pubend]
-        progress.announced = True
+        progress.apply(Event.ANNOUNCED)
         if self._observed:
             number, text = subscription.number, str(subscription.filter)
             self._orders.append(Attached(number, subscription.link, subscription.name, text, pubend, progress.start))
         if subscription.answered:
             self._orders.append(Send(subscription.link, Started(subscription.handle, pubend, progress.start)))
-        if progress.missed_from < progress.position:
+        if progress.missed_from is not None and progress.missed_from < progress.position:
             self._tell_gap(subscription, pubend, progress.missed_from, progress.position)
-        if not self._join_if_level(subscription, pubend):
-            self._fall_behind(subscription, pubend)
+        self._behind.setdefault(pubend, {})[subscription.number] = subscription
+        self._join_if_level(subscription, pubend)
 
     def waiting(self, pubend: int, label_active: int) -> Iterator[Subscription]:
         """Yield the subscriptions whose interest in a pubend has become active, and remove them from the waiting list.
@@ -350,7 +306,7 @@ class Edge:
         """Record what a client has processed, bounded by what it was sent: a client cannot release what it never got."""
         for pubend, tick in positions.items():
             progress = subscription.progress.get(pubend)
-            if progress is not None and progress.phase is not Phase.WAITING:
+            if progress is not None and progress.state is not State.WAITING:
                 progress.acknowledged = max(progress.acknowledged, min(tick, self.reached(progress, pubend)))
             elif (
                 pubend in subscription.done and pubend not in subscription.unproven
@@ -367,7 +323,7 @@ class Edge:
         """Return the positions from which a subscription would continue after its client crashed, without unproven ones."""
         brought = {**subscription.positions, **subscription.done}
         known = {pubend: tick for pubend, tick in brought.items() if pubend not in subscription.unproven}
-        known.update({p: s.acknowledged for p, s in subscription.progress.items() if s.phase is not Phase.WAITING})
+        known.update({p: s.acknowledged for p, s in subscription.progress.items() if s.state is not State.WAITING})
         return known
 
     def reached(self, progress: Progress, pubend: int) -> int:
@@ -376,7 +332,7 @@ class Edge:
         Live subscriptions share `delivered`. Their own `position` is written only when a row is sent, which keeps the cost of
         a stream without matching rows independent of the number of subscriptions.
         """
-        live = progress.phase is Phase.LIVE
+        live = progress.state is State.LIVE
         return max(progress.position, self.streams[pubend].delivered) if live else progress.position
 
     def reached_by(self, number: int, pubend: int) -> int:
@@ -424,7 +380,7 @@ class Edge:
         for number, matching in self._index.match(part.rows).items():
             subscription = self.subscriptions[number]
             progress = subscription.progress.get(pubend)
-            if progress is not None and progress.phase is Phase.LIVE:
+            if progress is not None and progress.state is State.LIVE:
                 live.append((subscription, progress))
                 wanted.append(matching)
         whole: list[int] = []  # the subscriptions that receive all their matching rows; `rows_of` has the row numbers
@@ -471,7 +427,7 @@ class Edge:
         edge = self.streams[pubend]
         for subscription in self.subscriptions.values():
             progress = subscription.progress.get(pubend)
-            if progress is not None and progress.phase is Phase.LIVE:
+            if progress is not None and progress.state is State.LIVE:
                 progress.position = self.reached(progress, pubend)
                 self._fall_behind(subscription, pubend)
         edge.delivered = edge.stream.cache.frontier
@@ -501,13 +457,12 @@ class Edge:
     def catching_up(self, pubend: int) -> Iterator[tuple[Subscription, Progress]]:
         """Yield each subscription that can take a piece now: behind, announced, and its link not congested."""
         for subscription in list(self._behind.get(pubend, {}).values()):
-            takes_rows = subscription.progress[pubend].announced and self._takes_rows(subscription)
-            if takes_rows and not self._join_if_level(subscription, pubend):
+            if self._takes_rows(subscription) and not self._join_if_level(subscription, pubend):
                 yield subscription, subscription.progress[pubend]
 
     def wants_more(self, subscription: Subscription, pubend: int) -> bool:
         progress = subscription.progress[pubend]
-        return progress.phase is Phase.CATCHING_UP and progress.announced and self._takes_rows(subscription)
+        return progress.state is State.CATCHING_UP and self._takes_rows(subscription)
 
     def target(self, progress: Progress, pubend: int) -> int:
         """Return the tick at which a subscription that catches up becomes live."""
@@ -523,7 +478,7 @@ class Edge:
                 if self._observed:
                     self._orders.append(Delivered(pubend, within, (subscription.number,), (np.arange(len(within)),)))
         progress.position = max(progress.position, hi)
-        progress.request = progress.tries = 0
+        progress.piece = None
         self._join_if_level(subscription, pubend)
 
     def released(self, pubend: int, tick: int) -> None:
@@ -531,7 +486,7 @@ class Edge:
         edge = self.streams[pubend]
         for subscription in list(self.subscriptions.values()):
             progress = subscription.progress.get(pubend)
-            if progress is None or progress.phase is Phase.WAITING or self.reached(progress, pubend) >= tick:
+            if progress is None or progress.state is State.WAITING or self.reached(progress, pubend) >= tick:
                 continue
             self.gap(subscription, pubend, tick)
         if edge.engaged and edge.delivered < tick:
@@ -542,12 +497,12 @@ class Edge:
         progress = subscription.progress[pubend]
         if tick <= progress.position:
             return
-        if progress.announced:
+        if progress.is_announced:
             self._tell_gap(subscription, pubend, progress.position, tick)
-        else:
-            progress.missed_from = min(progress.missed_from, progress.position)
+        elif progress.missed_from is None:
+            progress.missed_from = progress.position
         progress.position = tick
-        progress.request = 0
+        progress.piece = None
 
     # --- links ---
 
@@ -571,7 +526,7 @@ class Edge:
 
     def _leave_live(self, subscription: Subscription) -> None:
         for pubend, progress in subscription.progress.items():
-            if progress.phase is Phase.LIVE:
+            if progress.state is State.LIVE:
                 progress.position = self.reached(progress, pubend)
                 self._fall_behind(subscription, pubend)
 
@@ -604,7 +559,7 @@ class Edge:
             ahead = {}
             for pubend, progress in subscription.progress.items():
                 reached = self.reached(progress, pubend)
-                if progress.phase is Phase.LIVE and reached > progress.told:
+                if progress.state is State.LIVE and reached > progress.told:
                     ahead[pubend] = progress.position = progress.told = reached
             if ahead:
                 self._orders.append(Send(subscription.link, Advance(subscription.handle, ahead)))
@@ -621,17 +576,15 @@ class Edge:
     def _join_if_level(self, subscription: Subscription, pubend: int) -> bool:
         """Make a subscription live if it has reached the target and may receive rows; return whether it is live now."""
         progress = subscription.progress[pubend]
-        if not progress.announced or not self._takes_rows(subscription):
+        if not self._takes_rows(subscription) or progress.position < self.target(progress, pubend):
             return False
-        if progress.position < self.target(progress, pubend):
-            return False
-        progress.phase = Phase.LIVE
-        progress.request = 0
+        progress.apply(Event.CAUGHT_UP)
+        progress.piece = None
         self._behind.get(pubend, {}).pop(subscription.number, None)
         return True
 
     def _fall_behind(self, subscription: Subscription, pubend: int) -> None:
-        subscription.progress[pubend].phase = Phase.CATCHING_UP
+        subscription.progress[pubend].apply(Event.FELL_BEHIND)
         self._behind.setdefault(pubend, {})[subscription.number] = subscription
 
     def _send_rows(self, subscription: Subscription, progress: Progress, pubend: int, hi: int, rows: Batch) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Final
 
 from postroad.core.broker.context import FULL_HOPS, Context
-from postroad.core.broker.subscribing.edge import Subscription
+from postroad.core.broker.subscribing.subscription import Subscription
 from postroad.core.broker.views import HostedPubends, RelayedStreams
 from postroad.core.protocol.packets import Positions, PubendsQuery, PubendsReply, Subscribe, pubend_broker
 from postroad.errors import TooManyError

@@ -22,8 +22,9 @@ from postroad.core.broker.subscribing.acknowledgements import Acknowledgements
 from postroad.core.broker.subscribing.activation import Activation, HomeStored
 from postroad.core.broker.subscribing.catching_up import CatchingUp
 from postroad.core.broker.subscribing.durable import Durable, Durables, Move
-from postroad.core.broker.subscribing.edge import Edge, Subscription
+from postroad.core.broker.subscribing.edge import Edge
 from postroad.core.broker.subscribing.naming import Creation, NameExists, NameWon, Naming, ReservationStored
+from postroad.core.broker.subscribing.subscription import Subscription
 from postroad.core.broker.views import ConfirmedHolds, HostedPubends, LogHolds, RelayedStreams
 from postroad.core.protocol.orders import LinkId
 from postroad.core.protocol.packets import (
