@@ -55,8 +55,8 @@ from benchmarks.overlay import (
     receive_paced,
 )
 from benchmarks.records import RESULTS
+from postroad.runtime.broker_server import Node
 from postroad.runtime.config import NodeConfig
-from postroad.runtime.node import Node
 from postroad.runtime.serve import serve
 from postroad.runtime.services import Answer, Exchanges, ServiceHost
 from postroad.testing import free_ports

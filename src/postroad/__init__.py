@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from postroad.core.filters.filter import Filter
     from postroad.core.filters.index.filter_index import FilterIndex
     from postroad.core.filters.language.limits import FilterLimits
-    from postroad.tracking.queries.explaining import Explanation
+    from postroad.tracking.queries.explanation import Explanation
     from postroad.tracking.queries.reconstruction import Trace
 
     __version__: str
@@ -45,7 +45,7 @@ _LATER: Final = {
     "Batch": "postroad.core.batch.batch",
     "Client": "postroad.client.connection",
     "ClientConfig": "postroad.client.connection",
-    "Explanation": "postroad.tracking.queries.explaining",
+    "Explanation": "postroad.tracking.queries.explanation",
     "Filter": "postroad.core.filters.filter",
     "FilterIndex": "postroad.core.filters.index.filter_index",
     "FilterLimits": "postroad.core.filters.language.limits",

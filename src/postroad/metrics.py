@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeAlias
 
 from postroad.errors import ListenError, OverlayError
-from postroad.queues.mount import MountedQueues
+from postroad.queues.broker_service import MountedQueues
 from postroad.queues.service import QueueStats
 from postroad.runtime.config import split_address
 from postroad.runtime.services import Answer, Exchanges, ServiceHost

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from postroad.queues.mount import queues_of
+from postroad.queues.broker_service import queues_of
+from postroad.runtime.broker_server import Node
 from postroad.runtime.config import Neighbour, NodeConfig, Overlay
-from postroad.runtime.node import Node
 from postroad.transport.background import BackgroundLoop
 
 

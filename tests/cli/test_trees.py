@@ -8,7 +8,7 @@ import msgspec
 from rich.console import Console, RenderableType
 
 from postroad.cli.trees import draw, draw_explanation, explanation_json, trace_json, when
-from postroad.tracking.queries.explaining import Explanation, Verdict
+from postroad.tracking.queries.explanation import Explanation, Verdict
 from postroad.tracking.queries.questions import Status
 from postroad.tracking.queries.reconstruction import Receipt, Trace, TrackHole, Unasked, Visit
 from postroad.types import AttributeValue, MessageId

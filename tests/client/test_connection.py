@@ -27,8 +27,8 @@ from postroad.errors import (
     PositionFileError,
     UnfinishedError,
 )
+from postroad.runtime.broker_server import Node
 from postroad.runtime.config import Links, NodeConfig, Overlay, Storage
-from postroad.runtime.node import Node
 from postroad.testing import broker, free_ports, overlay
 from postroad.wire.codec import Decoded, decode
 from postroad.wire.framing import Frame

@@ -14,10 +14,10 @@ from postroad.client.tracing import BUSY_TRIES, Tracer
 from postroad.core.session.events import QuestionAnswered, QuestionFailed
 from postroad.core.session.machine import QUESTIONS_MAX, Session
 from postroad.errors import ClosedError, NotConnectedError, OverlayError, ProtocolViolationError
+from postroad.runtime.broker_server import Node
 from postroad.runtime.config import NodeConfig, Overlay, Storage, Tracking
-from postroad.runtime.node import Node
 from postroad.testing import free_ports
-from postroad.tracking.queries.explaining import Verdict
+from postroad.tracking.queries.explanation import Verdict
 from postroad.tracking.queries.packets import AskTracks, TracksAnswered
 from postroad.tracking.queries.questions import (
     MapAnswer,

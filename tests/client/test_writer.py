@@ -11,8 +11,8 @@ import pytest
 import postroad
 from postroad.core.protocol.packets import pubend_id
 from postroad.errors import EpochChangedError, InvalidValueError, StaleEpochError
+from postroad.runtime.broker_server import Node
 from postroad.runtime.config import NodeConfig, Overlay, Storage
-from postroad.runtime.node import Node
 from postroad.testing import broker, free_ports
 
 PUBEND = pubend_id(1)

@@ -20,7 +20,7 @@ import postroad.sync
 from postroad.errors import InvalidValueError
 from postroad.runtime.config import Tracking
 from postroad.testing import free_ports
-from postroad.tracking.queries.explaining import Verdict
+from postroad.tracking.queries.explanation import Verdict
 from postroad.tracking.queries.questions import Status
 from postroad.types import MessageId
 

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 from tests.mutants.planting import Planter, mutant
 
-from postroad.core.broker.former_lives import FormerLives
 from postroad.core.broker.holding.table import HoldTable
+from postroad.core.broker.incarnations import FormerLives
 from postroad.core.broker.machine import Broker
 from postroad.core.broker.publishing.pubend import Pubend
 from postroad.core.broker.relaying.stream import Stream

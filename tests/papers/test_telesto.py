@@ -16,14 +16,14 @@ from tests.private_postgres import PrivatePostgres
 
 from postroad.cli import main
 from postroad.errors import NotIdentifiedError, UnknownQueueError, WrongDirectionError
+from postroad.queues.broker_service import queues_of
 from postroad.queues.client import QueueClient
-from postroad.queues.mount import queues_of
 from postroad.queues.profile import ProfileLog, read_calls, summarise
 from postroad.queues.server import QueueServer
 from postroad.queues.service import QueueService, Session
 from postroad.queues.sync import SyncQueueClient
+from postroad.runtime.broker_server import Node
 from postroad.runtime.config import NodeConfig, Queues
-from postroad.runtime.node import Node
 from postroad.storage.queues.memory import MemoryQueueStorage
 from postroad.storage.queues.migrations import migrate
 from postroad.wire.packets import telesto as t

@@ -32,7 +32,7 @@ from postroad.queues.client import Delivery, QueueClient
 from postroad.queues.limits import QueueLimits
 from postroad.queues.server import QueueServer
 from postroad.queues.service import QueueService, Session
-from postroad.queues.signals import Waiter
+from postroad.queues.waiters import Waiter
 from postroad.storage.queues.base import Message, NewMessage, PutResult, QueueStorage, TakeRequest
 from postroad.storage.queues.memory import MemoryQueueStorage
 from postroad.storage.queues.postgres import PostgresQueueStorage

@@ -26,8 +26,8 @@ from postroad.errors import (
     PublishRefusedError,
     StorageFullError,
 )
+from postroad.runtime.broker_server import Node
 from postroad.runtime.config import Limits, NodeConfig
-from postroad.runtime.node import Node
 from postroad.storage.segment.disk import Disk
 from postroad.testing import broker
 from postroad.wire.codec import decode, encode

@@ -15,8 +15,8 @@ import postroad
 from postroad.core.broker.machine import Broker
 from postroad.core.protocol import packets
 from postroad.errors import ConfigError, HandshakeError, InternalError
+from postroad.runtime.broker_server import Node
 from postroad.runtime.config import NodeConfig, parse_config
-from postroad.runtime.node import Node
 from postroad.testing import broker, free_ports
 from postroad.transport.channel import Channel
 from postroad.wire.codec import decode

@@ -16,8 +16,8 @@ from tests.waiting import until
 import postroad
 from postroad.core.protocol import packets
 from postroad.core.protocol.packets import pubend_id
+from postroad.runtime.broker_server import Node
 from postroad.runtime.config import Limits, NodeConfig, Tracking
-from postroad.runtime.node import Node
 from postroad.testing import free_ports
 from postroad.wire.packets.session import Hello, Ping, Role
 

@@ -8,10 +8,10 @@ from urllib.request import urlopen
 
 import postroad
 from postroad.metrics import MetricsService
+from postroad.queues.broker_service import MountedQueues
 from postroad.queues.client import QueueClient
-from postroad.queues.mount import MountedQueues
+from postroad.runtime.broker_server import Node
 from postroad.runtime.config import NodeConfig, Tracking
-from postroad.runtime.node import Node
 
 
 async def until_tracked(node: Node, entries: int) -> None:

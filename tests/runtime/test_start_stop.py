@@ -17,8 +17,8 @@ from tests.integration.brokers import wait_until
 
 import postroad
 from postroad.queues.client import QueueClient
+from postroad.runtime.broker_server import Node
 from postroad.runtime.config import NodeConfig, Tracking, dump_config
-from postroad.runtime.node import Node
 from postroad.runtime.services import Answer, Exchanges, ServiceHost
 from postroad.testing import free_ports
 from postroad.transport.programs import own_command, own_environment

@@ -8,9 +8,9 @@ from tests.mutants.planting import MUTANTS
 
 from postroad.cli import main
 from postroad.sim.checkers import Violation
-from postroad.sim.explaining import explain
 from postroad.sim.shrinking import _fewest, shrink
 from postroad.sim.soak import play, run_seed
+from postroad.sim.violation_story import explain
 from postroad.sim.workload import Shape
 
 BUG = MUTANTS[bugs_of_brokers.start_a_second_late.__name__]

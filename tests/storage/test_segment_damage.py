@@ -16,9 +16,9 @@ from tests.storage.rows import EVERYTHING, batch_of, rows_of
 from postroad.cli import main
 from postroad.storage import LogOptions, SegmentLog, open_broker_storage
 from postroad.storage.segment.disk import Disk
+from postroad.storage.segment.durable_mark import MARK_NAME
+from postroad.storage.segment.external_reader import observe
 from postroad.storage.segment.format import ALIGNMENT
-from postroad.storage.segment.mark import MARK_NAME
-from postroad.storage.segment.observer import observe
 from postroad.storage.segment.repair import repair_log, survey_log
 
 PUBEND = 5 << 8

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from postroad.queues.mount import queues_of
+from postroad.queues.broker_service import queues_of
 from postroad.runtime.config import DEFAULT_PORT, Neighbour, NodeConfig, Queues, load_config, split_address
 from postroad.runtime.serve import serve
 from postroad.runtime.services import Service

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 import click
 from pyspark.sql import SparkSession
 
-from postroad.spark.jobs.lake import open_lake_rows
+from postroad.spark.jobs.message_table import open_lake_rows
 from postroad.spark.jobs.published import Published, open_logs
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])

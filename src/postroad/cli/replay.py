@@ -8,11 +8,11 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from postroad.sim.explaining import explain
 from postroad.sim.faults import Faults
 from postroad.sim.overlay import Overlay
 from postroad.sim.shrinking import shrink as shrink_seed
 from postroad.sim.soak import play
+from postroad.sim.violation_story import explain
 from postroad.sim.workload import Shape
 from postroad.sim.world import Line
 

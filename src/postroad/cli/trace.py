@@ -12,7 +12,7 @@ from rich.console import Console
 from postroad.cli.publish import DEFAULT_URL
 from postroad.cli.trees import draw, draw_explanation, explanation_json, trace_json
 from postroad.client.connection import ClientConfig, connect
-from postroad.tracking.queries.explaining import Explanation
+from postroad.tracking.queries.explanation import Explanation
 from postroad.tracking.queries.reconstruction import Trace
 from postroad.transport.loops import run
 from postroad.types import MessageId

@@ -11,7 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 from rich.tree import Tree
 
-from postroad.tracking.queries.explaining import Explanation, Verdict
+from postroad.tracking.queries.explanation import Explanation, Verdict
 from postroad.tracking.queries.reconstruction import Receipt, Trace, TrackHole, Visit
 from postroad.types import AttributeValue
 

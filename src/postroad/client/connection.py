@@ -21,7 +21,7 @@ from postroad.client.addresses import Address, parse_addresses
 from postroad.client.link import Link, dial
 from postroad.client.positions import load_positions
 from postroad.client.publisher import Publisher
-from postroad.client.reading import Request, read_durables, read_pubends, read_range
+from postroad.client.range_reads import Request, read_durables, read_pubends, read_range
 from postroad.client.subscription import OnGap, Subscription
 from postroad.client.tracing import AnyId, Tracer
 from postroad.client.writer import Writer
@@ -61,11 +61,11 @@ from postroad.errors import (
     UnfinishedError,
     UnknownDurableError,
 )
-from postroad.tracking.queries.explaining import Explanation
+from postroad.tracking.queries.explanation import Explanation
 from postroad.tracking.queries.packets import AskTracks, TracksAnswered
 from postroad.tracking.queries.questions import Question
 from postroad.tracking.queries.reconstruction import Trace
-from postroad.transport.writes import Writes
+from postroad.transport.flush_scheduler import Writes
 
 log = logging.getLogger("postroad.client")
 

@@ -14,8 +14,8 @@ from postroad.core.batch.batch import Batch
 from postroad.core.protocol.packets import Packet
 from postroad.errors import BufferLimitError, HandshakeError, NotConnectedError, PostroadError, WireError, error_of_code
 from postroad.transport.channel import Channel
+from postroad.transport.flush_scheduler import Writes
 from postroad.transport.outbox import OutboxLimits
-from postroad.transport.writes import Writes
 from postroad.version import VERSION
 from postroad.wire.codec import decode
 from postroad.wire.deliveries import ROWS, RowsDecoder

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 from postroad.core.protocol.packets import pubend_id
 from postroad.core.session.machine import QUESTIONS_MAX
 from postroad.errors import InvalidValueError, ProtocolViolationError
-from postroad.tracking.queries.explaining import Evidence, Explanation, approximate_tick, explain
+from postroad.tracking.queries.explanation import Evidence, Explanation, approximate_tick, explain
 from postroad.tracking.queries.packets import TracksAnswered
 from postroad.tracking.queries.questions import (
     IDS_MAX,

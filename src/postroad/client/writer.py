@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from postroad.client.publisher import within
 from postroad.core.batch.batch import Batch
 from postroad.core.session.events import WriterChanged, WriterFailed, WriterSealed
-from postroad.core.session.writing import Writer as WriterState
+from postroad.core.session.named_writers import Writer as WriterState
 from postroad.errors import NotConnectedError, PostroadError, UnfinishedError
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import sys
 from typing import Final, Self, cast
 
 from postroad.errors import InvalidValueError, MalformedFrameError, PostgresMissingError, PostroadError, QueueBusyError
-from postroad.queues.exchanges import Exchanges
+from postroad.queues.request_window import Exchanges
 from postroad.queues.service import QueueService
 from postroad.storage.queues.base import QueueStorage
 from postroad.storage.queues.memory import MemoryQueueStorage

@@ -39,7 +39,7 @@ from postroad.queues.limits import (
 )
 from postroad.queues.profile import ProfileLog
 from postroad.queues.rates import Counts
-from postroad.queues.signals import Signals, Waiter
+from postroad.queues.waiters import Signals, Waiter
 from postroad.storage.queues.base import (
     Client,
     ClientMode,

@@ -1,8 +1,8 @@
 """A broker's disk behind the event loop: orders go to threads, facts come back.
 
-Each log has one thread that writes and one that reads; the metadata has its own. A write the disk has no room for is a fact the
-machine deals with, and a state that is told once (see `room`). A read that fails is asked for again. Any other failure means that
-nobody knows what the disk holds: the broker stops, and the next start reads it back.
+Each log has one thread that writes and one that reads; the metadata has its own. A write without space on the
+disk becomes a fact for the machine, and is logged once (see `disk_space`). A read that fails is repeated. After any other
+failure the contents of the disk are unknown: the broker stops, and the next start reads them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from postroad.core.protocol.orders import (
 from postroad.core.protocol.packets import pubend_id
 from postroad.errors import StorageError, StorageFullError
 from postroad.runtime.config import NodeConfig
-from postroad.runtime.room import Room
+from postroad.runtime.disk_space import Room
 from postroad.runtime.worker import Worker
 from postroad.storage import BrokerStorage, LogOptions, LogSlice, SegmentLog, open_broker_storage
 from postroad.storage.base import SliceAround

@@ -32,9 +32,9 @@ from postroad.errors import (
 from postroad.runtime.services import Exchanges, Service
 from postroad.transport.budget import Budget
 from postroad.transport.channel import SERVICE, Channel
+from postroad.transport.flush_scheduler import Writes
 from postroad.transport.outbox import OutboxLimits
 from postroad.transport.turns import Turns
-from postroad.transport.writes import Writes
 from postroad.wire.codec import decode
 from postroad.wire.deliveries import RowsDecoder
 from postroad.wire.framing import Frame

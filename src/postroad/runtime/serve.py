@@ -10,9 +10,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from postroad.runtime.broker_server import STOP_S_MAX, Node
 from postroad.runtime.config import NodeConfig
 from postroad.runtime.descriptors import raise_limit
-from postroad.runtime.node import STOP_S_MAX, Node
 from postroad.runtime.services import Service
 from postroad.transport.loops import run
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from postroad.core.batch.batch import Batch
-from postroad.core.broker.former_lives import assumed_base, started_incarnation
+from postroad.core.broker.incarnations import assumed_base, started_incarnation
 from postroad.core.protocol.orders import (
     Append,
     Appended,

@@ -1,4 +1,4 @@
-"""Pubend streams from the files of brokers, running or not: see `postroad.storage.segment.observer`."""
+"""Pubend streams from the files of brokers, running or not: see `postroad.storage.segment.external_reader`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from postroad.errors import GapError, SparkOptionError, UnknownPubendError
 from postroad.spark.options import ReadOptions
 from postroad.spark.pieces import FilePiece, Missing, MissingPiece, Piece
 from postroad.storage.directory import find_logs
-from postroad.storage.segment.observer import LogView, layouts, observe, part_records, parts
+from postroad.storage.segment.external_reader import LogView, layouts, observe, part_records, parts
 from postroad.storage.segment.reader import checked_body
 
 PARTITION_BYTES_MIN: Final = 16 << 20

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Final
 
 from postroad.client.connection import Client, ClientConfig, connect
-from postroad.client.reading import read_pubends
+from postroad.client.range_reads import read_pubends
 from postroad.core.batch.batch import Batch
 from postroad.core.batch.schema import Layout
 from postroad.core.filters.filter import Filter

@@ -16,7 +16,7 @@ from postroad.core.batch.batch import Batch, concat
 from postroad.core.batch.schema import BatchLimits
 from postroad.core.filters.filter import Filter
 from postroad.errors import CorruptSegmentError, GapError
-from postroad.storage.segment.observer import Part, read_part
+from postroad.storage.segment.external_reader import Part, read_part
 
 GATHERED: Final = BatchLimits(rows=1 << 16, bytes=8 << 20)
 ENOUGH_ROWS: Final = 8192

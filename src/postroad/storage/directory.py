@@ -22,7 +22,7 @@ from typing import Final
 
 import msgspec
 
-from postroad.core.broker.former_lives import assumed_base, started_incarnation
+from postroad.core.broker.incarnations import assumed_base, started_incarnation
 from postroad.core.protocol.orders import BrokerState
 from postroad.errors import LogMissingError, StorageFormatError, WrongBrokerError
 from postroad.storage.reserve import Reserve

@@ -19,9 +19,9 @@ import msgspec
 from postroad.core.batch.batch import Batch
 from postroad.errors import BufferLimitError, MalformedFrameError, PostroadError, WireError
 from postroad.transport.budget import FREE_BYTES, Account, Budget
+from postroad.transport.flush_scheduler import Writes
 from postroad.transport.outbox import Buffer, Outbox, OutboxLimits
 from postroad.transport.turns import FRAMES_PER_SLICE, QUICK_S, SLICES_PER_TURN, TURN_S, Turns
-from postroad.transport.writes import Writes
 from postroad.wire.deliveries import encode_with_rows
 from postroad.wire.framing import FRAME_BYTES_MAX, FRAME_BYTES_MAX_UNIDENTIFIED, FRAMES_MAX, Frame, FrameDecoder
 from postroad.wire.packets.session import Error, Goodbye, Ping, Pong

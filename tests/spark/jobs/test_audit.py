@@ -14,9 +14,9 @@ from tests.spark.jobs.synthetic import World, some_subscribers
 
 from postroad.errors import UnclaimedPubendError
 from postroad.spark.jobs.audit import Audit, audit
-from postroad.spark.jobs.books import sweep
-from postroad.spark.jobs.claims import is_temporary
+from postroad.spark.jobs.expectations import is_temporary
 from postroad.spark.jobs.published import open_logs
+from postroad.spark.jobs.reconcile import sweep
 from postroad.spark.jobs.tracks import open_tracks
 from postroad.tracking.histories.settings import Strategy, TrackingSettings
 from postroad.tracking.histories.tracker import omitted

@@ -12,11 +12,11 @@ from tests.spark.jobs.synthetic import EPOCH_MS, World, some_subscribers
 
 from postroad.core.batch.batch import Batch
 from postroad.errors import CorruptSegmentError, LakeError
-from postroad.spark.jobs import lake as lakes
+from postroad.spark.jobs import message_table as lakes
 from postroad.spark.jobs.audit import audit
+from postroad.spark.jobs.filesystems import LocalPlace
 from postroad.spark.jobs.ingest import ingest
-from postroad.spark.jobs.lake import AttributeColumn, columns_for, open_lake, open_lake_rows, read_lake
-from postroad.spark.jobs.places import LocalPlace
+from postroad.spark.jobs.message_table import AttributeColumn, columns_for, open_lake, open_lake_rows, read_lake
 from postroad.spark.jobs.published import all_ids
 from postroad.spark.jobs.tracks import open_tracks
 from postroad.storage.segment.log import LogOptions, SegmentLog

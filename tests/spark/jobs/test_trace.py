@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 from tests.spark.jobs.conftest import SMALL, Opened
 from tests.spark.jobs.synthetic import EPOCH_MS, Entry, World, some_subscribers
 
-from postroad.spark.jobs import passes
-from postroad.spark.jobs.passes import History, histories_of, plan
+from postroad.spark.jobs import bucketed_search
+from postroad.spark.jobs.bucketed_search import History, histories_of, plan
 from postroad.spark.jobs.trace import entries, trace
 from postroad.spark.jobs.tracks import open_tracks
 from postroad.tracking.histories.settings import Strategy, TrackingSettings
@@ -106,7 +106,7 @@ def test_narrow_and_wide_histories_are_searched_in_passes_of_their_own(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Elements of seconds and elements of minutes: ids walk through both passes, and hits of the first are kept."""
-    monkeypatch.setattr(passes, "GROUP_BYTES", 1 << 15)
+    monkeypatch.setattr(bucketed_search, "GROUP_BYTES", 1 << 15)
     slow = TrackingSettings(strategy=Strategy.EXACT, persistence_ms=60_000)
     settings = {number: slow if number in {3, 4} else SMALL for number in range(1, 6)}
     world = World(tmp_path, some_subscribers(6), settings=settings, origins=[1])
@@ -129,7 +129,7 @@ def test_every_history_is_in_one_pass_with_few_copies() -> None:
     histories = [history(number, 10 ** (number % 8)) for number in range(40)]
     made = plan(histories)
     assert sorted(each.number for one in made for each in one.histories) == list(range(40))
-    assert all(each.mean_ms <= (passes.COPIES_MAX - 1) * one.width_ms for one in made for each in one.histories)
+    assert all(each.mean_ms <= (bucketed_search.COPIES_MAX - 1) * one.width_ms for one in made for each in one.histories)
     assert len(made) <= 5
 
 

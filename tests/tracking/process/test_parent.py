@@ -21,8 +21,8 @@ from postroad.core.batch.batch import Ids
 from postroad.core.protocol.orders import BrokerState, PubendState
 from postroad.core.protocol.packets import pubend_id
 from postroad.errors import GapError, OverlayError, PostroadError, StorageError, TooManyError
+from postroad.runtime.broker_server import Node
 from postroad.runtime.config import NodeConfig, Overlay, Tracking
-from postroad.runtime.node import Node
 from postroad.testing import free_ports
 from postroad.tracking.files.catalog import TrackOptions
 from postroad.tracking.files.directories import writer_lock

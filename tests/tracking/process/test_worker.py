@@ -19,9 +19,9 @@ from postroad.core.batch.batch import Ids
 from postroad.core.broker.machine import FAST_S
 from postroad.core.protocol.packets import pubend_id
 from postroad.errors import PublishRefusedError, SkewError
-from postroad.runtime import node as node_module
+from postroad.runtime import broker_server as node_module
+from postroad.runtime.broker_server import Node
 from postroad.runtime.config import Neighbour, NodeConfig, Overlay, Tracking
-from postroad.runtime.node import Node
 from postroad.testing import free_ports
 from postroad.tracking.files.format import unpack
 from postroad.tracking.files.schema import records_of

@@ -29,9 +29,9 @@ import numpy as np
 
 from postroad.core.batch.batch import Batch
 from postroad.core.broker.context import BrokerConfig, Context, SendWhenStored
-from postroad.core.broker.former_lives import FirstTicksStored, FormerLives, IncarnationStored
 from postroad.core.broker.holding.keeper import HoldKeeper
 from postroad.core.broker.holding.release import HoldStored, Releasing
+from postroad.core.broker.incarnations import FirstTicksStored, FormerLives, IncarnationStored
 from postroad.core.broker.knowledge import Segment
 from postroad.core.broker.log_reads import LogReads
 from postroad.core.broker.own_records import UNREADABLE, OwnRecords, load_records
@@ -39,7 +39,7 @@ from postroad.core.broker.publishing.named_writers import WRITER_KEY, EpochStore
 from postroad.core.broker.publishing.pubend import RESERVE_MS, Pubend
 from postroad.core.broker.publishing.publishers import HorizonsStored, PublisherIdsStored, Publishing
 from postroad.core.broker.relaying.link_state import LinkStateRouter
-from postroad.core.broker.relaying.past import CatchUpFromLog, GapFromLog, Past
+from postroad.core.broker.relaying.nack_answers import CatchUpFromLog, GapFromLog, Past
 from postroad.core.broker.relaying.stream import Stream
 from postroad.core.broker.relaying.streams import Streams
 from postroad.core.broker.subscribing.acknowledgements import AcknowledgementsStored

@@ -23,9 +23,9 @@ from typing import Final
 import msgspec
 
 from postroad.core.broker.context import KNOWN_KEY
-from postroad.core.broker.former_lives import BORN_KEY, HEARD_KEY, INCARNATION_KEY, Heard, Stored
 from postroad.core.broker.holding.release import FLOOR_KEY
 from postroad.core.broker.holding.table import HOLD_KEY, HoldTable
+from postroad.core.broker.incarnations import BORN_KEY, HEARD_KEY, INCARNATION_KEY, Heard, Stored
 from postroad.core.broker.lost_ranges import LOST_KEY, Loss, Losses
 from postroad.core.broker.publishing.named_writers import WRITER_KEY
 from postroad.core.broker.publishing.publishers import HORIZON_KEY, PUBLISHER_KEY

@@ -57,10 +57,10 @@ from postroad.core.session.events import (
     SubscriptionFailed,
     Writable,
 )
+from postroad.core.session.named_writers import Writing
 from postroad.core.session.publishing import Doubt, PublishingConfig, Registration, id_tick
-from postroad.core.session.reading import Reading
+from postroad.core.session.range_reads import Reading
 from postroad.core.session.subscribing import SubscriptionState
-from postroad.core.session.writing import Writing
 from postroad.errors import (
     DurableBusyError,
     NotConnectedError,
@@ -684,7 +684,7 @@ class Session:
     # --- writing ---------------------------------------------------------------------------------------------------------
 
     def open_writer(self, name: str, epoch: int) -> int:
-        """Begin batch `epoch` of a named writer, for the first time or again; see `writing`."""
+        """Begin batch `epoch` of a named writer, for the first time or again; see `named_writers`."""
         key = self._next_key()
         self.writing.begin(key, name, epoch)
         return key

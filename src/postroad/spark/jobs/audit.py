@@ -1,7 +1,7 @@
 """`audit`: what was published against who should have got it against who did.
 
-First the books are closed by counts (`books`). Where they do not close, or everywhere on request, messages are named: every id is
-searched in the histories of the accounts concerned and held against its claims (`claims`).
+First the counts of each account are compared (`reconcile`). Where they differ, or everywhere on request, messages are named: each
+id is searched in the histories of the accounts concerned and compared with its claims (`expectations`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 from postroad.core.filters.filter import Filter
 from postroad.core.protocol.packets import pubend_broker
 from postroad.errors import UnclaimedPubendError
-from postroad.spark.jobs import books, evidence
+from postroad.spark.jobs import evidence, reconcile
 from postroad.spark.jobs.arrow import array, flat, floats, record_batch, schema_of
-from postroad.spark.jobs.claims import (
+from postroad.spark.jobs.bucketed_search import History, histories_of, search
+from postroad.spark.jobs.evidence import Scope, Verdict, describe_log_hole
+from postroad.spark.jobs.expectations import (
     COUNTS,
     EVERYTHING,
     STANDINGS,
@@ -36,9 +38,7 @@ from postroad.spark.jobs.claims import (
     claims_of,
     lost_with_files,
 )
-from postroad.spark.jobs.evidence import Scope, Verdict, describe_log_hole
 from postroad.spark.jobs.matching import Flags, Floats, Longs
-from postroad.spark.jobs.passes import History, histories_of, search
 from postroad.spark.jobs.published import Published
 from postroad.spark.jobs.tracks import TrackHole, Tracks
 from postroad.tracking.histories.elements import ID_DTYPE
@@ -126,12 +126,12 @@ def audit(
     counts = (
         counts.groupBy("target", "standing", "grain").agg(F.sum("count").alias("count")).persist(StorageLevel.MEMORY_AND_DISK)
     )
-    closing = books.close_books(spark, claims, histories, tracks.elements, counts).persist(StorageLevel.MEMORY_AND_DISK)
-    named = books.with_targets(spark, claims, closing).withColumn("closes", books.closes())
+    closing = reconcile.close_books(spark, claims, histories, tracks.elements, counts).persist(StorageLevel.MEMORY_AND_DISK)
+    named = reconcile.with_targets(spark, claims, closing).withColumn("closes", reconcile.closes())
     findings = _findings(published, tracks, claims, histories, closing, full=full).persist(StorageLevel.MEMORY_AND_DISK)
     summary = _summary(published, tracks, counts, named, findings, claims, unknown, full=full)
     summary = _weighed(summary, published, tracks, claims, histories, closing, counts, unknown, scope)
-    told = books.with_targets(spark, claims, findings.filter(F.col("verdict").isin(*NAMED))).drop("count")
+    told = reconcile.with_targets(spark, claims, findings.filter(F.col("verdict").isin(*NAMED))).drop("count")
     return Audit(summary, named, hops(spark, histories), told, (counts, closing, findings))
 
 
@@ -171,7 +171,7 @@ def _opened(spark: SparkSession, claims: Claims, closing: DataFrame) -> DataFram
     """Return the intervals that do not close."""
     kinds = [(number, target.kind) for number, target in enumerate(claims.targets)]
     kind_of = F.broadcast(spark.createDataFrame(kinds, "target int, kind string"))
-    return closing.join(kind_of, "target").filter(~books.closes()).drop("kind")
+    return closing.join(kind_of, "target").filter(~reconcile.closes()).drop("kind")
 
 
 def _attributes(claims: Claims) -> frozenset[str]:
@@ -190,11 +190,11 @@ def _findings(
         if not bad:
             return published.spark.createDataFrame([], FINDINGS)
         if len(bad) <= INTERVALS_MAX:
-            intervals, suspects = books.intervals_of(claims, bad), {row["target"] for row in bad}
+            intervals, suspects = reconcile.intervals_of(claims, bad), {row["target"] for row in bad}
     numbers = {target: number for number, target in enumerate(claims.targets)}
     target_of = np.full(len(histories), -1, np.int64)
     for history in histories:
-        target = books.target_of(history)
+        target = reconcile.target_of(history)
         if target is not None and numbers[target] in suspects:
             target_of[history.number] = numbers[target]
     searched = [history for history in histories if target_of[history.number] >= 0]

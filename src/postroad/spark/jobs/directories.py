@@ -11,10 +11,10 @@ import msgspec
 from postroad.core.broker.subscribing.durable import DURABLE_KEY, Durables
 from postroad.core.protocol.packets import pubend_broker
 from postroad.errors import PostroadError
-from postroad.spark.jobs.places import is_uri
+from postroad.spark.jobs.filesystems import is_uri
 from postroad.storage.directory import METADATA_NAME, broker_of, logs_in
+from postroad.storage.sqlite.external_reader import copied_metadata
 from postroad.storage.sqlite.metadata import UNREADABLE
-from postroad.storage.sqlite.observer import copied_metadata
 from postroad.tracking.tap.recorder import name_subscriber
 
 

@@ -1,4 +1,7 @@
-"""`ingest`: closed segments of pubend logs become rows of a lake, each message once, as often as it is run. See `lake`."""
+"""`ingest`: closed segments of pubend logs become rows of a lake, each message once, as often as it is run.
+
+See `message_table`.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ from pyspark.sql import SparkSession
 
 from postroad.core.batch.schema import Kind
 from postroad.errors import LakeError, StorageError
-from postroad.spark.jobs import lake as lakes
+from postroad.spark.jobs import message_table as lakes
 from postroad.spark.jobs.arrow import array, record_batch
-from postroad.spark.jobs.lake import Commit, Lake, RowKernel, Taken
+from postroad.spark.jobs.message_table import Commit, Lake, RowKernel, Taken
 from postroad.spark.jobs.published import LogFiles, log_paths, pieces, pieces_of
-from postroad.storage.segment.observer import LogView, Part, layouts, observe
+from postroad.storage.segment.external_reader import LogView, Part, layouts, observe
 from postroad.storage.segment.reader import Segment
 
 ROUND_SEGMENTS: Final = 32  # taken by one commit

@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from postroad.core.batch.batch import Ids
 from postroad.spark.jobs.arrow import array, flat, floats, id_column, ids_of, lists, record_batch
+from postroad.spark.jobs.bucketed_search import History
 from postroad.spark.jobs.matching import Flags, Floats, Longs
-from postroad.spark.jobs.passes import History
 from postroad.spark.jobs.tracks import ABSENT, UNKNOWN_BROKER, TrackHole
 from postroad.tracking.histories.elements import ID_DTYPE, Kind
 from postroad.tracking.queries.answers import HoleKind

@@ -20,7 +20,7 @@ from postroad.errors import LogsMissingError
 from postroad.spark.jobs.arrow import id_column, record_batch
 from postroad.spark.jobs.directories import DataDirectory, data_directories
 from postroad.storage.directory import logs_in
-from postroad.storage.segment.observer import LogView, Part, observe, parts, read_part, sound_parts
+from postroad.storage.segment.external_reader import LogView, Part, observe, parts, read_part, sound_parts
 
 PART_BYTES: Final = 16 << 20
 ROWS_MIN: Final = 16_384  # smaller batches of one layout are joined, so that work per batch does not dominate

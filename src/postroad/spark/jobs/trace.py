@@ -9,7 +9,7 @@ from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 
-from postroad.spark.jobs.passes import History, histories_of, search
+from postroad.spark.jobs.bucketed_search import History, histories_of, search
 from postroad.spark.jobs.paths import TRACES, Overlay, Reconstruction
 from postroad.spark.jobs.tracks import Tracks
 

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 
 from postroad.errors import TrackFileError, TracksMissingError
 from postroad.spark.jobs import trackfiles
-from postroad.spark.jobs.places import is_uri, place
+from postroad.spark.jobs.filesystems import is_uri, place
 from postroad.spark.jobs.trackfiles import COPIES_SUFFIX, DAMAGED, FILE, GONE, INDEX
 from postroad.storage.directory import broker_of, logs_in
 from postroad.tracking.files.catalog import FileName

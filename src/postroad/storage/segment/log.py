@@ -39,6 +39,7 @@ from postroad.errors import CorruptSegmentError, StorageError, StorageFailedErro
 from postroad.storage.base import LogSlice, SliceAround
 from postroad.storage.publishers import PUBLISHERS_MAX, LastIds
 from postroad.storage.segment.disk import Disk
+from postroad.storage.segment.durable_mark import MARK_NAME, RELEASED_NAME, Mark, pack_mark, pack_released, parse_mark
 from postroad.storage.segment.encoding import encode
 from postroad.storage.segment.format import (
     ALIGNMENT,
@@ -54,7 +55,6 @@ from postroad.storage.segment.format import (
     padding,
     parse_index,
 )
-from postroad.storage.segment.mark import MARK_NAME, RELEASED_NAME, Mark, pack_mark, pack_released, parse_mark
 from postroad.storage.segment.reader import Damage, Found, Segment, read_error, read_range
 from postroad.storage.segment.recovery import (
     SUFFIX,

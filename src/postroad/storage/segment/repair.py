@@ -22,6 +22,7 @@ import pyarrow as pa
 from postroad.errors import CorruptSegmentError, LogMissingError
 from postroad.storage.publishers import ENTRY, Entries, LastIds
 from postroad.storage.segment.disk import Disk
+from postroad.storage.segment.external_reader import check_index, observe_last
 from postroad.storage.segment.format import (
     ALIGNMENT,
     Bytes,
@@ -33,7 +34,6 @@ from postroad.storage.segment.format import (
     padding,
 )
 from postroad.storage.segment.log import LOCK_NAME, NEW_SUFFIX, SegmentLog, index_array
-from postroad.storage.segment.observer import check_index, observe_last
 from postroad.storage.segment.reader import Damage, Segment, Window, opened, read_body, walk
 from postroad.storage.segment.recovery import (
     SUFFIX,

@@ -37,7 +37,7 @@ from postroad.tracking.histories.elements import (
     Record,
     Span,
 )
-from postroad.tracking.histories.pausing import Pause, no_pause
+from postroad.tracking.histories.pause import Pause, no_pause
 from postroad.tracking.histories.settings import Strategy
 from postroad.types import COUNTER_BITS, COUNTER_MAX, MESSAGE_ID_BYTES
 

@@ -34,7 +34,7 @@ from postroad.tracking.files.row_index import FileIndex, Identity, identity_of, 
 from postroad.tracking.files.schema import INDEX_COLUMNS, one_batch, to_table
 from postroad.tracking.files.summary import NEVER
 from postroad.tracking.histories.elements import Crash, Element, Farewell, Flush, Horizon, Lost, Record, Span
-from postroad.tracking.histories.pausing import Pause, no_pause
+from postroad.tracking.histories.pause import Pause, no_pause
 from postroad.tracking.queries.answers import Covered, Hole, Searched, covered, ended
 from postroad.tracking.queries.search import Hits, search
 from postroad.types import tick_milliseconds

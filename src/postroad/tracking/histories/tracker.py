@@ -51,7 +51,7 @@ from postroad.tracking.histories.events import (
     apart,
 )
 from postroad.tracking.histories.history import ELEMENT_BYTES, Entry, History, Ledger, OpenElement
-from postroad.tracking.histories.pausing import Pause, no_pause
+from postroad.tracking.histories.pause import Pause, no_pause
 from postroad.tracking.histories.settings import Strategy, TrackingSettings
 from postroad.tracking.histories.strategies import capacity
 from postroad.types import COUNTER_BITS

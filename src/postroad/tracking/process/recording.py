@@ -30,7 +30,7 @@ from postroad.tracking.files.directories import DirectoryFiles, FileStatus, Trac
 from postroad.tracking.files.track_store import TrackStore
 from postroad.tracking.histories.elements import Crash, Element, Flush, HistoryKey, Horizon, Links, Lost, Record
 from postroad.tracking.histories.events import Published, TrackEvent
-from postroad.tracking.histories.pausing import Pause, no_pause
+from postroad.tracking.histories.pause import Pause, no_pause
 from postroad.tracking.histories.settings import Strategy, TrackingSettings
 from postroad.tracking.histories.tracker import Tracker
 from postroad.tracking.histories.tuning import check_rate, matching_set

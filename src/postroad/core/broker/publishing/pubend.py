@@ -68,7 +68,7 @@ class Pubend:
         self.backlog_rows = 0
         self.backlog_bytes = 0
         self.wall_ms = 0  # the broker's clock
-        self.is_open = True  # False: its first tick is not chosen yet (see `former_lives`)
+        self.is_open = True  # False: its first tick is not chosen yet (see `incarnations`)
         self._orders = orders
         self._publishers: dict[int, _Publisher] = {}
         self._forgotten = state.forgotten

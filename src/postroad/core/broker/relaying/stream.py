@@ -1,8 +1,8 @@
 """One pubend's stream at one broker: what was requested, what was received, and which child wants which part of it.
 
-Upstream: the interest sent to the parent under numbered epochs (`asking`). Downstream: the interest of each child, active or
-pending (`children`). In between: the cache of labelled segments. At the pubend's own broker there is no parent: its knowledge has
-the label `COMPLETE`, and every interest is active immediately.
+Upstream: the interest sent to the parent under numbered epochs (`upstream_interest`). Downstream: the interest of each child,
+active or pending (`children`). In between: the cache of labelled knowledge. At the pubend's own broker there is no parent: its
+knowledge has the label `COMPLETE`, and every interest is active immediately.
 
 A child's epoch is *included* in our epoch `included_in`: knowledge with at least that label is complete for the child. While our
 epoch is pending, we continue to serve the child's previous one.
@@ -25,9 +25,9 @@ import numpy as np
 from postroad.core.batch.batch import Batch
 from postroad.core.batch.selection import Rows
 from postroad.core.broker.knowledge import COMPLETE, Segment
-from postroad.core.broker.relaying.asking import Asking
 from postroad.core.broker.relaying.cache import StreamCache
 from postroad.core.broker.relaying.children import Change, Child
+from postroad.core.broker.relaying.upstream_interest import Asking
 from postroad.core.filters.filter import Filter
 from postroad.core.filters.index.filter_index import FilterIndex
 from postroad.core.protocol.observations import Output, Routed

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from postroad.core.batch.batch import Batch
+from postroad.core.broker.answer_pieces import CATCH_UP_BYTES
 from postroad.core.broker.context import FULL_HOPS, Context
 from postroad.core.broker.log_reads import LogReads
-from postroad.core.broker.pieces import CATCH_UP_BYTES
 from postroad.core.broker.subscribing.edge import CATCH_UP_RETRY_S, Edge
 from postroad.core.broker.subscribing.subscription import PieceAsked, Progress, State, Subscription
 from postroad.core.broker.views import HostedPubends, RelayedStreams

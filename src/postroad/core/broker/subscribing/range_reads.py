@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from postroad.core.batch.batch import Batch
+from postroad.core.broker.answer_pieces import CATCH_UP_BYTES, bare, pieces
 from postroad.core.broker.context import FULL_HOPS, Context
 from postroad.core.broker.log_reads import LogReads
-from postroad.core.broker.pieces import CATCH_UP_BYTES, bare, pieces
 from postroad.core.broker.subscribing.durable import Durable, Durables
 from postroad.core.broker.subscribing.edge import Edge
 from postroad.core.broker.views import HostedPubends, RelayedStreams

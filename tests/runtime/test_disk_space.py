@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from postroad.errors import StorageFullError
-from postroad.runtime.room import PROBE_S, REMIND_S, Room
+from postroad.runtime.disk_space import PROBE_S, REMIND_S, Room
 from postroad.storage.reserve import Reserve
 
 FULL = StorageFullError("log", "No space left on device")

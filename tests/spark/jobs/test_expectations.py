@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from postroad.core.batch.batch import Batch
-from postroad.spark.jobs.claims import (
+from postroad.spark.jobs.expectations import (
     STANDINGS,
     TICK_END,
     Claims,

@@ -18,9 +18,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 
 from postroad.spark.jobs.arrow import array, integers, record_batch
-from postroad.spark.jobs.claims import GRAIN_MS, Claims, Intervals, Standing, Target
+from postroad.spark.jobs.bucketed_search import History
+from postroad.spark.jobs.expectations import GRAIN_MS, Claims, Intervals, Standing, Target
 from postroad.spark.jobs.matching import Longs
-from postroad.spark.jobs.passes import History
 from postroad.spark.jobs.tracks import HISTORY
 
 BOOKS: Final = "target int, from_ms long, to_ms long, expected long, counted long"

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from postroad.transport.writes import Writes
+from postroad.transport.flush_scheduler import Writes
 
 
 def test_what_is_added_in_one_turn_leaves_at_the_end_of_it() -> None:

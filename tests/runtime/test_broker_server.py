@@ -13,9 +13,9 @@ from tests.waiting import until
 import postroad
 from postroad.core.protocol.orders import Append
 from postroad.errors import StorageFailedError
+from postroad.runtime.broker_server import Node
 from postroad.runtime.config import Limits, Links, Neighbour, NodeConfig, Overlay
 from postroad.runtime.links import newer_wins
-from postroad.runtime.node import Node
 from postroad.runtime.peer import Peer
 from postroad.runtime.worker import Worker
 from postroad.testing import free_ports

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from postroad.core.batch.batch import Batch
+from postroad.core.broker.answer_pieces import CATCH_UP_BYTES, bare, pieces
 from postroad.core.broker.context import FULL_HOPS, Context
 from postroad.core.broker.knowledge import COMPLETE, Segment
 from postroad.core.broker.log_reads import LogReads
-from postroad.core.broker.pieces import CATCH_UP_BYTES, bare, pieces
 from postroad.core.broker.relaying.stream import Stream
 from postroad.core.broker.views import HostedPubends
 from postroad.core.protocol.orders import LinkId, LogRead, ReadLog, Send

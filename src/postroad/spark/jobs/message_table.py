@@ -31,10 +31,10 @@ from postroad.core.batch.schema import ATTRIBUTE_PREFIX, KIND_TYPES, Kind, layou
 from postroad.errors import LakeError
 from postroad.spark.jobs.arrow import array, id_column, ids_of, integers, record_batch
 from postroad.spark.jobs.directories import DataDirectory, data_directories
-from postroad.spark.jobs.places import Place, is_uri, place
+from postroad.spark.jobs.filesystems import Place, is_uri, place
 from postroad.spark.jobs.published import Kernel, LogHole, Numbered, joined, log_paths
 from postroad.storage.directory import logs_in
-from postroad.storage.segment.observer import observe
+from postroad.storage.segment.external_reader import observe
 from postroad.types import COUNTER_BITS
 
 VERSION: Final = 1

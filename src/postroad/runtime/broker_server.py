@@ -47,10 +47,10 @@ from postroad.errors import (
 from postroad.runtime.config import NodeConfig, split_address
 from postroad.runtime.descriptors import connections_max
 from postroad.runtime.disk import AroundDamage, Disk, open_disk
+from postroad.runtime.filter_preparation import Preparation
 from postroad.runtime.links import Dialler, newer_wins
 from postroad.runtime.listener import Listener
 from postroad.runtime.peer import Peer
-from postroad.runtime.preparing import Preparation
 from postroad.runtime.services import Service
 from postroad.tracking.files.catalog import TrackOptions
 from postroad.tracking.histories.settings import Strategy
@@ -61,9 +61,9 @@ from postroad.tracking.queries.answers import Findings
 from postroad.tracking.tap.orders import SearchTracks, Track, Tracked, TrackedFact, TrackedOrder, TracksSearched
 from postroad.tracking.tap.tracked_broker import TrackedBroker, TrackedConfig
 from postroad.transport.budget import Budget
+from postroad.transport.flush_scheduler import Writes
 from postroad.transport.outbox import OutboxLimits
 from postroad.transport.turns import Turns
-from postroad.transport.writes import Writes
 from postroad.version import VERSION
 from postroad.wire.deliveries import ROWS
 from postroad.wire.framing import FRAME_BYTES_MAX_LEAST

@@ -18,9 +18,9 @@ import msgspec
 from postroad.client.connection import connect
 from postroad.core.batch.batch import Batch
 from postroad.core.filters.filter import Filter
-from postroad.queues.exchanges import Exchanges
 from postroad.queues.feeder import FedBatch, Feeder
 from postroad.queues.profile import ProfileLog
+from postroad.queues.request_window import Exchanges
 from postroad.queues.server import open_storage
 from postroad.queues.service import QueueService, QueueStats
 from postroad.runtime.config import NodeConfig

@@ -1,8 +1,8 @@
 """A log's files as anybody may read them, beside the broker that writes them: nothing is locked, written or held open.
 
-What counts as readable is what the log promised to keep. A closed segment is readable whole. Of the last segment, that is what
-the mark says (see `mark`), and what a later append proves: everything before the `group` of a record was durable when that record
-was written. The rest may be the beginning of an append that fails and is cut off again, so it is not looked at.
+Only what the log promised to keep is read. A closed segment is read whole. Of the last segment, two things tell how far it is
+durable: the mark (see `durable_mark`), and later appends: everything before the `group` of a record was durable when that record
+was written. The rest may be the beginning of an append that fails and is cut off again, so it is not read.
 
 The broker may release the oldest segments meanwhile. A look at the directory that misses a file is taken again; a part whose
 file has gone since it was planned is a `GapError`.
@@ -21,9 +21,9 @@ from postroad.core.batch.batch import Batch
 from postroad.core.batch.schema import Layout
 from postroad.errors import BatchError, CorruptSegmentError, GapError, LogMissingError, StorageError
 from postroad.storage.segment.disk import Disk
+from postroad.storage.segment.durable_mark import MARK_NAME, RELEASED_NAME, Mark, parse_mark, parse_released
 from postroad.storage.segment.encoding import decode_layout
 from postroad.storage.segment.format import ALIGNMENT, INDEX_ENTRY, FormatError, Header, Record, parse_index
-from postroad.storage.segment.mark import MARK_NAME, RELEASED_NAME, Mark, parse_mark, parse_released
 from postroad.storage.segment.reader import Damage, Segment, Window, checked_body, opened, read_error, read_record, records, walk
 from postroad.storage.segment.recovery import SUFFIX, closed_segment, naming, read_header, read_trailer, segment_base
 

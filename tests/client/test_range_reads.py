@@ -12,8 +12,8 @@ import postroad
 import postroad.sync
 from postroad.core.protocol.packets import pubend_id
 from postroad.errors import ClosedError, FilterSyntaxError, GapError, UnfinishedError, UnknownPubendError
+from postroad.runtime.broker_server import Node
 from postroad.runtime.config import NodeConfig, Overlay, Storage
-from postroad.runtime.node import Node
 from postroad.testing import broker, free_ports, overlay
 
 PUBEND = pubend_id(1)

@@ -16,11 +16,11 @@ from postroad.core.filters import filter as filters
 from postroad.core.filters.filter import Filter
 from postroad.core.protocol import packets
 from postroad.errors import FilterError, TooManyError
-from postroad.runtime import preparing
+from postroad.runtime import filter_preparation
+from postroad.runtime.broker_server import Node
 from postroad.runtime.config import NodeConfig
-from postroad.runtime.node import Node
+from postroad.runtime.filter_preparation import Preparation
 from postroad.runtime.peer import Peer
-from postroad.runtime.preparing import Preparation
 from postroad.wire.codec import decode
 from postroad.wire.packets.session import Error, Hello, Ping, Pong, Role
 
@@ -42,7 +42,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
         original = getattr(filters, name)
 
         def watched(subject: Any, *arguments: Any) -> Any:
-            if len(str(subject)) > preparing.COSTLY_CHARACTERS:
+            if len(str(subject)) > filter_preparation.COSTLY_CHARACTERS:
                 seen.setdefault(name, set()).add(threading.current_thread().name)
             return original(subject, *arguments)
 
@@ -114,14 +114,14 @@ def test_a_costly_text_that_is_no_filter_is_refused_without_parsing_it_again(
 def test_a_client_that_goes_away_takes_what_waited_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is subscribed for a connection that ended while its filters were prepared."""
     entered, go_on = threading.Event(), threading.Event()
-    original = preparing.prepare_all
+    original = filter_preparation.prepare_all
 
-    def slow(texts: list[str]) -> preparing.Prepared:
+    def slow(texts: list[str]) -> filter_preparation.Prepared:
         entered.set()
         assert go_on.wait(20)
         return original(texts)
 
-    monkeypatch.setattr(preparing, "prepare_all", slow)
+    monkeypatch.setattr(filter_preparation, "prepare_all", slow)
 
     async def scenario() -> None:
         node = node_at(tmp_path)
@@ -145,13 +145,13 @@ def test_a_client_that_goes_away_takes_what_waited_with_it(tmp_path: Path, monke
 def test_a_link_goes_on_while_the_filters_of_an_interest_are_prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other packets of the neighbour are taken meanwhile; its interests stay in order."""
     go_on = threading.Event()
-    original = preparing.prepare_all
+    original = filter_preparation.prepare_all
 
-    def slow(texts: list[str]) -> preparing.Prepared:
+    def slow(texts: list[str]) -> filter_preparation.Prepared:
         assert go_on.wait(20)
         return original(texts)
 
-    monkeypatch.setattr(preparing, "prepare_all", slow)
+    monkeypatch.setattr(filter_preparation, "prepare_all", slow)
     ours, theirs = packets.pubend_id(1), packets.pubend_id(2)
     hello = Hello(1, 1, Role.BROKER, 2, "neighbour", incarnation=1)
     sends = raw(packets.LinkState(2, 1, 1, [(1, 1)], []))

@@ -10,11 +10,11 @@ from tests.storage.rows import EVERYTHING, Row, batch_of, rows_of
 
 from postroad.errors import CorruptSegmentError, GapError, LogMissingError, StorageFullError
 from postroad.storage import LogOptions, SegmentLog
-from postroad.storage.segment import observer
+from postroad.storage.segment import external_reader
 from postroad.storage.segment.disk import Disk
+from postroad.storage.segment.durable_mark import MARK_NAME
+from postroad.storage.segment.external_reader import LogView, layouts, observe, parts, read_part, sound_parts
 from postroad.storage.segment.format import Bytes
-from postroad.storage.segment.mark import MARK_NAME
-from postroad.storage.segment.observer import LogView, layouts, observe, parts, read_part, sound_parts
 
 PUBEND = 5 << 8
 SMALL = LogOptions(segment_bytes=3000)
@@ -243,7 +243,7 @@ def test_layouts_are_sampled_or_all(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         log.append([batch_of(range(first, first + 100), payload_bytes=300)])
     view = observe(tmp_path, PUBEND)
     assert len(list(layouts(view, 3))) == 40
-    monkeypatch.setattr(observer, "LOOKED_AT_WHOLE", 1000)
+    monkeypatch.setattr(external_reader, "LOOKED_AT_WHOLE", 1000)
     assert len(list(layouts(view, None))) == 40
     assert 3 <= len(list(layouts(view, 3))) < 40
     assert {layout.names for layout in layouts(view, 3)} == {("symbol",)}

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroad.core.broker.relaying.asking import RESEND_S, Asking
 from postroad.core.broker.relaying.children import Child
+from postroad.core.broker.relaying.upstream_interest import RESEND_S, Asking
 from postroad.core.filters.filter import Filter
 from postroad.core.protocol.observations import Output
 from postroad.core.protocol.orders import Send

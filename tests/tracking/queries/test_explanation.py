@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from postroad.tracking.queries.explaining import Evidence, Verdict, approximate_tick, explain
+from postroad.tracking.queries.explanation import Evidence, Verdict, approximate_tick, explain
 from postroad.tracking.queries.questions import (
     CoverageAnswer,
     HoleFound,
