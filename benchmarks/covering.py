@@ -30,7 +30,7 @@ from postroad.core.filters.evaluate.whole_batch import Columns, compile_select, 
 from postroad.core.filters.index.axis import Axis
 from postroad.core.filters.index.filter_index import FilterIndex
 from postroad.core.filters.index.match_many import Join
-from postroad.core.filters.index.shard import Segment
+from postroad.core.filters.index.shard import Shard
 from postroad.core.filters.language.ast import And, Attribute, Between, Comparison, Condition, In, IsNull, Like, Literal, Or
 
 SYMBOLS: Final = [f"{a}{b}{c}" for a in "ABCDEFGH" for b in "AEIKLMOU" for c in "BDGMNRTX"][:500]
@@ -41,7 +41,7 @@ STEPS: Final[dict[str, tuple[type, str]]] = {
     "find candidates": (Join, "candidates"),
     "check pairs": (Join, "pairs"),
     "check bitmaps": (Join, "bitmaps"),
-    "unite, evaluate": (Segment, "_completed"),
+    "unite, evaluate": (Shard, "_completed"),
 }
 
 

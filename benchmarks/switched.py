@@ -55,10 +55,10 @@ from benchmarks.overlay import (
     receive_paced,
 )
 from benchmarks.records import RESULTS
-from postroad.runtime.broker_server import Node
+from postroad.runtime.broker_server import BrokerServer
 from postroad.runtime.config import NodeConfig
 from postroad.runtime.serve import serve
-from postroad.runtime.services import Answer, Exchanges, ServiceHost
+from postroad.runtime.services import Answer, ServiceConnection, ServiceHost
 from postroad.testing import free_ports
 
 STRETCH_S: Final = 12.0
@@ -78,10 +78,10 @@ class Switch:
     """A service that serves nobody: signals let the broker's machine note nothing for a while."""
 
     methods: Final[frozenset[int]] = frozenset()
-    _node: Node
+    _node: BrokerServer
 
     async def start(self, host: ServiceHost) -> None:
-        self._node = cast("Node", host)
+        self._node = cast("BrokerServer", host)
         self._broker = self._node._broker  # noqa: SLF001  # what is switched here, nobody else needs to
         self._notes = self._broker.recorder
         loop = asyncio.get_running_loop()
@@ -91,7 +91,7 @@ class Switch:
     async def stop(self) -> None:
         self.on()  # so that the tracks end in good order
 
-    def open(self, send: Answer, on_room: Callable[[], None]) -> Exchanges:  # noqa: ARG002  # the protocol's names
+    def open(self, send: Answer, on_room: Callable[[], None]) -> ServiceConnection:  # noqa: ARG002  # the protocol's names
         raise AssertionError("it has no methods")
 
     def off(self) -> None:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeAlias
 
 from postroad.errors import ListenError, OverlayError
-from postroad.queues.broker_service import MountedQueues
+from postroad.queues.broker_service import BrokerQueues
 from postroad.queues.service import QueueStats
 from postroad.runtime.config import split_address
-from postroad.runtime.services import Answer, Exchanges, ServiceHost
+from postroad.runtime.services import Answer, ServiceConnection, ServiceHost
 
 try:
     from prometheus_client import CollectorRegistry, generate_latest
@@ -36,7 +36,7 @@ class MetricsService:
 
     methods: frozenset[int] = frozenset()
 
-    def __init__(self, listen: str, queues: MountedQueues | None) -> None:
+    def __init__(self, listen: str, queues: BrokerQueues | None) -> None:
         self._listen = listen
         self._queues = queues
         self._server: asyncio.Server | None = None
@@ -61,7 +61,7 @@ class MetricsService:
             self._server.close()
             await self._server.wait_closed()
 
-    def open(self, send: Answer, on_room: Callable[[], None]) -> Exchanges:  # noqa: ARG002  # no method leads here
+    def open(self, send: Answer, on_room: Callable[[], None]) -> ServiceConnection:  # noqa: ARG002  # no method leads here
         raise AssertionError("metrics answer no packets")
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from postroad.queues.broker_service import queues_of
-from postroad.runtime.broker_server import Node
+from postroad.runtime.broker_server import BrokerServer
 from postroad.runtime.config import Neighbour, NodeConfig, Overlay
 from postroad.transport.background import BackgroundLoop
 
@@ -55,9 +55,9 @@ def overlay(links: Iterable[tuple[str, str]]) -> Iterator[dict[str, str]]:
 
 
 @contextmanager
-def _running(configs: list[NodeConfig]) -> Iterator[list[Node]]:
+def _running(configs: list[NodeConfig]) -> Iterator[list[BrokerServer]]:
     loop = BackgroundLoop("postroad-brokers")
-    nodes: list[Node] = []
+    nodes: list[BrokerServer] = []
     try:
         for config in configs:
             node = loop.call(_start(config))
@@ -69,14 +69,14 @@ def _running(configs: list[NodeConfig]) -> Iterator[list[Node]]:
         loop.stop()
 
 
-async def _start(config: NodeConfig) -> Node:
+async def _start(config: NodeConfig) -> BrokerServer:
     queues = queues_of(config)
-    node = Node(config, services=() if queues is None else [queues])
+    node = BrokerServer(config, services=() if queues is None else [queues])
     await node.start()
     return node
 
 
-def url_of(node: Node) -> str:
+def url_of(node: BrokerServer) -> str:
     return f"postroad://127.0.0.1:{node.port}"
 
 

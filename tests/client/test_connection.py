@@ -27,7 +27,7 @@ from postroad.errors import (
     PositionFileError,
     UnfinishedError,
 )
-from postroad.runtime.broker_server import Node
+from postroad.runtime.broker_server import BrokerServer
 from postroad.runtime.config import Links, NodeConfig, Overlay, Storage
 from postroad.testing import broker, free_ports, overlay
 from postroad.wire.codec import Decoded, decode
@@ -39,7 +39,7 @@ class Brokers:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.nodes: dict[int, Node] = {}
+        self.nodes: dict[int, BrokerServer] = {}
         self.ports: dict[int, int] = {}
 
     async def start(self, number: int = 1, links: Links | None = None, storage: Storage | None = None) -> str:
@@ -52,7 +52,7 @@ class Brokers:
             links=links or Links(),
             storage=storage or Storage(),
         )
-        node = self.nodes[number] = Node(config)
+        node = self.nodes[number] = BrokerServer(config)
         await node.start()
         return f"postroad://127.0.0.1:{port}"
 

@@ -12,7 +12,7 @@ import postroad
 import postroad.sync
 from postroad.core.protocol.packets import pubend_id
 from postroad.errors import ClosedError, FilterSyntaxError, GapError, UnfinishedError, UnknownPubendError
-from postroad.runtime.broker_server import Node
+from postroad.runtime.broker_server import BrokerServer
 from postroad.runtime.config import NodeConfig, Overlay, Storage
 from postroad.testing import broker, free_ports, overlay
 
@@ -68,7 +68,7 @@ def test_reading_goes_on_over_a_restart_of_the_broker(tmp_path: Path) -> None:
         config = NodeConfig(
             id=1, data_dir=str(tmp_path), listen=f"127.0.0.1:{port}", overlay=Overlay(silence_s=0.1), storage=storage
         )
-        node = Node(config)
+        node = BrokerServer(config)
         await node.start()
         url = f"postroad://127.0.0.1:{port}"
         await publish(url, 0, 20_000, bulk=500)
@@ -78,7 +78,7 @@ def test_reading_goes_on_over_a_restart_of_the_broker(tmp_path: Path) -> None:
             async for batch in client.read(PUBEND, 0, span.last):
                 if not found:
                     await node.stop()
-                    node = Node(config)
+                    node = BrokerServer(config)
                     await node.start()
                 found += [int(message["n"]) for message in batch]
             assert found == list(range(20_000))
@@ -99,7 +99,7 @@ def test_released_ticks_are_a_gap_error(tmp_path: Path) -> None:
             overlay=Overlay(silence_s=0.05, cache_bytes=1 << 20),
             storage=storage,
         )
-        node = Node(config)
+        node = BrokerServer(config)
         await node.start()
         url = f"postroad://127.0.0.1:{node.port}"
         for first in range(0, 8000, 1000):

@@ -32,10 +32,10 @@ from postroad.core.protocol.packets import (
 )
 from postroad.core.session import events as told
 from postroad.core.session.events import (
-    Delivered,
     Event,
     MessagesRefused,
     Missed,
+    RowsDelivered,
     SubscriptionActive,
     SubscriptionEnded,
     SubscriptionFailed,
@@ -358,7 +358,7 @@ def activate(client: Client, link: int, start: int) -> Subscribe:
 
 
 def delivered(client: Client) -> list[int]:
-    return [int(tick) for event in client.events() if isinstance(event, Delivered) for tick in event.batch.ticks()]
+    return [int(tick) for event in client.events() if isinstance(event, RowsDelivered) for tick in event.batch.ticks()]
 
 
 def handle(client: Client, key: int) -> int:
@@ -467,7 +467,7 @@ def test_an_acknowledgement_is_asked_to_be_confirmed_until_it_is() -> None:
     client.events()
     client.hear(link, AcknowledgementStored(handle(client, key), {PUBEND: 110}))
     assert client.session.is_stored(key, {PUBEND: 110})
-    assert client.events() == [told.AcknowledgementStored(key, {PUBEND: 110})]
+    assert client.events() == [told.PositionsStored(key, {PUBEND: 110})]
     client.session.acknowledge(key, PUBEND, 120)
     assert [each.message for each in client.sent()] == [Acknowledge(handle(client, key), {PUBEND: 120})]
 
@@ -525,7 +525,7 @@ def test_a_gap_is_told_once_and_never_silent() -> None:
     client.hear(link, Deliver(number, PUBEND, 140, 150), rows(145))
     missed, received = client.events()
     assert missed == Missed(key, PUBEND, 100, 140)
-    assert isinstance(received, Delivered)
+    assert isinstance(received, RowsDelivered)
     client.cut(link)
     link = client.connect(Broker(7))
     activate(client, link, 200)

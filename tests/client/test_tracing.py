@@ -14,7 +14,7 @@ from postroad.client.tracing import BUSY_TRIES, Tracer
 from postroad.core.session.events import QuestionAnswered, QuestionFailed
 from postroad.core.session.machine import QUESTIONS_MAX, Session
 from postroad.errors import ClosedError, NotConnectedError, OverlayError, ProtocolViolationError
-from postroad.runtime.broker_server import Node
+from postroad.runtime.broker_server import BrokerServer
 from postroad.runtime.config import NodeConfig, Overlay, Storage, Tracking
 from postroad.testing import free_ports
 from postroad.tracking.queries.explanation import Verdict
@@ -32,7 +32,7 @@ from postroad.types import MessageId
 ID = MessageId.make(5, 1, 1_790_000_000_000)
 
 
-def run(tmp_path: Path, scenario: Callable[[Node], Awaitable[None]], **changes: object) -> None:
+def run(tmp_path: Path, scenario: Callable[[BrokerServer], Awaitable[None]], **changes: object) -> None:
     """Run a scenario with one broker on this event loop."""
 
     async def whole() -> None:
@@ -43,7 +43,7 @@ def run(tmp_path: Path, scenario: Callable[[Node], Awaitable[None]], **changes: 
             overlay=Overlay(silence_s=0.1),
             **changes,  # type: ignore[arg-type]  # a test's own choice of keys
         )
-        node = Node(config)
+        node = BrokerServer(config)
         await node.start()
         try:
             async with asyncio.timeout(60):
@@ -169,7 +169,7 @@ def test_a_gap_is_explained(tmp_path: Path) -> None:
     ids: list[MessageId] = []
     small = Storage(segment_bytes=1024, retention_bytes=4096)
 
-    async def before(node: Node) -> None:
+    async def before(node: BrokerServer) -> None:
         async with postroad.connect(node.url) as client:
             subscription = await client.subscribe(name="late")
             await subscription.close()
@@ -179,7 +179,7 @@ def test_a_gap_is_explained(tmp_path: Path) -> None:
                 if n % 10 == 0:
                     await publisher.flush()
 
-    async def after(node: Node) -> None:
+    async def after(node: BrokerServer) -> None:
         async with postroad.connect(node.url) as client:
             again = await client.subscribe(name="late", on_gap="skip")
             got = await anext(again)
@@ -197,7 +197,7 @@ def test_a_gap_is_explained(tmp_path: Path) -> None:
 def test_a_broker_without_tracks_says_so_and_explains_from_its_log(tmp_path: Path) -> None:
     """Tracking is off: nothing is known of deliveries."""
 
-    async def scenario(node: Node) -> None:
+    async def scenario(node: BrokerServer) -> None:
         async with postroad.connect(node.url) as client:
             publisher = client.publisher()
             message_id = await publisher.publish({"n": 0})
@@ -215,7 +215,7 @@ def test_after_a_restart_what_was_traced_before_is_found_in_the_files(tmp_path: 
     """In good order: no hole, and the subscriber of then is known."""
     ids: list[MessageId] = []
 
-    async def before(node: Node) -> None:
+    async def before(node: BrokerServer) -> None:
         async with postroad.connect(node.url) as client:
             subscription = await client.subscribe("n > 2", name="reader")
             publisher = client.publisher()
@@ -224,7 +224,7 @@ def test_after_a_restart_what_was_traced_before_is_found_in_the_files(tmp_path: 
                 await anext(subscription)
             await subscription.ack()
 
-    async def after(node: Node) -> None:
+    async def after(node: BrokerServer) -> None:
         async with postroad.connect(node.url) as client:
             traces = await client.trace_many(ids)
             assert [[r.subscriber for r in trace.subscribers] for trace in traces] == [[], [], [], ["reader"], ["reader"]]
@@ -238,7 +238,7 @@ def test_after_a_restart_what_was_traced_before_is_found_in_the_files(tmp_path: 
 def test_a_message_is_explained_while_many_are_published(tmp_path: Path) -> None:
     """The log is searched from a little before the message's timestamp on, past other publishers' messages."""
 
-    async def scenario(node: Node) -> None:
+    async def scenario(node: BrokerServer) -> None:
         async with postroad.connect(node.url) as client:
             publishers = [client.publisher() for _ in range(3)]
             for publisher in publishers:
@@ -259,7 +259,7 @@ def test_a_message_is_explained_while_many_are_published(tmp_path: Path) -> None
 def test_asking_needs_an_open_client(tmp_path: Path) -> None:
     """Before and after it is a clear error."""
 
-    async def scenario(node: Node) -> None:
+    async def scenario(node: BrokerServer) -> None:
         client = postroad.connect(node.url)
         with pytest.raises(ClosedError):
             await client.trace(ID)
@@ -275,7 +275,7 @@ def test_asking_needs_an_open_client(tmp_path: Path) -> None:
 def test_a_connection_that_is_lost_ends_the_waiting(tmp_path: Path) -> None:
     """The caller hears of it at once and may try again."""
 
-    async def scenario(node: Node) -> None:
+    async def scenario(node: BrokerServer) -> None:
         async with postroad.connect(node.url) as client:
             asked = asyncio.create_task(client.trace(ID))
             await asyncio.sleep(0)

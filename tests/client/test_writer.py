@@ -11,7 +11,7 @@ import pytest
 import postroad
 from postroad.core.protocol.packets import pubend_id
 from postroad.errors import EpochChangedError, InvalidValueError, StaleEpochError
-from postroad.runtime.broker_server import Node
+from postroad.runtime.broker_server import BrokerServer
 from postroad.runtime.config import NodeConfig, Overlay, Storage
 from postroad.testing import broker, free_ports
 
@@ -65,14 +65,14 @@ def test_a_restart_of_the_broker_is_passed_over(tmp_path: Path) -> None:
             id=1, data_dir=str(tmp_path), listen=f"127.0.0.1:{port}", overlay=Overlay(silence_s=0.1), storage=Storage()
         )
         url = f"postroad://127.0.0.1:{port}"
-        node = Node(config)
+        node = BrokerServer(config)
         await node.start()
         async with postroad.connect(url) as client, client.writer("w", 0) as writer:
             for start in range(0, 20_000, 1000):
                 await writer.write({"n": list(range(start, start + 1000))}, [b"x" * 200] * 1000)
                 if start == 7000:
                     await node.stop()
-                    node = Node(config)
+                    node = BrokerServer(config)
                     await node.start()
             await writer.finish()
         await write(url, 0, 0, 20_000)

@@ -11,7 +11,7 @@ from postroad.core.broker import machine as broker_module
 from postroad.core.broker.holding.keeper import HoldKeeper
 from postroad.core.broker.holding.release import Releasing
 from postroad.core.broker.holding.table import HoldTable
-from postroad.core.broker.knowledge import COMPLETE, Segment
+from postroad.core.broker.knowledge import COMPLETE, KnowledgeRange
 from postroad.core.broker.publishing.pubend import Pubend
 from postroad.core.broker.publishing.publishers import Publishing
 from postroad.core.broker.relaying import stream as stream_module
@@ -65,10 +65,10 @@ def announce_all_but_the_last_batch(plant: Planter) -> None:
     """The last batch of a group commit becomes durable but is announced as silence."""
 
     def make(appended: Any) -> Any:
-        def short(self: Publishing, pubend: int, token: int) -> list[Segment]:
+        def short(self: Publishing, pubend: int, token: int) -> list[KnowledgeRange]:
             *segments, last = appended(self, pubend, token)
             rows = last.rows.slice(0, len(last.rows) - 1) if len(last.rows) > 1 else None
-            return [*segments, Segment(last.lo, last.hi, last.label, rows)]
+            return [*segments, KnowledgeRange(last.lo, last.hi, last.label, rows)]
 
         return short
 
@@ -194,7 +194,7 @@ def take_a_hole_for_silence(plant: Planter) -> None:
         def joined(self: StreamCache, lo: int, hi: int) -> Any:
             position = None
             for part in read(self, lo, hi):
-                yield part if position is None else Segment(position, part.hi, part.label, part.rows)
+                yield part if position is None else KnowledgeRange(position, part.hi, part.label, part.rows)
                 position = part.hi
 
         return joined
@@ -641,7 +641,7 @@ def claim_silence_for_a_nack(plant: Planter) -> None:
                 for lo, hi in asked.ranges:
                     held = [(part.lo, part.hi) for part in self.cache.read(lo, hi)]
                     if not held:
-                        self._send_part(child, Segment(lo, hi, COMPLETE, None))
+                        self._send_part(child, KnowledgeRange(lo, hi, COMPLETE, None))
             return nack(self, link, asked, now)
 
         return careless

@@ -13,7 +13,7 @@ import msgspec
 from tests.mutants.planting import Planter, mutant
 
 from postroad.core.broker.holding.table import HoldTable
-from postroad.core.broker.incarnations import FormerLives
+from postroad.core.broker.incarnations import Incarnations
 from postroad.core.broker.machine import Broker
 from postroad.core.broker.publishing.pubend import Pubend
 from postroad.core.broker.relaying.stream import Stream
@@ -71,14 +71,14 @@ def forget_the_announced_horizon(plant: Planter) -> None:
         return unreserved
 
     def make_told(told: Any) -> Any:
-        def deaf(self: FormerLives, packet: Any, now: float, **how: Any) -> None:
+        def deaf(self: Incarnations, packet: Any, now: float, **how: Any) -> None:
             told(self, msgspec.structs.replace(packet, incarnation=0), now, **how)
 
         return deaf
 
     plant.wrap(Pubend, "__init__", make)
     plant.wrap(Pubend, "silence", make_silence)
-    plant.wrap(FormerLives, "told", make_told)
+    plant.wrap(Incarnations, "told", make_told)
 
 
 @mutant("publishing", "broker crash", "far publishers")

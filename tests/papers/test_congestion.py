@@ -10,10 +10,10 @@ from __future__ import annotations
 import pytest
 
 from postroad.core.broker.congestion.consolidation import Alert, Consolidation
-from postroad.core.broker.congestion.doubt_meter import SAMPLE_S, DoubtMeter, Reading
+from postroad.core.broker.congestion.doubt_meter import SAMPLE_S, DoubtMeter, DoubtReading
 from postroad.core.broker.congestion.nack_window import NackWindow
 from postroad.core.broker.congestion.paper_rule import PaperRule
-from postroad.core.broker.congestion.published import Published
+from postroad.core.broker.congestion.published import PublishedCount
 from postroad.core.broker.congestion.settings import CongestionSettings, Rule
 from postroad.types import COUNTER_BITS
 
@@ -26,11 +26,11 @@ def ticks(seconds: float) -> int:
 
 
 def live(rate: float, *, sequence: int = 1, broker: int = SHB) -> Alert:
-    return Alert(sequence, Reading(rate, 100, broker), None)
+    return Alert(sequence, DoubtReading(rate, 100, broker), None)
 
 
 def recovering(rate: float, *, sequence: int = 1, broker: int = SHB) -> Alert:
-    return Alert(sequence, None, Reading(rate, 100, broker))
+    return Alert(sequence, None, DoubtReading(rate, 100, broker))
 
 
 # --- section 3.1: publisher-hosting brokers ---
@@ -41,7 +41,7 @@ class Pubend:
 
     def __init__(self, rate: float) -> None:
         self.rule = PaperRule(SETTINGS)
-        self.published = Published()
+        self.published = PublishedCount()
         self.published.held_back = True
         self.now = 0.0
         self.sequence = 0
@@ -177,7 +177,7 @@ def test_live_and_recovering_minima_are_kept_apart() -> None:
     consolidation.take(recovering(1.5))
     consolidation.take(live(0.9, broker=OTHER_SHB))
     passed = consolidation.take(recovering(1.8, sequence=2))
-    assert passed == Alert(2, Reading(0.9, 100, OTHER_SHB), Reading(1.5, 100, SHB))
+    assert passed == Alert(2, DoubtReading(0.9, 100, OTHER_SHB), DoubtReading(1.5, 100, SHB))
 
 
 def test_both_minima_are_reset_when_an_alert_was_passed_on() -> None:
@@ -214,7 +214,7 @@ class Shb:
             self.here_s += SAMPLE_S * rate
             self.meter.sample(ticks(self.here_s), recovering=is_recovering, now=self.now)
 
-    def query(self, *, is_recovering: bool = False) -> Reading | None:
+    def query(self, *, is_recovering: bool = False) -> DoubtReading | None:
         return self.meter.queried(ticks(self.pubend_s), ticks(self.here_s), recovering=is_recovering)
 
 

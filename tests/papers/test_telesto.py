@@ -22,7 +22,7 @@ from postroad.queues.profile import ProfileLog, read_calls, summarise
 from postroad.queues.server import QueueServer
 from postroad.queues.service import QueueService, Session
 from postroad.queues.sync import SyncQueueClient
-from postroad.runtime.broker_server import Node
+from postroad.runtime.broker_server import BrokerServer
 from postroad.runtime.config import NodeConfig, Queues
 from postroad.storage.queues.memory import MemoryQueueStorage
 from postroad.storage.queues.migrations import migrate
@@ -788,7 +788,7 @@ def test_a_broker_writes_the_log_its_configuration_names(tmp_path: Path) -> None
     assert queues is not None
 
     async def body() -> None:
-        node = Node(NodeConfig(id=1, data_dir=str(tmp_path), listen="127.0.0.1:0"), [queues])
+        node = BrokerServer(NodeConfig(id=1, data_dir=str(tmp_path), listen="127.0.0.1:0"), [queues])
         await node.start()
         async with QueueClient.open("127.0.0.1", node.port, name="ann") as ann:
             await ann.ping()

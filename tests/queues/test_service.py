@@ -79,7 +79,7 @@ def serve(
 
 def count_asleep(service: QueueService) -> int:
     """Return how many takes sleep, each after an attempt that found nothing."""
-    return sum(waiter.sleeps for waiters in service._signals._queues.values() for waiter in waiters)
+    return sum(waiter.sleeps for waiters in service._waiters._queues.values() for waiter in waiters)
 
 
 async def until_asleep(service: QueueService, count: int = 1) -> None:

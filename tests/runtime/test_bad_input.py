@@ -26,7 +26,7 @@ from postroad.errors import (
     PublishRefusedError,
     StorageFullError,
 )
-from postroad.runtime.broker_server import Node
+from postroad.runtime.broker_server import BrokerServer
 from postroad.runtime.config import Limits, NodeConfig
 from postroad.storage.segment.disk import Disk
 from postroad.testing import broker
@@ -77,7 +77,7 @@ def test_an_unknown_packet_of_a_neighbour_is_left_out_and_the_link_stays(
     state = packets.LinkState(2, 1, 1, [(1, 1)], [packets.pubend_id(2)])
 
     async def scenario() -> None:
-        node = Node(NodeConfig(id=1, data_dir=str(tmp_path), listen="127.0.0.1:0"))
+        node = BrokerServer(NodeConfig(id=1, data_dir=str(tmp_path), listen="127.0.0.1:0"))
         await node.start()
         frames = await talk(node.url, raw(hello), unknown + raw(state) + unknown, raw(Ping(), 9), wait_s=0.5)
         kinds = [type(decode(frame)[0]) for frame in frames]
@@ -110,7 +110,7 @@ def test_a_peer_that_says_nothing_is_sent_away(tmp_path: Path) -> None:
 
     async def scenario() -> tuple[msgspec.Struct, int]:
         limits = Limits(handshake_s=0.2)
-        node = Node(NodeConfig(id=1, data_dir=str(tmp_path), listen="127.0.0.1:0", limits=limits))
+        node = BrokerServer(NodeConfig(id=1, data_dir=str(tmp_path), listen="127.0.0.1:0", limits=limits))
         await node.start()
         frames = await talk(f"postroad://127.0.0.1:{node.port}")
         await node.stop()
@@ -126,7 +126,7 @@ def test_connections_beyond_the_maximum_are_refused(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         limits = Limits(connections_max=1)
-        node = Node(NodeConfig(id=1, data_dir=str(tmp_path), listen="127.0.0.1:0", limits=limits))
+        node = BrokerServer(NodeConfig(id=1, data_dir=str(tmp_path), listen="127.0.0.1:0", limits=limits))
         await node.start()
         url = f"postroad://127.0.0.1:{node.port}"
         async with postroad.connect(url):

@@ -13,7 +13,7 @@ from tests.waiting import until
 import postroad
 from postroad.core.protocol.orders import Append
 from postroad.errors import StorageFailedError
-from postroad.runtime.broker_server import Node
+from postroad.runtime.broker_server import BrokerServer
 from postroad.runtime.config import Limits, Links, Neighbour, NodeConfig, Overlay
 from postroad.runtime.links import newer_wins
 from postroad.runtime.peer import Peer
@@ -46,7 +46,7 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(whole())
 
 
-def links(node: Node) -> int:
+def links(node: BrokerServer) -> int:
     return sum(peer.role is Role.BROKER for peer in node.peers.values())
 
 
@@ -55,7 +55,7 @@ def test_two_brokers_that_dial_each_other_keep_one_link(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         first, second = free_ports(2)
-        nodes = [Node(config(tmp_path, 1, first, second)), Node(config(tmp_path, 2, second, first))]
+        nodes = [BrokerServer(config(tmp_path, 1, first, second)), BrokerServer(config(tmp_path, 2, second, first))]
         for node in nodes:
             await node.start()
         await until(lambda: links(nodes[0]) == links(nodes[1]) == 1)
@@ -73,7 +73,7 @@ def test_a_link_outlives_the_time_for_its_handshake(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         (port,) = free_ports(1)
-        node, other = Node(config(tmp_path, 1, port)), Node(config(tmp_path, 2, 0, port))
+        node, other = BrokerServer(config(tmp_path, 1, port)), BrokerServer(config(tmp_path, 2, 0, port))
         for each in (node, other):
             await each.start()
         await until(lambda: links(node) == 1)
@@ -93,7 +93,7 @@ def test_a_link_that_is_cut_comes_back_and_nothing_is_lost(tmp_path: Path) -> No
     async def scenario() -> None:
         first, second = free_ports(2)
         async with FaultProxy(first) as proxy:
-            nodes = [Node(config(tmp_path, 1, first)), Node(config(tmp_path, 2, second, proxy.port))]
+            nodes = [BrokerServer(config(tmp_path, 1, first)), BrokerServer(config(tmp_path, 2, second, proxy.port))]
             for node in nodes:
                 await node.start()
             await until(lambda: links(nodes[0]) == 1)
@@ -128,8 +128,8 @@ def test_a_link_returns_whatever_the_size_of_the_interest(tmp_path: Path, count:
         limits = Limits(frame_bytes_max=frame_bytes_max)
         async with FaultProxy(first) as proxy:
             nodes = [
-                Node(config(tmp_path, 1, first, limits=limits)),
-                Node(config(tmp_path, 2, second, proxy.port, limits=limits)),
+                BrokerServer(config(tmp_path, 1, first, limits=limits)),
+                BrokerServer(config(tmp_path, 2, second, proxy.port, limits=limits)),
             ]
             for node in nodes:
                 await node.start()
@@ -162,9 +162,9 @@ def test_a_peer_that_falls_silent_is_given_up(tmp_path: Path, monkeypatch: pytes
 
     async def scenario() -> None:
         (port,) = free_ports(1)
-        node = Node(config(tmp_path, 1, port))
+        node = BrokerServer(config(tmp_path, 1, port))
         await node.start()
-        other = Node(config(tmp_path, 2, 0, port))
+        other = BrokerServer(config(tmp_path, 2, 0, port))
         await other.start()
         await until(lambda: links(node) == 1)
         (peer,) = other.peers.values()
@@ -182,7 +182,7 @@ def test_a_broker_does_not_link_to_itself(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         (port,) = free_ports(1)
-        node = Node(config(tmp_path, 1, port, port))
+        node = BrokerServer(config(tmp_path, 1, port, port))
         await node.start()
         await asyncio.sleep(0.3)
         assert links(node) == 0
@@ -196,7 +196,7 @@ def test_publishers_are_not_read_while_too_much_waits_for_the_disk(tmp_path: Pat
 
     async def scenario() -> None:
         (port,) = free_ports(1)
-        node = Node(config(tmp_path, 1, port, limits=Limits(publish_backlog_rows=500)))
+        node = BrokerServer(config(tmp_path, 1, port, limits=Limits(publish_backlog_rows=500)))
         await node.start()
         held: list[Append] = []
         append = node._disk.append
@@ -222,7 +222,7 @@ def test_a_stopping_broker_finishes_what_it_received(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         (port,) = free_ports(1)
-        node = Node(config(tmp_path, 1, port))
+        node = BrokerServer(config(tmp_path, 1, port))
         await node.start()
         url = f"postroad://127.0.0.1:{port}"
         async with postroad.connect(url) as client:
@@ -232,7 +232,7 @@ def test_a_stopping_broker_finishes_what_it_received(tmp_path: Path) -> None:
             await asyncio.sleep(0)
             await node.stop()
             acknowledged = 2_000 - publisher.outstanding
-            node = Node(config(tmp_path, 1, port))
+            node = BrokerServer(config(tmp_path, 1, port))
             await node.start()
             assert node._disk.state.pubends[0].last_tick > 0 or acknowledged == 0
             await publisher.flush(20)
@@ -247,7 +247,7 @@ def test_a_disk_that_fails_stops_the_broker(tmp_path: Path, monkeypatch: pytest.
     """Nobody knows what such a disk holds, so nothing more is acknowledged, and the reason is raised."""
 
     async def scenario() -> None:
-        node = Node(config(tmp_path, 1, 0))
+        node = BrokerServer(config(tmp_path, 1, 0))
         await node.start()
 
         def fail(*_: object) -> None:
@@ -313,7 +313,7 @@ def test_a_deadline_that_has_passed_is_no_trouble_on_any_loop(tmp_path: Path) ->
     """A busy broker is late for its own deadlines; uvloop then gives handles that are no timers."""
 
     async def scenario() -> None:
-        node = Node(config(tmp_path, 1, 0))
+        node = BrokerServer(config(tmp_path, 1, 0))
         await node.start()
         for _ in range(3):
             node._set_timer(asyncio.get_running_loop().time() - 1.0)
@@ -331,17 +331,17 @@ def test_a_broker_at_rest_wakes_up_when_it_is_time_and_not_before(tmp_path: Path
     """A loop that rounds its timers to milliseconds must not make it look at the clock again and again until it is time."""
     turns = 0
     woken: list[int] = []
-    turn = Node._turn
+    turn = BrokerServer._turn
 
-    def counted(node: Node) -> None:
+    def counted(node: BrokerServer) -> None:
         nonlocal turns
         turns += 1
         turn(node)
 
-    monkeypatch.setattr(Node, "_turn", counted)
+    monkeypatch.setattr(BrokerServer, "_turn", counted)
 
     async def scenario() -> None:
-        node = Node(NodeConfig(id=1, data_dir=str(tmp_path), listen="127.0.0.1:0"))
+        node = BrokerServer(NodeConfig(id=1, data_dir=str(tmp_path), listen="127.0.0.1:0"))
         await node.start()
         before = turns
         await asyncio.sleep(1.0)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from postroad.errors import StorageFullError
-from postroad.runtime.disk_space import PROBE_S, REMIND_S, Room
+from postroad.runtime.disk_space import PROBE_S, REMIND_S, DiskSpace
 from postroad.storage.reserve import Reserve
 
 FULL = StorageFullError("log", "No space left on device")
@@ -22,7 +22,7 @@ class Clock:
         return self.now
 
 
-def refused(room: Room) -> bool:
+def refused(room: DiskSpace) -> bool:
     try:
         room.check()
     except StorageFullError:
@@ -33,7 +33,7 @@ def refused(room: Room) -> bool:
 def test_a_full_disk_is_told_once_and_probed_once_per_interval(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """However many appends are refused meanwhile; long times are told again, rarely."""
     clock = Clock()
-    room = Room(Reserve(tmp_path), clock)
+    room = DiskSpace(Reserve(tmp_path), clock)
     assert not refused(room)
     room.found_full(FULL, refused=True)
     assert room.full
@@ -53,7 +53,7 @@ def test_a_full_disk_is_told_once_and_probed_once_per_interval(tmp_path: Path, c
 def test_the_state_ends_with_a_write_that_succeeds(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Both ends are told; one that flickers is not told over and over."""
     clock = Clock()
-    room = Room(Reserve(tmp_path), clock)
+    room = DiskSpace(Reserve(tmp_path), clock)
     with caplog.at_level(logging.WARNING):
         for _ in range(20):
             room.found_full(FULL, refused=True)

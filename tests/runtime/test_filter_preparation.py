@@ -17,7 +17,7 @@ from postroad.core.filters.filter import Filter
 from postroad.core.protocol import packets
 from postroad.errors import FilterError, TooManyError
 from postroad.runtime import filter_preparation
-from postroad.runtime.broker_server import Node
+from postroad.runtime.broker_server import BrokerServer
 from postroad.runtime.config import NodeConfig
 from postroad.runtime.filter_preparation import Preparation
 from postroad.runtime.peer import Peer
@@ -29,8 +29,8 @@ def ors(first: int, count: int = 300) -> str:
     return " OR ".join(f"a{first + n} = {n}" for n in range(count))
 
 
-def node_at(directory: Path) -> Node:
-    return Node(NodeConfig(id=1, data_dir=str(directory), listen="127.0.0.1:0", log_level="error"))
+def node_at(directory: Path) -> BrokerServer:
+    return BrokerServer(NodeConfig(id=1, data_dir=str(directory), listen="127.0.0.1:0", log_level="error"))
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import postroad
 from postroad.core.broker.machine import Broker
 from postroad.core.protocol import packets
 from postroad.errors import ConfigError, HandshakeError, InternalError
-from postroad.runtime.broker_server import Node
+from postroad.runtime.broker_server import BrokerServer
 from postroad.runtime.config import NodeConfig, parse_config
 from postroad.testing import broker, free_ports
 from postroad.transport.channel import Channel
@@ -24,8 +24,8 @@ from postroad.wire.framing import FRAME_BYTES_MAX_LEAST, FrameDecoder
 from postroad.wire.packets.session import Error, Hello, Ping, Role
 
 
-def node_at(directory: Path, **changes: object) -> Node:
-    return Node(NodeConfig(id=1, data_dir=str(directory), listen="127.0.0.1:0", log_level="error", **changes))  # type: ignore[arg-type]
+def node_at(directory: Path, **changes: object) -> BrokerServer:
+    return BrokerServer(NodeConfig(id=1, data_dir=str(directory), listen="127.0.0.1:0", log_level="error", **changes))  # type: ignore[arg-type]
 
 
 # --- small frames ----------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from tests.waiting import until
 import postroad
 from postroad.core.protocol import packets
 from postroad.core.protocol.packets import pubend_id
-from postroad.runtime.broker_server import Node
+from postroad.runtime.broker_server import BrokerServer
 from postroad.runtime.config import Limits, NodeConfig, Tracking
 from postroad.testing import free_ports
 from postroad.wire.packets.session import Hello, Ping, Role
@@ -167,7 +167,7 @@ def test_a_peer_that_does_not_read_is_not_read_either(tmp_path: Path) -> None:
     """Its requests wait at its own end once a few megabytes of answers wait at ours."""
 
     async def scenario() -> None:
-        node = Node(NodeConfig(id=1, data_dir=str(tmp_path), listen="127.0.0.1:0"))
+        node = BrokerServer(NodeConfig(id=1, data_dir=str(tmp_path), listen="127.0.0.1:0"))
         await node.start()
         async with hostile(node.port) as clients:
             await clients.flood(HELLO, raw(Ping(), 2) * 10_000, 1_000)

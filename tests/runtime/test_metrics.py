@@ -8,13 +8,13 @@ from urllib.request import urlopen
 
 import postroad
 from postroad.metrics import MetricsService
-from postroad.queues.broker_service import MountedQueues
+from postroad.queues.broker_service import BrokerQueues
 from postroad.queues.client import QueueClient
-from postroad.runtime.broker_server import Node
+from postroad.runtime.broker_server import BrokerServer
 from postroad.runtime.config import NodeConfig, Tracking
 
 
-async def until_tracked(node: Node, entries: int) -> None:
+async def until_tracked(node: BrokerServer, entries: int) -> None:
     for _ in range(500):
         if node.stats()["tracking_entries"] == entries:
             return
@@ -26,10 +26,12 @@ def test_a_broker_shows_its_figures_and_those_of_its_queues(tmp_path: Path) -> N
     """Messages published and messages that wait in a queue appear in what a scraper reads; other paths do not exist."""
 
     async def body() -> tuple[str, bytes]:
-        queues = MountedQueues(str(tmp_path / "queues.sqlite"))
+        queues = BrokerQueues(str(tmp_path / "queues.sqlite"))
         metrics = MetricsService("127.0.0.1:0", queues)
         often = Tracking(persistence_ms=300)
-        node = Node(NodeConfig(id=7, data_dir=str(tmp_path / "data"), listen="127.0.0.1:0", tracking=often), [queues, metrics])
+        node = BrokerServer(
+            NodeConfig(id=7, data_dir=str(tmp_path / "data"), listen="127.0.0.1:0", tracking=often), [queues, metrics]
+        )
         await node.start()
         try:
             async with postroad.connect(node.url) as client:

@@ -17,9 +17,9 @@ from tests.integration.brokers import wait_until
 
 import postroad
 from postroad.queues.client import QueueClient
-from postroad.runtime.broker_server import Node
+from postroad.runtime.broker_server import BrokerServer
 from postroad.runtime.config import NodeConfig, Tracking, dump_config
-from postroad.runtime.services import Answer, Exchanges, ServiceHost
+from postroad.runtime.services import Answer, ServiceConnection, ServiceHost
 from postroad.testing import free_ports
 from postroad.transport.programs import own_command, own_environment
 
@@ -182,7 +182,7 @@ class _Prober:
     async def stop(self) -> None:
         pass
 
-    def open(self, send: Answer, on_room: Callable[[], None]) -> Exchanges:
+    def open(self, send: Answer, on_room: Callable[[], None]) -> ServiceConnection:
         raise AssertionError(send, on_room)
 
 
@@ -191,7 +191,7 @@ def test_the_port_opens_when_the_services_are_ready(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         prober = _Prober()
-        node = Node(config_at(tmp_path), (prober,))
+        node = BrokerServer(config_at(tmp_path), (prober,))
         await node.start()
         assert not prober.reachable
         async with postroad.connect(node.url):

@@ -281,7 +281,7 @@ def answers_before_the_disk(plant: Planter) -> None:
         return outputs
 
     def work(original: Any) -> Any:
-        def answer_first(self: simulation.Node) -> None:
+        def answer_first(self: simulation.TopicNode) -> None:
             if isinstance(self.machine, server.ServerMachine):
                 replies = [order for order in self._queue if isinstance(order, orders.Reply) and order.body is None]
                 self._carry_out(replies)
@@ -291,7 +291,7 @@ def answers_before_the_disk(plant: Planter) -> None:
         return answer_first
 
     plant.wrap(server.ServerMachine, "outputs", make)
-    plant.wrap(simulation.Node, "_work", work)
+    plant.wrap(simulation.TopicNode, "_work", work)
 
 
 @mutant

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from postroad.transport.flush_scheduler import Writes
+from postroad.transport.flush_scheduler import FlushScheduler
 
 
 def test_what_is_added_in_one_turn_leaves_at_the_end_of_it() -> None:
@@ -14,7 +14,7 @@ def test_what_is_added_in_one_turn_leaves_at_the_end_of_it() -> None:
     left: list[str] = []
 
     async def send() -> None:
-        writes = Writes(asyncio.get_running_loop())
+        writes = FlushScheduler(asyncio.get_running_loop())
         writes.add(lambda: left.append("a"))
         writes.add(lambda: left.append("b"))
         assert left == []
@@ -32,7 +32,7 @@ def test_what_is_sent_during_a_turn_has_left_when_it_is_over_even_if_it_fails() 
     left: list[str] = []
 
     async def send() -> None:
-        writes = Writes(asyncio.get_running_loop())
+        writes = FlushScheduler(asyncio.get_running_loop())
 
         def turn() -> None:
             writes.add(lambda: left.append("inside"))
@@ -59,7 +59,7 @@ def test_a_connection_that_fails_does_not_keep_others_from_being_written_to() ->
     async def send() -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
-        writes = Writes(loop)
+        writes = FlushScheduler(loop)
         writes.add(fail)
         writes.during(lambda: writes.add(lambda: left.append("b")))
 

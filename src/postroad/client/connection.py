@@ -29,11 +29,10 @@ from postroad.core.batch.batch import Batch
 from postroad.core.filters.filter import Filter
 from postroad.core.protocol.packets import DurableEntry, Packet, PubendSpan
 from postroad.core.session.events import (
-    AcknowledgementStored,
-    Delivered,
     Event,
     MessagesRefused,
     Missed,
+    PositionsStored,
     PubendJoined,
     PubendsListed,
     PublisherFailed,
@@ -41,6 +40,7 @@ from postroad.core.session.events import (
     QuestionFailed,
     RangeFailed,
     RangePiece,
+    RowsDelivered,
     SubscriptionActive,
     SubscriptionEnded,
     SubscriptionFailed,
@@ -65,7 +65,7 @@ from postroad.tracking.queries.explanation import Explanation
 from postroad.tracking.queries.packets import AskTracks, TracksAnswered
 from postroad.tracking.queries.questions import Question
 from postroad.tracking.queries.reconstruction import Trace
-from postroad.transport.flush_scheduler import Writes
+from postroad.transport.flush_scheduler import FlushScheduler
 
 log = logging.getLogger("postroad.client")
 
@@ -119,7 +119,7 @@ class Client:
         self._connected: asyncio.Event
         self._homes_wanted: asyncio.Event
         self._loop: asyncio.AbstractEventLoop
-        self._writes: Writes
+        self._writes: FlushScheduler
         self._last_error: PostroadError | None = None
         self._closed = False
 
@@ -127,7 +127,7 @@ class Client:
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
-        self._writes = Writes(self._loop)
+        self._writes = FlushScheduler(self._loop)
         self._connected, self._homes_wanted = asyncio.Event(), asyncio.Event()
         self._tasks = [
             self._loop.create_task(self._keep_connected()),
@@ -499,8 +499,8 @@ class Client:
         self,
         event: SubscriptionActive
         | PubendJoined
-        | Delivered
-        | AcknowledgementStored
+        | RowsDelivered
+        | PositionsStored
         | Missed
         | SubscriptionFailed
         | SubscriptionEnded,
@@ -509,13 +509,13 @@ class Client:
         if subscription is None:
             return
         match event:
-            case Delivered(_, pubend, batch):
+            case RowsDelivered(_, pubend, batch):
                 subscription.delivered(pubend, batch, batch.size)
             case SubscriptionActive(_, starts):
                 subscription.active(starts)
             case PubendJoined(_, pubend, tick):
                 subscription.joined(pubend, tick)
-            case AcknowledgementStored():
+            case PositionsStored():
                 subscription.acknowledgement_stored()
             case Missed(_, pubend, lo, hi):
                 subscription.missed(GapError(pubend, lo, hi))

@@ -14,7 +14,7 @@ from postroad.core.batch.batch import Batch
 from postroad.core.protocol.packets import Packet
 from postroad.errors import BufferLimitError, HandshakeError, NotConnectedError, PostroadError, WireError, error_of_code
 from postroad.transport.channel import Channel
-from postroad.transport.flush_scheduler import Writes
+from postroad.transport.flush_scheduler import FlushScheduler
 from postroad.transport.outbox import OutboxLimits
 from postroad.version import VERSION
 from postroad.wire.codec import decode
@@ -54,7 +54,7 @@ class LinkOwner(Protocol):
 class Link:
     """`welcome` is done when the broker has answered; `gone` when the connection has ended."""
 
-    def __init__(self, owner: LinkOwner, number: int, name: str, loop: asyncio.AbstractEventLoop, writes: Writes) -> None:
+    def __init__(self, owner: LinkOwner, number: int, name: str, loop: asyncio.AbstractEventLoop, writes: FlushScheduler) -> None:
         self.number: Final = number
         self.channel: Final = Channel(loop, _LIMITS, ordered=True, writes=writes)
         self.channel.owner = self
@@ -143,7 +143,7 @@ class Link:
         self._owner.link_arrived()
 
 
-async def dial(owner: LinkOwner, number: int, name: str, address: Address, timeout_s: float, writes: Writes) -> Link:
+async def dial(owner: LinkOwner, number: int, name: str, address: Address, timeout_s: float, writes: FlushScheduler) -> Link:
     """Connect and shake hands, or raise `NotConnectedError` or what the broker said."""
     loop = asyncio.get_running_loop()
     link = Link(owner, number, name, loop, writes)

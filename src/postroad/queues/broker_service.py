@@ -20,7 +20,7 @@ from postroad.core.batch.batch import Batch
 from postroad.core.filters.filter import Filter
 from postroad.queues.feeder import FedBatch, Feeder
 from postroad.queues.profile import ProfileLog
-from postroad.queues.request_window import Exchanges
+from postroad.queues.request_window import RequestWindow
 from postroad.queues.server import open_storage
 from postroad.queues.service import QueueService, QueueStats
 from postroad.runtime.config import NodeConfig
@@ -32,24 +32,24 @@ from postroad.wire.registry import REGISTRY, Packet
 QUEUE_METHODS_MAX: Final = 0xFF
 
 
-def queues_of(config: NodeConfig) -> MountedQueues | None:
+def queues_of(config: NodeConfig) -> BrokerQueues | None:
     """Return the queues a broker's configuration asks for."""
     store = config.queues.store
     if not store:
         return None
     below = Path(config.data_dir)
     profile = below / config.queues.profile if config.queues.profile else None
-    return MountedQueues(store if store == "memory" or "://" in store else str(below / store), profile)
+    return BrokerQueues(store if store == "memory" or "://" in store else str(below / store), profile)
 
 
-class MountedQueues:
+class BrokerQueues:
     """The queues as a service of a broker."""
 
     def __init__(self, store: str, profile: Path | None = None) -> None:
         self._store = store
         self._profile = profile
         self._stack = AsyncExitStack()
-        self._open: dict[_Connection, None] = {}
+        self._open: dict[_ServiceConnection, None] = {}
         self._service: QueueService
         self._url = ""
 
@@ -72,14 +72,14 @@ class MountedQueues:
     async def stop(self) -> None:
         for connection in list(self._open):
             connection.lost()
-            await connection.exchanges.settle()
+            await connection.window.settle()
         await self._stack.aclose()
 
     async def stats(self) -> list[QueueStats]:
         return await self._service.all_stats()
 
-    def open(self, send: Answer, on_room: Callable[[], None]) -> _Connection:
-        connection = _Connection(self._service, send, on_room, self._open)
+    def open(self, send: Answer, on_room: Callable[[], None]) -> _ServiceConnection:
+        connection = _ServiceConnection(self._service, send, on_room, self._open)
         self._open[connection] = None
         return connection
 
@@ -98,34 +98,36 @@ class MountedQueues:
             await subscription.close(forget=True)
 
 
-class _Connection:
+class _ServiceConnection:
     """One connection's requests, as the runtime sees them."""
 
-    def __init__(self, service: QueueService, send: Answer, on_room: Callable[[], None], others: dict[_Connection, None]) -> None:
-        self.exchanges: Final = Exchanges(service, send, on_room)
+    def __init__(
+        self, service: QueueService, send: Answer, on_room: Callable[[], None], others: dict[_ServiceConnection, None]
+    ) -> None:
+        self.window: Final = RequestWindow(service, send, on_room)
         self._others = others
 
     @property
     def full(self) -> bool:
-        return self.exchanges.full
+        return self.window.full
 
     @property
     def identified(self) -> bool:
-        return self.exchanges.session.client is not None
+        return self.window.session.client is not None
 
     @property
     def bytes(self) -> int:
-        return self.exchanges.bytes
+        return self.window.bytes
 
     def receive(self, packet: msgspec.Struct, packet_id: int, size: int) -> None:
-        self.exchanges.receive(cast("Packet", packet), packet_id, size)
+        self.window.receive(cast("Packet", packet), packet_id, size)
 
     def set_congested(self, congested: bool) -> None:
-        self.exchanges.set_congested(congested)
+        self.window.set_congested(congested)
 
     def lost(self) -> None:
         self._others.pop(self, None)
-        self.exchanges.lost()
+        self.window.lost()
 
 
 def _name(binding: Binding) -> str:

@@ -23,7 +23,7 @@ Send = Callable[[Packet, int], bool]
 """Send an answer with its packet id; return False when the connection is gone."""
 
 
-class Exchanges:
+class RequestWindow:
     """`on_room` is called when the connection may be read again after it was `full`."""
 
     def __init__(self, service: QueueService, send: Send, on_room: Callable[[], None]) -> None:

@@ -1,6 +1,6 @@
 """Packets of the queues service over TCP: a thin adapter between frames and `QueueService.handle`.
 
-One connection is one session; `Exchanges` keeps its requests under way. Reading stops while there are too many of them or the
+One connection is one session; `RequestWindow` keeps its requests under way. Reading stops while there are too many of them or the
 peer does not read its answers. The broker's own listener mounts the service in the same way.
 
 `python -m postroad.queues.server --listen 127.0.0.1:7070 --store queues.db` serves queues alone, without an overlay.
@@ -16,7 +16,7 @@ import sys
 from typing import Final, Self, cast
 
 from postroad.errors import InvalidValueError, MalformedFrameError, PostgresMissingError, PostroadError, QueueBusyError
-from postroad.queues.request_window import Exchanges
+from postroad.queues.request_window import RequestWindow
 from postroad.queues.service import QueueService
 from postroad.storage.queues.base import QueueStorage
 from postroad.storage.queues.memory import MemoryQueueStorage
@@ -31,7 +31,7 @@ FAIL_S_MAX: Final = 1.0
 """How long a connection that sent nonsense may wait for the answers to what it sent before."""
 
 
-class _Connection(asyncio.Protocol):
+class _QueueProtocol(asyncio.Protocol):
     def __init__(self, server: QueueServer) -> None:
         self._server = server
         self._decoder = FrameDecoder(FRAME_BYTES_MAX_UNIDENTIFIED)
@@ -39,7 +39,7 @@ class _Connection(asyncio.Protocol):
         self._outbox: list[bytes | memoryview] = []
         self._paused = False  # the peer does not read
         self._closing: asyncio.Task[None] | None = None  # the stream made no sense; only this remains to be done
-        self.exchanges = Exchanges(server.service, self._send, self._regulate)
+        self.window = RequestWindow(server.service, self._send, self._regulate)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
@@ -50,7 +50,7 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._transport = None
         self._server.forget(self)
-        self.exchanges.lost()
+        self.window.lost()
 
     def data_received(self, data: bytes) -> None:
         if self._closing is not None:
@@ -68,12 +68,12 @@ class _Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._paused = True
-        self.exchanges.set_congested(True)
+        self.window.set_congested(True)
         self._regulate()
 
     def resume_writing(self) -> None:
         self._paused = False
-        self.exchanges.set_congested(False)
+        self.window.set_congested(False)
         self._regulate()
 
     def close(self) -> None:
@@ -91,11 +91,11 @@ class _Connection(asyncio.Protocol):
         except PostroadError as error:
             self._send(Error.of(error), frame[1])
         else:
-            self.exchanges.receive(packet, frame[1], len(frame[2]))
+            self.window.receive(packet, frame[1], len(frame[2]))
 
     async def _fail(self, error: MalformedFrameError) -> None:
         """Answer what came before the nonsense, then say what was wrong and close."""
-        await self.exchanges.settle(FAIL_S_MAX)
+        await self.window.settle(FAIL_S_MAX)
         self._send(Error.of(error), 0)
         self.close()
 
@@ -103,7 +103,7 @@ class _Connection(asyncio.Protocol):
         """Collect what becomes ready in one turn of the loop for one write."""
         if self._transport is None or self._transport.is_closing():
             return False
-        if self.exchanges.session.client is not None:
+        if self.window.session.client is not None:
             self._decoder.max_bytes = FRAME_BYTES_MAX
         if not self._outbox:
             asyncio.get_running_loop().call_soon(self._flush)
@@ -118,7 +118,7 @@ class _Connection(asyncio.Protocol):
     def _regulate(self) -> None:
         if self._transport is None or self._transport.is_closing():
             return
-        if self._paused or self.exchanges.full:
+        if self._paused or self.window.full:
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()
@@ -130,7 +130,7 @@ class QueueServer:
     def __init__(self, service: QueueService, *, host: str = "127.0.0.1", port: int = 0) -> None:
         self.service: Final = service
         self._host, self._wanted_port = host, port
-        self._connections: set[_Connection] = set()
+        self._connections: set[_QueueProtocol] = set()
         self._listener: asyncio.Server | None = None
 
     @property
@@ -141,7 +141,7 @@ class QueueServer:
     async def __aenter__(self) -> Self:
         await self.service.start()
         loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(lambda: _Connection(self), self._host, self._wanted_port)
+        self._listener = await loop.create_server(lambda: _QueueProtocol(self), self._host, self._wanted_port)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -150,19 +150,19 @@ class QueueServer:
         connections = list(self._connections)
         for connection in connections:
             connection.abort()
-            connection.exchanges.lost()
+            connection.window.lost()
         for connection in connections:
-            await connection.exchanges.settle()
+            await connection.window.settle()
         await self._listener.wait_closed()
         await self.service.stop()
 
-    def admit(self, connection: _Connection) -> bool:
+    def admit(self, connection: _QueueProtocol) -> bool:
         if len(self._connections) >= CONNECTIONS_MAX:
             return False
         self._connections.add(connection)
         return True
 
-    def forget(self, connection: _Connection) -> None:
+    def forget(self, connection: _QueueProtocol) -> None:
         self._connections.discard(connection)
 
     def drop_connections(self) -> None:

@@ -39,7 +39,7 @@ from postroad.queues.limits import (
 )
 from postroad.queues.profile import ProfileLog
 from postroad.queues.rates import Counts
-from postroad.queues.waiters import Signals, Waiter
+from postroad.queues.waiters import Waiter, Waiters
 from postroad.storage.queues.base import (
     Client,
     ClientMode,
@@ -113,7 +113,7 @@ class QueueService:
         self._profile = profile
         self._poll_s = poll_s
         self._key_window_ms = key_window_ms
-        self._signals = Signals(waiters_max=self.limits.waiting_takes_max)
+        self._waiters = Waiters(waiters_max=self.limits.waiting_takes_max)
         self._counts = Counts(time.monotonic)
         self._watched: dict[int, float] = {}  # queue -> when a waiter was last seen on it
         self._clock_task: asyncio.Task[None] | None = None
@@ -129,7 +129,7 @@ class QueueService:
 
     async def start(self) -> None:
         await self.storage.open()
-        self.storage.on_visible(self._signals.wake_all)
+        self.storage.on_visible(self._waiters.wake_all)
         self._clock_task = asyncio.create_task(self._clockwork())
 
     async def stop(self) -> None:
@@ -261,7 +261,7 @@ class QueueService:
         await self.storage.delete_queue(check_queue_id(packet.queue_id))
         self._counts.forget(packet.queue_id)
         self._watched.pop(packet.queue_id, None)
-        self._signals.wake_all(packet.queue_id)
+        self._waiters.wake_all(packet.queue_id)
         return t.Success()
 
     async def _get_queue_id(self, packet: t.GetQueueId, _session: Session) -> Packet:
@@ -336,9 +336,9 @@ class QueueService:
 
     async def _put(self, rows: Sequence[NewMessage]) -> list[PutResult]:
         """Put; what a sleeping take may have is put as leased to it and handed over when it is durable."""
-        waiters = self._signals.reserve(rows)
+        waiters = self._waiters.reserve(rows)
         leased = [_leased_to(waiters[i], row) if i in waiters else row for i, row in enumerate(rows)]
-        self._signals.put_started(leased)
+        self._waiters.put_started(leased)
         put = asyncio.ensure_future(self.storage.put(leased))
         try:
             results = await asyncio.shield(put)
@@ -361,12 +361,12 @@ class QueueService:
             self._after_put(rows, put.result(), waiters)
 
     def _put_failed(self, rows: Sequence[NewMessage], waiters: dict[int, Waiter]) -> None:
-        self._signals.put_ended(rows)
+        self._waiters.put_ended(rows)
         for waiter in waiters.values():
             waiter.let_go()
 
     def _after_put(self, rows: Sequence[NewMessage], results: Sequence[PutResult], waiters: dict[int, Waiter]) -> None:
-        self._signals.put_ended(rows)  # in one step with `visible` below: nothing is handed over in between
+        self._waiters.put_ended(rows)  # in one step with `visible` below: nothing is handed over in between
         for i, (row, result) in enumerate(zip(rows, results, strict=True)):
             self._counts.of(row.queue_id).put_total += 1
             for delay_ms in (row.delay_ms, row.ttl_ms, row.lease_ms):
@@ -374,7 +374,7 @@ class QueueService:
                     self._due_in(delay_ms)
             if i in waiters:
                 self._hand_over(waiters[i], row, result)
-        self._signals.visible(row for row in rows if not row.delay_ms and row.lease_to is None)
+        self._waiters.visible(row for row in rows if not row.delay_ms and row.lease_to is None)
 
     def _hand_over(self, waiter: Waiter, row: NewMessage, result: PutResult) -> None:
         if result.message_id is None or result.duplicate:
@@ -401,7 +401,7 @@ class QueueService:
         """Hear that a binding put messages into a queue (see `feeder.py`)."""
         if count:
             self._counts.of(queue_id).put_total += count
-            self._signals.wake_all(queue_id)
+            self._waiters.wake_all(queue_id)
 
     # taking
 
@@ -436,7 +436,7 @@ class QueueService:
         if self.limits.check_wait_ms(wait_ms) == 0:
             return await self._take_once(request, session)
         deadline = time.monotonic() + wait_ms / 1000
-        with self._signals.waiter(request) as waiter:
+        with self._waiters.waiter(request) as waiter:
             while True:
                 waiter.woken = False
                 watched = request.queue_id in self._watched
@@ -504,7 +504,7 @@ class QueueService:
         if delay_ms:
             self._due_in(delay_ms)
         for queue_id in dict.fromkeys(lease.queue_id for lease in leases):
-            self._signals.wake_all(queue_id)
+            self._waiters.wake_all(queue_id)
         return statuses
 
     async def _done_messages(self, packet: q.DoneMessages, session: Session) -> Packet:
@@ -589,7 +589,7 @@ class QueueService:
                 pause = await self._tick()
             except StorageUnavailableError:
                 self._watched.clear()  # a storage that comes back knows no waiters; they register again at their next attempt
-                self._signals.wake_all(None)
+                self._waiters.wake_all(None)
             now = time.monotonic()
             self._clock_next = min(now + pause, self._earliest_due)
             self._clock_wake.clear()
@@ -601,11 +601,11 @@ class QueueService:
         """Promote what is due and return the pause until the next time, in seconds."""
         promotion = await self.storage.promote()
         for queue_id in promotion.visible:
-            self._signals.wake_all(queue_id)
+            self._waiters.wake_all(queue_id)
         now = time.monotonic()
         self._counts.sample()
         for queue_id in [each for each, seen in self._watched.items() if now - seen > WATCH_LINGER_S]:
-            if not self._signals.waits_on(queue_id):
+            if not self._waiters.waits_on(queue_id):
                 del self._watched[queue_id]
                 await self.storage.unwatch(queue_id)
         if now >= self._keys_next:

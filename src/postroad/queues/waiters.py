@@ -85,7 +85,7 @@ class Waiter:
         return message.receiver_id in (None, request.client_id) and request.sender_id in (None, message.sender_id)
 
 
-class Signals:
+class Waiters:
     """All waiting takes of one process."""
 
     def __init__(self, *, waiters_max: int) -> None:

@@ -56,12 +56,12 @@ from postroad.tracking.files.catalog import TrackOptions
 from postroad.tracking.histories.settings import Strategy
 from postroad.tracking.process.parent import TrackingProcess
 from postroad.tracking.process.recording import LogIds
-from postroad.tracking.process.worker import Keeper, Tracking
+from postroad.tracking.process.worker import Tracking, TrackKeeper
 from postroad.tracking.queries.answers import Findings
 from postroad.tracking.tap.orders import SearchTracks, Track, Tracked, TrackedFact, TrackedOrder, TracksSearched
 from postroad.tracking.tap.tracked_broker import TrackedBroker, TrackedConfig
 from postroad.transport.budget import Budget
-from postroad.transport.flush_scheduler import Writes
+from postroad.transport.flush_scheduler import FlushScheduler
 from postroad.transport.outbox import OutboxLimits
 from postroad.transport.turns import Turns
 from postroad.version import VERSION
@@ -86,7 +86,7 @@ TRACKS_NAME: Final = "tracks"  # a directory in the broker's own
 SOFTWARE: Final = f"postroad {VERSION}"
 
 
-class Node:
+class BrokerServer:
     """One broker. `start`, then `run` until it is told to stop, or `stop`.
 
     It starts no other process unless told so: then it tracks in one. With `replaces`, it is known that the files of a former life
@@ -116,13 +116,13 @@ class Node:
         self._finished: asyncio.Event = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop
         self._preparation: Preparation
-        self._writes: Writes
+        self._writes: FlushScheduler
         self._turns: Turns
         self.budget: Budget
         self.connections_max = config.limits.connections_max  # or less, see `start`
         self._broker: TrackedBroker
         self._disk: Disk
-        self.tracking: Keeper | None = None  # None: nothing is tracked
+        self.tracking: TrackKeeper | None = None  # None: nothing is tracked
         self._listener: Listener | None = None
         self._started: list[Service] = []
         self._ended = False  # nothing more goes to the machine or comes from it
@@ -132,7 +132,7 @@ class Node:
     async def start(self) -> None:
         """Read the disk back, start the services, listen, and dial the neighbours."""
         self._loop = asyncio.get_running_loop()
-        self._writes, self._turns = Writes(self._loop), Turns(self._loop)
+        self._writes, self._turns = FlushScheduler(self._loop), Turns(self._loop)
         self._preparation = Preparation(self, self._loop)
         self.budget = Budget(self.config.limits.buffers_bytes_max, self._loop.time)
         self.connections_max = connections_max(self.config.limits.connections_max, len(self.config.neighbours))
@@ -281,7 +281,7 @@ class Node:
             return wait_s if self._replaces else 0.0
         return max(wait_s, REPLACE_WAIT_S) if self._replaces else wait_s
 
-    async def _open_tracking(self) -> Keeper | None:
+    async def _open_tracking(self) -> TrackKeeper | None:
         tracking = self.config.tracking
         settings = tracking.settings()
         if settings.strategy is Strategy.NULL:

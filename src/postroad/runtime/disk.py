@@ -34,7 +34,7 @@ from postroad.core.protocol.orders import (
 from postroad.core.protocol.packets import pubend_id
 from postroad.errors import StorageError, StorageFullError
 from postroad.runtime.config import NodeConfig
-from postroad.runtime.disk_space import Room
+from postroad.runtime.disk_space import DiskSpace
 from postroad.runtime.worker import Worker
 from postroad.storage import BrokerStorage, LogOptions, LogSlice, SegmentLog, open_broker_storage
 from postroad.storage.base import SliceAround
@@ -70,7 +70,7 @@ class Disk:
         self.state: Final[BrokerState] = storage.state
         self.appended_rows = 0
         self.appends = 0
-        self.room: Final = Room(storage.reserve)
+        self.room: Final = DiskSpace(storage.reserve)
         self._storage: Final = storage
         self._retention_bytes: Final = retention_bytes
         self._report: Final = report

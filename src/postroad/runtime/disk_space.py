@@ -22,7 +22,7 @@ REMIND_S: Final = 600.0
 QUIET_S: Final = 10.0  # after the end of a full time, in which another beginning is not told
 
 
-class Room:
+class DiskSpace:
     """Used by all threads that write."""
 
     def __init__(self, reserve: Reserve, clock: Callable[[], float] = time.monotonic) -> None:

@@ -29,10 +29,10 @@ from postroad.errors import (
     WireError,
     WrongDirectionError,
 )
-from postroad.runtime.services import Exchanges, Service
+from postroad.runtime.services import Service, ServiceConnection
 from postroad.transport.budget import Budget
 from postroad.transport.channel import SERVICE, Channel
-from postroad.transport.flush_scheduler import Writes
+from postroad.transport.flush_scheduler import FlushScheduler
 from postroad.transport.outbox import OutboxLimits
 from postroad.transport.turns import Turns
 from postroad.wire.codec import decode
@@ -104,7 +104,7 @@ class Peer:
         link: int,
         hello: Hello | None,
         cost: int = 1,
-        writes: Writes | None = None,
+        writes: FlushScheduler | None = None,
         turns: Turns | None = None,
         budget: Budget | None = None,
     ) -> None:
@@ -125,7 +125,7 @@ class Peer:
         self._allowed = _methods(None)
         self._handshake: asyncio.TimerHandle | None = None
         self._loop: Final = loop
-        self._exchanges: Exchanges | None = None
+        self._exchanges: ServiceConnection | None = None
         self._known_to_service = False
         self._skipped: dict[int, None] = {}  # unknown methods that the log has named
 

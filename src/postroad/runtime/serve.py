@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from postroad.runtime.broker_server import STOP_S_MAX, Node
+from postroad.runtime.broker_server import STOP_S_MAX, BrokerServer
 from postroad.runtime.config import NodeConfig
 from postroad.runtime.descriptors import raise_limit
 from postroad.runtime.services import Service
@@ -37,10 +37,10 @@ def serve(config: NodeConfig, ready: Callable[[int], None], services: Sequence[S
     gc.set_threshold(GC_THRESHOLD)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     raise_limit()
-    run(_serve(Node(config, services, tracking_process=config.tracking.process, replaces=replaces), ready))
+    run(_serve(BrokerServer(config, services, tracking_process=config.tracking.process, replaces=replaces), ready))
 
 
-async def _serve(node: Node, ready: Callable[[int], None]) -> None:
+async def _serve(node: BrokerServer, ready: Callable[[int], None]) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, node.request_stop)
@@ -53,7 +53,7 @@ async def _serve(node: Node, ready: Callable[[int], None]) -> None:
     await node.run()
 
 
-async def _start(node: Node) -> bool:
+async def _start(node: BrokerServer) -> bool:
     """Start a broker; tell whether it serves. A start that was told to stop may finish within a few seconds."""
     starting = asyncio.create_task(node.start())
     told = asyncio.create_task(node.stop_requested())

@@ -15,7 +15,7 @@ Answer: TypeAlias = Callable[[msgspec.Struct, int], bool]
 """Send an answer with its packet id; False when the connection is gone."""
 
 
-class Exchanges(Protocol):
+class ServiceConnection(Protocol):
     """The requests of one connection to a service."""
 
     @property
@@ -64,5 +64,5 @@ class Service(Protocol):
     async def stop(self) -> None:
         """Give up what is under way and close what is open."""
 
-    def open(self, send: Answer, on_room: Callable[[], None]) -> Exchanges:
+    def open(self, send: Answer, on_room: Callable[[], None]) -> ServiceConnection:
         """Begin to serve a connection."""

@@ -16,11 +16,10 @@ from typing import Final
 from postroad.core.batch.build import build_batches
 from postroad.core.protocol.packets import Packet
 from postroad.core.session.events import (
-    AcknowledgementStored,
-    Delivered,
     Event,
     MessagesRefused,
     Missed,
+    PositionsStored,
     PubendJoined,
     PubendsListed,
     PublisherFailed,
@@ -28,6 +27,7 @@ from postroad.core.session.events import (
     QuestionFailed,
     RangeFailed,
     RangePiece,
+    RowsDelivered,
     SubscriptionActive,
     SubscriptionEnded,
     SubscriptionFailed,
@@ -575,7 +575,7 @@ class ClientNode:
                 self._active(key, starts)
             case PubendJoined(subscription=key, pubend=pubend, tick=tick):
                 self._began(key, pubend, tick)
-            case Delivered():
+            case RowsDelivered():
                 self._delivered(event)
             case Missed(subscription=key, pubend=pubend, lo=lo, hi=hi):
                 following = self._following(key)
@@ -588,7 +588,7 @@ class ClientNode:
                 self._refused(first, last)
             case PublisherFailed(error=error):
                 self.world.note("refused", f"{self.name}: publisher: {error}")
-            case AcknowledgementStored(subscription=key, positions=positions):
+            case PositionsStored(subscription=key, positions=positions):
                 self._confirmed(key, positions)
             case SubscriptionEnded(subscription=key, error=error):
                 self._discarded(key, error)
@@ -690,7 +690,7 @@ class ClientNode:
             self._deletions[key] = following
             self._act()
 
-    def _delivered(self, event: Delivered) -> None:
+    def _delivered(self, event: RowsDelivered) -> None:
         following = self._following(event.subscription) or self._deletions.get(event.subscription)
         if following is None:
             return

@@ -1,7 +1,7 @@
 """One connection: bytes in, frames out, and the other way round.
 
-Writes are gathered (`Writes`): everything sent within one turn leaves with one `writelines`, a megabyte at a time, and only while
-the operating system takes it; what it does not take waits in the outbox, where it is counted and bounded.
+Writes are gathered (`FlushScheduler`): everything that is sent within one turn of the event loop leaves with one `writelines`, a
+megabyte at a time, and only while the operating system accepts it. The rest waits in the outbox, where it is counted and bounded.
 
 Frames are processed in turns (`Turns`): a few at a time, and the connection is not read while more wait. What waits in either
 direction counts against the connection's account (`Budget`). A peer that does not read what it asked for is not read either.
@@ -19,7 +19,7 @@ import msgspec
 from postroad.core.batch.batch import Batch
 from postroad.errors import BufferLimitError, MalformedFrameError, PostroadError, WireError
 from postroad.transport.budget import FREE_BYTES, Account, Budget
-from postroad.transport.flush_scheduler import Writes
+from postroad.transport.flush_scheduler import FlushScheduler
 from postroad.transport.outbox import Buffer, Outbox, OutboxLimits
 from postroad.transport.turns import FRAMES_PER_SLICE, QUICK_S, SLICES_PER_TURN, TURN_S, Turns
 from postroad.wire.deliveries import encode_with_rows
@@ -79,7 +79,7 @@ class Channel(asyncio.Protocol):
         limits: OutboxLimits,
         *,
         ordered: bool,
-        writes: Writes | None = None,
+        writes: FlushScheduler | None = None,
         turns: Turns | None = None,
         budget: Budget | None = None,
     ) -> None:
@@ -97,7 +97,7 @@ class Channel(asyncio.Protocol):
         self._loop: Final = loop
         self._decoder: Final = FrameDecoder(FRAME_BYTES_MAX_UNIDENTIFIED)
         self._transport: asyncio.Transport | None = None
-        self._writes: Final = writes or Writes(loop)
+        self._writes: Final = writes or FlushScheduler(loop)
         self._turns: Final = turns
         self._frames_per_slice = FRAMES_MAX if turns is None else FRAMES_PER_SLICE
         self._paused = 0  # why it is not read

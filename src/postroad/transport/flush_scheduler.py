@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 Flush: TypeAlias = Callable[[], None]
 
 
-class Writes:
+class FlushScheduler:
     """Shared by the connections of one owner."""
 
     __slots__ = ("_inside", "_loop", "_waiting")

@@ -11,7 +11,7 @@ from tests.spark.jobs.conftest import SMALL, Opened
 from tests.spark.jobs.synthetic import EPOCH_MS, Entry, World, some_subscribers
 
 from postroad.spark.jobs import bucketed_search
-from postroad.spark.jobs.bucketed_search import History, histories_of, plan
+from postroad.spark.jobs.bucketed_search import NumberedHistory, histories_of, plan
 from postroad.spark.jobs.trace import entries, trace
 from postroad.spark.jobs.tracks import open_tracks
 from postroad.tracking.histories.settings import Strategy, TrackingSettings
@@ -120,8 +120,8 @@ def test_narrow_and_wide_histories_are_searched_in_passes_of_their_own(
     tracks.close()
 
 
-def history(number: int, mean_ms: int, size: int = 1 << 20) -> History:
-    return History(number, 1, "routing", 1, 2, "", 10, 100, size, size * mean_ms, 0, 86_400_000)
+def history(number: int, mean_ms: int, size: int = 1 << 20) -> NumberedHistory:
+    return NumberedHistory(number, 1, "routing", 1, 2, "", 10, 100, size, size * mean_ms, 0, 86_400_000)
 
 
 def test_every_history_is_in_one_pass_with_few_copies() -> None:

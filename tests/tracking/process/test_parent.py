@@ -21,7 +21,7 @@ from postroad.core.batch.batch import Ids
 from postroad.core.protocol.orders import BrokerState, PubendState
 from postroad.core.protocol.packets import pubend_id
 from postroad.errors import GapError, OverlayError, PostroadError, StorageError, TooManyError
-from postroad.runtime.broker_server import Node
+from postroad.runtime.broker_server import BrokerServer
 from postroad.runtime.config import NodeConfig, Overlay, Tracking
 from postroad.testing import free_ports
 from postroad.tracking.files.catalog import TrackOptions
@@ -510,7 +510,7 @@ def test_a_broker_goes_on_without_its_tracking_process(tmp_path: Path, monkeypat
 
     async def scenario(_: World) -> None:
         config = NodeConfig(id=1, data_dir=str(tmp_path), listen="127.0.0.1:0", overlay=Overlay(silence_s=0.05))
-        node = Node(config, tracking_process=True)
+        node = BrokerServer(config, tracking_process=True)
         await node.start()
         await talk(node.url, 10)
         assert isinstance(node.tracking, TrackingProcess)

@@ -20,7 +20,7 @@ from postroad.core.broker.machine import FAST_S
 from postroad.core.protocol.packets import pubend_id
 from postroad.errors import PublishRefusedError, SkewError
 from postroad.runtime import broker_server as node_module
-from postroad.runtime.broker_server import Node
+from postroad.runtime.broker_server import BrokerServer
 from postroad.runtime.config import Neighbour, NodeConfig, Overlay, Tracking
 from postroad.testing import free_ports
 from postroad.tracking.files.format import unpack
@@ -59,7 +59,7 @@ def array_of(ids: list[MessageId]) -> Ids:
     return np.frombuffer(b"".join(map(bytes, ids)), np.dtype((np.void, 16)))
 
 
-async def search(node: Node, ids: list[MessageId]) -> Searched:
+async def search(node: BrokerServer, ids: list[MessageId]) -> Searched:
     assert node.tracking is not None
     await asyncio.sleep(2 * (RECORD_S + FAST_S))  # what the machine noted is ordered by then
     found = await asyncio.wrap_future(node.tracking.search(TracksQuestion(b"".join(map(bytes, ids)))))
@@ -67,7 +67,7 @@ async def search(node: Node, ids: list[MessageId]) -> Searched:
     return found
 
 
-async def keys_of(node: Node, ids: list[MessageId]) -> list[set[HistoryKey]]:
+async def keys_of(node: BrokerServer, ids: list[MessageId]) -> list[set[HistoryKey]]:
     """Ask a broker in which of its histories each message is."""
     found = await search(node, ids)
     keys: list[set[HistoryKey]] = [set() for _ in ids]
@@ -97,7 +97,10 @@ def test_two_brokers_tell_where_a_message_was(tmp_path: Path, strategy: str) -> 
     async def scenario() -> None:
         tracking = Tracking(strategy=strategy, persistence_ms=300)  # type: ignore[arg-type]  # one of the literals
         (port,) = free_ports(1)
-        first, second = Node(config(tmp_path, 1, port, tracking=tracking)), Node(config(tmp_path, 2, 0, port, tracking=tracking))
+        first, second = (
+            BrokerServer(config(tmp_path, 1, port, tracking=tracking)),
+            BrokerServer(config(tmp_path, 2, 0, port, tracking=tracking)),
+        )
         await first.start()
         await second.start()
         async with postroad.connect(first.url) as writer, postroad.connect(second.url) as reader:
@@ -126,7 +129,7 @@ def test_who_came_is_on_disk_a_second_later(tmp_path: Path) -> None:
     """Though T_p is long and nothing else happened: a crash then forgets no attachment."""
 
     async def scenario() -> None:
-        node = Node(config(tmp_path, tracking=Tracking(persistence_ms=600_000)))
+        node = BrokerServer(config(tmp_path, tracking=Tracking(persistence_ms=600_000)))
         await node.start()
         async with postroad.connect(node.url) as client:
             await client.subscribe("n > 1", name="books")
@@ -140,7 +143,7 @@ def test_without_tracking_there_is_neither_thread_nor_file(tmp_path: Path) -> No
     """The strategy `null`."""
 
     async def scenario() -> None:
-        node = Node(config(tmp_path, tracking=Tracking(strategy="null")))
+        node = BrokerServer(config(tmp_path, tracking=Tracking(strategy="null")))
         await node.start()
         async with postroad.connect(node.url) as client:
             publisher = client.publisher()
@@ -155,9 +158,9 @@ def test_without_tracking_there_is_neither_thread_nor_file(tmp_path: Path) -> No
 
 
 @asynccontextmanager
-async def gathering(path: Path) -> AsyncIterator[tuple[Node, postroad.Publisher]]:
+async def gathering(path: Path) -> AsyncIterator[tuple[BrokerServer, postroad.Publisher]]:
     """Run a broker in which no flush is due, and somebody who publishes there."""
-    node = Node(config(path, tracking=Tracking(persistence_ms=60_000)))
+    node = BrokerServer(config(path, tracking=Tracking(persistence_ms=60_000)))
     await node.start()
     async with postroad.connect(node.url) as client:
         yield node, client.publisher()
@@ -205,7 +208,7 @@ def test_a_broker_that_stops_says_farewell(tmp_path: Path) -> None:
         ids: list[MessageId] = []
         slow = Tracking(persistence_ms=60_000)
         for _ in range(2):
-            node = Node(config(tmp_path, tracking=slow))
+            node = BrokerServer(config(tmp_path, tracking=slow))
             await node.start()
             async with postroad.connect(node.url) as client:
                 subscription = await client.subscribe(name="books")
@@ -245,7 +248,7 @@ def test_after_a_kill_what_was_published_is_known_and_the_rest_is_reported(tmp_p
     process.kill()
 
     async def scenario() -> None:
-        node = Node(brokers.config(1, "killed", port, tmp_path, [], tracking=slow))
+        node = BrokerServer(brokers.config(1, "killed", port, tmp_path, [], tracking=slow))
         await node.start()
         keys = await keys_of(node, early + late)
         published = [HistoryKey(Kind.PUBLISHER, 1) in each for each in keys]
@@ -263,7 +266,7 @@ def test_the_files_are_what_the_store_reads(tmp_path: Path) -> None:
     """They lie in the broker's directory, under `tracks`."""
 
     async def scenario() -> None:
-        node = Node(config(tmp_path))
+        node = BrokerServer(config(tmp_path))
         await node.start()
         async with postroad.connect(node.url) as client:
             publisher = client.publisher()
@@ -284,7 +287,7 @@ def test_tracks_that_cannot_be_kept_do_not_stop_a_broker(tmp_path: Path) -> None
     async def scenario() -> None:
         (tmp_path / "1").mkdir()
         (tmp_path / "1" / "tracks").write_text("in the way", encoding="ascii")
-        node = Node(config(tmp_path))
+        node = BrokerServer(config(tmp_path))
         await node.start()
         async with postroad.connect(node.url) as client:
             subscription = await client.subscribe()
@@ -327,7 +330,7 @@ def test_a_brokers_clock_that_jumps_ahead_costs_no_message(
         return [await publisher.publish({"n": number}) for number in range(count)]
 
     async def scenario() -> None:
-        node = Node(config(tmp_path))
+        node = BrokerServer(config(tmp_path))
         await node.start()
         async with postroad.connect(node.url) as client:
             subscription = await client.subscribe()
@@ -352,7 +355,7 @@ def test_a_brokers_clock_that_is_set_back_refuses_only_what_was_under_way(
     clock = Clock(monkeypatch)
 
     async def scenario() -> None:
-        node = Node(config(tmp_path))
+        node = BrokerServer(config(tmp_path))
         await node.start()
         async with postroad.connect(node.url) as client:
             subscription = await client.subscribe()

@@ -61,7 +61,7 @@ class Heard(msgspec.Struct, array_like=True):
 
 
 @dataclass(slots=True)
-class Stored:
+class StoredLives:
     """What a broker has on disk about its own lives and those of others."""
 
     base: int = 0  # added to the count of starts to get the incarnation
@@ -94,7 +94,7 @@ class IncarnationStored:
     incarnation: int
 
 
-class FormerLives:
+class Incarnations:
     """Recognises lost or outdated files of this broker, and remembers the lives of other brokers."""
 
     def __init__(
@@ -104,7 +104,7 @@ class FormerLives:
         streams: RelayedStreams,
         losses: Losses,
         keeper: ConfirmedHolds,
-        stored: Stored,
+        stored: StoredLives,
         now: float,
     ) -> None:
         self._context = context

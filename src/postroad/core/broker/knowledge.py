@@ -1,6 +1,6 @@
 """Knowledge: ranges of a pubend's stream with a label.
 
-A segment states for every tick in (lo, hi] whether it has a message. The *label* is the epoch of the interest for which the
+A range states for every tick in (lo, hi] whether it has a message. The *label* is the epoch of the interest for which the
 statement is complete: a row that this interest does not want may be missing. `COMPLETE` is the label of the pubend's own broker,
 where no row is missing.
 """
@@ -12,13 +12,13 @@ from typing import Final
 
 from postroad.core.batch.batch import Batch
 
-SEGMENT_BYTES: Final = 256  # memory of a segment without its rows
+RANGE_BYTES: Final = 256  # memory of a range without its rows
 ROWS_BYTES: Final = 3072  # memory of a batch without its bytes: each column is an object with its own buffers
 COMPLETE: Final = (1 << 64) - 1  # the label of the pubend's own broker: silence for everybody
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class KnowledgeRange:
     lo: int
     hi: int
     label: int
@@ -26,14 +26,14 @@ class Segment:
 
     @property
     def size(self) -> int:
-        return SEGMENT_BYTES + (ROWS_BYTES + self.rows.size if self.rows is not None else 0)
+        return RANGE_BYTES + (ROWS_BYTES + self.rows.size if self.rows is not None else 0)
 
-    def cut(self, lo: int, hi: int) -> Segment:
+    def cut(self, lo: int, hi: int) -> KnowledgeRange:
         """Return the part within (lo, hi], which must not be empty."""
         lo, hi = max(lo, self.lo), min(hi, self.hi)
         if (lo, hi) == (self.lo, self.hi):
             return self
-        return Segment(lo, hi, self.label, rows_within(self.rows, lo, hi))
+        return KnowledgeRange(lo, hi, self.label, rows_within(self.rows, lo, hi))
 
 
 def rows_within(rows: Batch | None, lo: int, hi: int) -> Batch | None:

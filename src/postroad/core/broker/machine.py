@@ -31,15 +31,15 @@ from postroad.core.batch.batch import Batch
 from postroad.core.broker.context import BrokerConfig, Context, SendWhenStored
 from postroad.core.broker.holding.keeper import HoldKeeper
 from postroad.core.broker.holding.release import HoldStored, Releasing
-from postroad.core.broker.incarnations import FirstTicksStored, FormerLives, IncarnationStored
-from postroad.core.broker.knowledge import Segment
+from postroad.core.broker.incarnations import FirstTicksStored, Incarnations, IncarnationStored
+from postroad.core.broker.knowledge import KnowledgeRange
 from postroad.core.broker.log_reads import LogReads
 from postroad.core.broker.own_records import UNREADABLE, OwnRecords, load_records
-from postroad.core.broker.publishing.named_writers import WRITER_KEY, EpochStored, Writing
+from postroad.core.broker.publishing.named_writers import WRITER_KEY, EpochStored, NamedWriters
 from postroad.core.broker.publishing.pubend import RESERVE_MS, Pubend
 from postroad.core.broker.publishing.publishers import HorizonsStored, PublisherIdsStored, Publishing
 from postroad.core.broker.relaying.link_state import LinkStateRouter
-from postroad.core.broker.relaying.nack_answers import CatchUpFromLog, GapFromLog, Past
+from postroad.core.broker.relaying.nack_answers import CatchUpFromLog, GapFromLog, NackAnswers
 from postroad.core.broker.relaying.stream import Stream
 from postroad.core.broker.relaying.streams import Streams
 from postroad.core.broker.subscribing.acknowledgements import AcknowledgementsStored
@@ -111,11 +111,11 @@ class Broker:
         self._durables: Durables = records.durables
         self._durables.drop_unsettled()
         # Built before `Publishing`, because it closes the pubends that must not begin yet.
-        self._lives = FormerLives(self._context, self._pubends, self._streams, records.losses, self._keeper, records.lives, now)
+        self._lives = Incarnations(self._context, self._pubends, self._streams, records.losses, self._keeper, records.lives, now)
         self._publishing = Publishing(self._context, self._pubends, records.publisher_next)
-        self._writing = Writing(self._context, self._publishing)
+        self._writing = NamedWriters(self._context, self._publishing)
         self._load_writers(records)
-        self._past = Past(self._context, self._pubends, self._streams, self._log_reads)
+        self._past = NackAnswers(self._context, self._pubends, self._streams, self._log_reads)
         self._edge = Edge(self._streams, self._orders, observed=config.observed)
         self._releasing = Releasing(
             self._context, self._table, self._keeper, self._pubends, self._streams, self._edge, self._durables, records.floor
@@ -172,12 +172,12 @@ class Broker:
     def fact(self, fact: Fact, *, now: float) -> None:
         match fact:
             case Appended(pubend, token):
-                for segment in self._publishing.appended(pubend, token):
-                    if self._config.observed and segment.rows is not None:
-                        self._orders.append(Published(pubend, segment.rows))
-                    self._learned(pubend, segment, now)
-                    if segment.rows is not None:
-                        segment.rows.forget()
+                for known in self._publishing.appended(pubend, token):
+                    if self._config.observed and known.rows is not None:
+                        self._orders.append(Published(pubend, known.rows))
+                    self._learned(pubend, known, now)
+                    if known.rows is not None:
+                        known.rows.forget()
             case AppendFailed(pubend, token, error):
                 self._publishing.append_failed(pubend, token, error)
             case Stored(token):
@@ -449,8 +449,8 @@ class Broker:
             return
         match message:
             case p.Knowledge():
-                segment = Segment(message.lo, message.hi, message.epoch, batch)
-                self._learned(message.pubend, segment, now, upstream=self._neighbours[link])
+                known = KnowledgeRange(message.lo, message.hi, message.epoch, batch)
+                self._learned(message.pubend, known, now, upstream=self._neighbours[link])
             case p.Nack():
                 self._past.answer_nack(link, message, now)
             case p.Interest():
@@ -563,10 +563,10 @@ class Broker:
 
     # --- streams ---
 
-    def _learned(self, pubend: int, segment: Segment, now: float, *, upstream: int = 0) -> None:
+    def _learned(self, pubend: int, known: KnowledgeRange, now: float, *, upstream: int = 0) -> None:
         stream = self._streams.ensure(pubend)
         frontier = stream.cache.frontier
-        news = stream.learn(segment, upstream if self._config.observed else 0)
+        news = stream.learn(known, upstream if self._config.observed else 0)
         if news or stream.cache.frontier > frontier:
             self._edge.advance(pubend, now)
 
@@ -632,8 +632,8 @@ class Broker:
         if self._forget_unreadable:  # the assumptions in its place are stored by now; store the publisher ids with its removal
             self._forget_unreadable = False
             self._publishing.store_next((UNREADABLE, None))
-        for pubend, segment in self._publishing.silence():
-            self._learned(pubend, segment, now)
+        for pubend, known in self._publishing.silence():
+            self._learned(pubend, known, now)
         for stream in self._streams.values():
             stream.flush(now)
         self._edge.begin_telling(max(1, round(TELLING_PERIODS * self._config.silence_s / FAST_S)))

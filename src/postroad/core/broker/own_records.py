@@ -25,7 +25,7 @@ import msgspec
 from postroad.core.broker.context import KNOWN_KEY
 from postroad.core.broker.holding.release import FLOOR_KEY
 from postroad.core.broker.holding.table import HOLD_KEY, HoldTable
-from postroad.core.broker.incarnations import BORN_KEY, HEARD_KEY, INCARNATION_KEY, Heard, Stored
+from postroad.core.broker.incarnations import BORN_KEY, HEARD_KEY, INCARNATION_KEY, Heard, StoredLives
 from postroad.core.broker.lost_ranges import LOST_KEY, Loss, Losses
 from postroad.core.broker.publishing.named_writers import WRITER_KEY
 from postroad.core.broker.publishing.publishers import HORIZON_KEY, PUBLISHER_KEY
@@ -71,7 +71,7 @@ class OwnRecords:
     horizons: Positions = field(default_factory=dict)
     unknown_horizons: list[int] = field(default_factory=list)  # pubends
     losses: Losses = field(default_factory=Losses)
-    lives: Stored = field(default_factory=Stored)
+    lives: StoredLives = field(default_factory=StoredLives)
     floor: Positions = field(default_factory=dict)
     floor_for_grace: Positions = field(default_factory=dict)  # the floor; if it is damaged, everything is held instead
     known: dict[int, list[int]] = field(default_factory=dict)

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
 from postroad.core.batch.batch import Batch
-from postroad.core.broker.knowledge import Segment
+from postroad.core.broker.knowledge import KnowledgeRange
 from postroad.core.filters.filter import Filter
 from postroad.core.protocol.orders import LinkId
 from postroad.core.protocol.packets import LinkState, Positions, Released
 
 
-class Neighbour(Protocol):
+class LinkView(Protocol):
     """A live link to another broker."""
 
     @property
@@ -29,7 +29,7 @@ class Routes(Protocol):
     started_ms: int
 
     @property
-    def neighbours(self) -> Iterable[Neighbour]: ...
+    def neighbours(self) -> Iterable[LinkView]: ...
 
     def pubends(self) -> list[int]: ...
 
@@ -62,7 +62,7 @@ class Cache(Protocol):
     frontier: int
     evicted: int
 
-    def read(self, lo: int, hi: int) -> Iterator[Segment]: ...
+    def read(self, lo: int, hi: int) -> Iterator[KnowledgeRange]: ...
 
     def drop_through(self, tick: int) -> None: ...
 

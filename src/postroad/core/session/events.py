@@ -53,7 +53,7 @@ class PubendJoined:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivered:
+class RowsDelivered:
     """The next matching messages of a pubend, in order, none of them seen before."""
 
     subscription: int
@@ -62,7 +62,7 @@ class Delivered:
 
 
 @dataclass(frozen=True, slots=True)
-class AcknowledgementStored:
+class PositionsStored:
     """The broker has stored the acknowledgements of a durable subscription up to these ticks.
 
     After any crash of the client or the broker, nothing up to them is delivered again to a subscription of this name.
@@ -173,8 +173,8 @@ Event: TypeAlias = (
     | MessagesRefused
     | SubscriptionActive
     | PubendJoined
-    | Delivered
-    | AcknowledgementStored
+    | RowsDelivered
+    | PositionsStored
     | Missed
     | SubscriptionFailed
     | SubscriptionEnded

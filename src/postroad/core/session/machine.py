@@ -44,7 +44,6 @@ from postroad.core.protocol.packets import (
 )
 from postroad.core.session import events as told
 from postroad.core.session.events import (
-    Delivered,
     Event,
     MessagesRefused,
     Missed,
@@ -52,14 +51,15 @@ from postroad.core.session.events import (
     PublisherFailed,
     QuestionAnswered,
     QuestionFailed,
+    RowsDelivered,
     SubscriptionActive,
     SubscriptionEnded,
     SubscriptionFailed,
     Writable,
 )
-from postroad.core.session.named_writers import Writing
+from postroad.core.session.named_writers import SessionWriters
 from postroad.core.session.publishing import Doubt, PublishingConfig, Registration, id_tick
-from postroad.core.session.range_reads import Reading
+from postroad.core.session.range_reads import SessionReads
 from postroad.core.session.subscribing import SubscriptionState
 from postroad.errors import (
     DurableBusyError,
@@ -87,7 +87,7 @@ class SessionConfig:
 
 
 @dataclass(slots=True)
-class _Publisher:
+class _PublisherLife:
     key: int
     registrations: dict[int, Registration] = field(default_factory=dict)  # by broker
     current: Registration | None = None
@@ -112,7 +112,7 @@ class Session:
     def __init__(self, config: SessionConfig | None = None) -> None:
         self.config: Final = config or SessionConfig()
         self.main: LinkId | None = None
-        self.publishers: Final[dict[int, _Publisher]] = {}
+        self.publishers: Final[dict[int, _PublisherLife]] = {}
         self.subscriptions: Final[dict[int, SubscriptionState]] = {}
         self._links: dict[LinkId, int] = {}  # -> broker
         self._clock_ms = 0
@@ -126,8 +126,8 @@ class Session:
         self._handle = 0
         self._outputs: list[Send] = []
         self._events: list[Event] = []
-        self._reading = Reading(self._question, self._tell, self._retry_delay)
-        self.writing: Final = Writing(self._question, self._send_main, self._tell, self._retry_delay)
+        self._reading = SessionReads(self._question, self._tell, self._retry_delay)
+        self.writing: Final = SessionWriters(self._question, self._send_main, self._tell, self._retry_delay)
 
     # --- the driver ------------------------------------------------------------------------------------------------------
 
@@ -287,7 +287,7 @@ class Session:
     def open_publisher(self) -> int:
         """Begin a publisher; `Writable` tells when it may publish."""
         key = self._next_key()
-        self.publishers[key] = publisher = _Publisher(key)
+        self.publishers[key] = publisher = _PublisherLife(key)
         self._open(publisher)
         return key
 
@@ -320,7 +320,7 @@ class Session:
         others = [each for each in publisher.registrations.values() if each is not publisher.current or each.link is None]
         return [doubt for each in others if (doubt := each.doubt()) is not None]
 
-    def _open(self, publisher: _Publisher) -> None:
+    def _open(self, publisher: _PublisherLife) -> None:
         """Ask for what the publisher lacks: a registration at the main broker, and one wherever messages are in doubt."""
         main = None if self.main is None else self._links[self.main]
         if publisher.current is not None and (publisher.current.broker != main or publisher.current.link is None):
@@ -340,7 +340,7 @@ class Session:
             if registration is not None and registration.link is not None and not registration.retiring:
                 self._use(publisher, registration)
 
-    def _ask_to_open(self, publisher: _Publisher, link: LinkId, broker: int, registration: Registration | None) -> None:
+    def _ask_to_open(self, publisher: _PublisherLife, link: LinkId, broker: int, registration: Registration | None) -> None:
         resume = None if registration is None else registration.publisher
         packet = self._next_packet()
         self._openings[packet] = _Opening(publisher.key, link, broker, resume)
@@ -368,14 +368,14 @@ class Session:
             self._use(publisher, registration)
         self._events.append(Writable(publisher.key))
 
-    def _keep(self, publisher: _Publisher, registration: Registration) -> None:
+    def _keep(self, publisher: _PublisherLife, registration: Registration) -> None:
         """Remember a registration; forget the oldest ones that hold nothing when there are many."""
         idle = [broker for broker, each in publisher.registrations.items() if not each.messages]
         while len(publisher.registrations) >= REGISTRATIONS_MAX and idle:
             del publisher.registrations[idle.pop(0)]
         publisher.registrations[registration.broker] = registration
 
-    def _use(self, publisher: _Publisher, registration: Registration) -> None:
+    def _use(self, publisher: _PublisherLife, registration: Registration) -> None:
         publisher.current = registration
         self._events.append(Writable(publisher.key))
 
@@ -391,7 +391,7 @@ class Session:
         else:
             self._events.append(PublisherFailed(publisher.key, error))
 
-    def _resume_refused(self, publisher: _Publisher, opening: _Opening, error: PostroadError) -> None:
+    def _resume_refused(self, publisher: _PublisherLife, opening: _Opening, error: PostroadError) -> None:
         """Give up what was in doubt at a broker that does not know the publisher any more; the application is told."""
         registration = publisher.registrations.pop(opening.broker)
         if registration.messages:
@@ -423,13 +423,13 @@ class Session:
         self._refused(publisher, registration, message.first, message.last, message)
 
     def _refused(
-        self, publisher: _Publisher, registration: Registration, first: bytes, last: bytes, message: PublishRefused
+        self, publisher: _PublisherLife, registration: Registration, first: bytes, last: bytes, message: PublishRefused
     ) -> None:
         error = error_of_code(message.code, message.reason)
         self._events += [MessagesRefused(publisher.key, first, last, error), Writable(publisher.key)]
         self._retires(publisher, registration)
 
-    def _skewed(self, publisher: _Publisher, registration: Registration, message: PublishRefused, now: float) -> None:
+    def _skewed(self, publisher: _PublisherLife, registration: Registration, message: PublishRefused, now: float) -> None:
         """Take the broker's clock, give up what lies in its future, and open again: the rest leaves once more, with its age.
 
         What lies before the first refused message was taken, and may be on its way to the broker's disk: it is not given up.
@@ -451,7 +451,7 @@ class Session:
         else:
             self._retires(publisher, registration)
 
-    def _retires(self, publisher: _Publisher, registration: Registration) -> bool:
+    def _retires(self, publisher: _PublisherLife, registration: Registration) -> bool:
         """Let a registration with ids ahead of its broker's clock take no more; when it is empty, forget it for a new one."""
         registration.retiring = registration.retiring or registration.is_ahead(self._clock_ms)
         if not registration.retiring:
@@ -464,7 +464,7 @@ class Session:
         self._open(publisher)
         return True
 
-    def _registration(self, publisher_id: int, link: LinkId) -> tuple[_Publisher, Registration] | None:
+    def _registration(self, publisher_id: int, link: LinkId) -> tuple[_PublisherLife, Registration] | None:
         broker = self._links.get(link)
         for publisher in self.publishers.values():
             registration = publisher.registrations.get(broker) if broker is not None else None
@@ -550,7 +550,7 @@ class Session:
         subscription = self._handles.get(message.handle)
         if subscription is not None:
             subscription.confirmed(message.positions)
-            self._events.append(told.AcknowledgementStored(subscription.key, dict(message.positions)))
+            self._events.append(told.PositionsStored(subscription.key, dict(message.positions)))
 
     def _subscribe(self, subscription: SubscriptionState) -> None:
         if self.main is None or subscription.retry_at is not None or subscription.ending:
@@ -594,7 +594,7 @@ class Session:
         if fresh is None:
             self._hole(subscription, message)
         elif len(fresh):
-            self._events.append(Delivered(subscription.key, message.pubend, fresh))
+            self._events.append(RowsDelivered(subscription.key, message.pubend, fresh))
 
     def _hole(self, subscription: SubscriptionState, message: Deliver) -> None:
         """Begin again from our position. A broker that does this over and over is given up."""

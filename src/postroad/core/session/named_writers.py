@@ -80,7 +80,7 @@ class Writer:
         return ids.view(np.dtype((np.void, 16)))
 
 
-class Writing:
+class SessionWriters:
     """All writers of a session. `ask` and `send` go to the main link; `ask` returns the packet id, 0 when there is none."""
 
     def __init__(

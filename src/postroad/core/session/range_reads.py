@@ -39,7 +39,7 @@ class _Range:
     retry_at: float | None = None
 
 
-class Reading:
+class SessionReads:
     """All ranges of a session. `send` returns the packet id of a question, 0 when there is no broker now."""
 
     def __init__(self, send: Callable[[Packet], int], tell: Callable[[Event], None], delay: Callable[[int], float]) -> None:

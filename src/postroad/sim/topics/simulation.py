@@ -58,7 +58,7 @@ class Outcome:
     virtual_s: float
 
 
-class World:
+class TopicWorld:
     """Time, network and chance."""
 
     def __init__(self, scenario: Scenario) -> None:
@@ -67,7 +67,7 @@ class World:
         self.now = 0.0
         self.healed = False
         self.faults: Counter[str] = Counter()
-        self.nodes: dict[bytes, Node] = {}
+        self.nodes: dict[bytes, TopicNode] = {}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         self._cut: dict[tuple[bytes, bytes], float] = {}
@@ -125,12 +125,12 @@ class World:
 Machine = ServerMachine | ProxyMachine | ClientMachine
 
 
-class Node:
+class TopicNode:
     """A process: a machine, its disk, and what is under way between them."""
 
     kind = "node"
 
-    def __init__(self, world: World, address: bytes) -> None:
+    def __init__(self, world: TopicWorld, address: bytes) -> None:
         self.world = world
         self.address = address
         self.store = MemoryTopicStore()
@@ -303,10 +303,10 @@ class Node:
         self.world.send(self.address, asker, arrive)
 
 
-class ServerNode(Node):
+class ServerNode(TopicNode):
     kind = "server"
 
-    def __init__(self, world: World, name: bytes, proxies: Sequence[bytes]) -> None:
+    def __init__(self, world: TopicWorld, name: bytes, proxies: Sequence[bytes]) -> None:
         super().__init__(world, name)
         self.proxies = proxies
         self.disk_fails = True
@@ -333,7 +333,7 @@ class ServerNode(Node):
         )
 
 
-class ProxyNode(Node):
+class ProxyNode(TopicNode):
     kind = "proxy"
 
     def make(self) -> ProxyMachine:
@@ -374,12 +374,12 @@ class _Pending:
     subscription: SubscriptionBook | None = None
 
 
-class ClientNode(Node):
+class TopicClientNode(TopicNode):
     """A client process and the application in it, whose journal (`books`) survives crashes."""
 
     kind = "client"
 
-    def __init__(self, world: World, name: str, proxies: Sequence[bytes], topics: Sequence[str], books: Books) -> None:
+    def __init__(self, world: TopicWorld, name: str, proxies: Sequence[bytes], topics: Sequence[str], books: Books) -> None:
         super().__init__(world, name.encode())
         self.name = name
         self.books = books
@@ -541,12 +541,12 @@ class Simulation:
 
     def run(self) -> Outcome:
         s = self.scenario
-        world = World(s)
+        world = TopicWorld(s)
         proxy_names = [b"proxy%d" % i for i in range(s.proxies)]
         proxies = [ProxyNode(world, name) for name in proxy_names]
         servers = [ServerNode(world, b"server%d" % i, proxy_names) for i in range(s.servers)]
         topics = [f"topic{i}" for i in range(s.topics)]
-        clients = [ClientNode(world, f"client{i}", proxy_names, topics, self.books) for i in range(s.clients)]
+        clients = [TopicClientNode(world, f"client{i}", proxy_names, topics, self.books) for i in range(s.clients)]
         late = min(s.late_servers, len(servers) - 1)
         for node in [*proxies, *servers[: len(servers) - late], *clients]:
             world.at(world.rng.uniform(0, 0.1), node.start)
@@ -562,12 +562,12 @@ class Simulation:
         return Outcome(s.seed, self.verdicts, messages, received, world.faults, merges, world.digest(), world.now)
 
     @staticmethod
-    def _join(world: World, server: ServerNode) -> None:
+    def _join(world: TopicWorld, server: ServerNode) -> None:
         world.fault("server joined")
         server.start()
 
     @staticmethod
-    def _leave(world: World, server: ServerNode) -> None:
+    def _leave(world: TopicWorld, server: ServerNode) -> None:
         """Go away until everything heals, unless the run would be left without a server; proxies may crash with it."""
         present = [node for node in world.nodes.values() if isinstance(node, ServerNode) and not node.away]
         if server.up and len(present) > 1:
@@ -579,7 +579,7 @@ class Simulation:
                     world.at(world.now + world.rng.uniform(0, 0.5), proxy.crash)
                     world.at(world.now + world.rng.uniform(0.5, 1.0), proxy.start)
 
-    def _plan_deafness(self, world: World, nodes: Sequence[Node]) -> None:
+    def _plan_deafness(self, world: TopicWorld, nodes: Sequence[TopicNode]) -> None:
         """Cut pairs of processes off from each other for long, often from the beginning: then owners diverge."""
         rng, servers = world.rng, list(dict.fromkeys(node for node in nodes if isinstance(node, ServerNode)))
         proxies = [node for node in nodes if isinstance(node, ProxyNode)]
@@ -588,7 +588,7 @@ class Simulation:
             for place, proxy in enumerate(proxies):
                 for server in [s for i, s in enumerate(servers) if i % len(proxies) != place]:
                     world.at(0.0, partial(world.cut, proxy.address, server.address, end))
-        pairs: list[tuple[Node, Node, float]] = [(p, s, self.scenario.deaf) for p in proxies for s in servers]
+        pairs: list[tuple[TopicNode, TopicNode, float]] = [(p, s, self.scenario.deaf) for p in proxies for s in servers]
         if self.scenario.deaf_servers:
             pairs += [(server, other, 0.3) for server in servers for other in servers if other is not server]
         for a, b, chance in pairs:
@@ -599,7 +599,7 @@ class Simulation:
                 cut = partial(world.cut, a.address, b.address, length, one_way=rng.random() < 0.3)
                 world.at(start, cut)
 
-    def _plan_faults(self, world: World, nodes: Sequence[Node]) -> None:
+    def _plan_faults(self, world: TopicWorld, nodes: Sequence[TopicNode]) -> None:
         self._plan_deafness(world, nodes)
         rng = world.rng
         for node in dict.fromkeys(nodes):
@@ -618,7 +618,7 @@ class Simulation:
                 )
             time += rng.expovariate(1 / self.scenario.fault_every_s)
 
-    def _heal(self, world: World, clients: Sequence[ClientNode], servers: Sequence[ServerNode]) -> None:
+    def _heal(self, world: TopicWorld, clients: Sequence[TopicClientNode], servers: Sequence[ServerNode]) -> None:
         world.healed = True
         for node in world.nodes.values():
             node.start()
@@ -639,7 +639,7 @@ class Simulation:
         if kept := self._kept(servers):
             self.verdicts.note("leaked", f"{kept} messages that everybody has read are still stored", kept)
 
-    def _until(self, world: World, limit: float, done: Callable[[], bool]) -> bool:
+    def _until(self, world: TopicWorld, limit: float, done: Callable[[], bool]) -> bool:
         while world.now < limit:
             if done():
                 return True

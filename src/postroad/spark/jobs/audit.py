@@ -24,7 +24,7 @@ from postroad.core.protocol.packets import pubend_broker
 from postroad.errors import UnclaimedPubendError
 from postroad.spark.jobs import evidence, reconcile
 from postroad.spark.jobs.arrow import array, flat, floats, record_batch, schema_of
-from postroad.spark.jobs.bucketed_search import History, histories_of, search
+from postroad.spark.jobs.bucketed_search import NumberedHistory, histories_of, search
 from postroad.spark.jobs.evidence import Scope, Verdict, describe_log_hole
 from postroad.spark.jobs.expectations import (
     COUNTS,
@@ -140,7 +140,7 @@ def _weighed(
     published: Published,
     tracks: Tracks,
     claims: Claims,
-    histories: Sequence[History],
+    histories: Sequence[NumberedHistory],
     closing: DataFrame,
     counts: DataFrame,
     unknown: Sequence[int],
@@ -182,7 +182,7 @@ def _attributes(claims: Claims) -> frozenset[str]:
 
 
 def _findings(
-    published: Published, tracks: Tracks, claims: Claims, histories: Sequence[History], closing: DataFrame, *, full: bool
+    published: Published, tracks: Tracks, claims: Claims, histories: Sequence[NumberedHistory], closing: DataFrame, *, full: bool
 ) -> DataFrame:
     intervals, suspects = None, set(range(len(claims.targets)))
     if not full:
@@ -431,7 +431,7 @@ def _lost_with_files(tracks: Tracks) -> Iterator[str]:
         yield f"pubend {pubend:x}, ticks ({lo}, {hi}]: lost with former files of its broker"
 
 
-def hops(spark: SparkSession, histories: Sequence[History]) -> DataFrame:
+def hops(spark: SparkSession, histories: Sequence[NumberedHistory]) -> DataFrame:
     """Return totals per origin, broker and upstream neighbour: what was published, routed, forwarded and delivered there."""
     rows: dict[tuple[int, int, int], dict[str, int]] = {}
     column = {"publisher": "published", "routing": "routed", "neighbour": "forwarded", "subscriber": "delivered"}

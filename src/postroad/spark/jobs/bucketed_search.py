@@ -47,7 +47,7 @@ _EMPTY_LISTS: Final = ("CAST(array() AS array<int>) AS hits", "CAST(array() AS a
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class NumberedHistory:
     """One history, with the number it has in `hits`."""
 
     number: int
@@ -72,10 +72,10 @@ class History:
 @dataclass(frozen=True, slots=True)
 class Pass:
     width_ms: int
-    histories: tuple[History, ...]
+    histories: tuple[NumberedHistory, ...]
 
 
-def histories_of(elements: DataFrame) -> tuple[History, ...]:
+def histories_of(elements: DataFrame) -> tuple[NumberedHistory, ...]:
     """List the histories there are, in a fixed order."""
     length = F.greatest(F.col("to_ms") - F.col("from_ms"), F.lit(0))
     rows = (
@@ -92,7 +92,7 @@ def histories_of(elements: DataFrame) -> tuple[History, ...]:
     )
     rows.sort(key=lambda row: tuple(row[name] for name in HISTORY))
     return tuple(
-        History(
+        NumberedHistory(
             number=number,
             **{name: row[name] for name in (*HISTORY, "elements", "count", "size")},
             weight=int(row["weight"]),
@@ -103,7 +103,7 @@ def histories_of(elements: DataFrame) -> tuple[History, ...]:
     )
 
 
-def plan(histories: Sequence[History]) -> list[Pass]:
+def plan(histories: Sequence[NumberedHistory]) -> list[Pass]:
     """Divide histories into passes: as few as possible, with neither too many copies nor too much memory."""
     left = sorted(histories, key=lambda history: (history.mean_ms, history.number))
     passes = []
@@ -115,7 +115,7 @@ def plan(histories: Sequence[History]) -> list[Pass]:
     return passes
 
 
-def _width(histories: Sequence[History]) -> int:
+def _width(histories: Sequence[NumberedHistory]) -> int:
     """Return the widest buckets whose elements fit into memory, but wide enough for the shortest of the histories."""
     density = max(_densities(histories).values())
     needed = histories[0].mean_ms / (COPIES_MAX - 1)
@@ -125,7 +125,7 @@ def _width(histories: Sequence[History]) -> int:
     return width
 
 
-def _densities(histories: Sequence[History]) -> dict[int, float]:
+def _densities(histories: Sequence[NumberedHistory]) -> dict[int, float]:
     """Return the bytes of elements per millisecond, by origin."""
     found: dict[int, float] = {}
     for history in histories:
@@ -137,7 +137,7 @@ def _densities(histories: Sequence[History]) -> dict[int, float]:
 # --- where elements and ids meet ------------------------------------------------------------------------------------------
 
 
-def search(tracks: Tracks, ids: DataFrame, histories: Sequence[History]) -> DataFrame:
+def search(tracks: Tracks, ids: DataFrame, histories: Sequence[NumberedHistory]) -> DataFrame:
     """Return the rows of `ids` (a column `id` of 16 bytes, and any others) with the columns `HITS`, each id once.
 
     A row without an id says what was tested: per history, how many false positives to expect among its candidates.

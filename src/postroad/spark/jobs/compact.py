@@ -58,7 +58,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class _Unit:
+class _FileGroup:
     directory: str
     names: tuple[str, ...]
     options: Options
@@ -87,7 +87,7 @@ def compact(spark: SparkSession, sources: Sequence[str], options: Options) -> li
         return pieces(spark, units).mapInArrow(_work, COMPACTED).collect()
 
 
-def _units(directory: Path, options: Options) -> Iterator[_Unit]:
+def _units(directory: Path, options: Options) -> Iterator[_FileGroup]:
     """Cut the files of a directory into runs of one incarnation, bounded in bytes."""
     names = sorted(
         (name for path in directory.glob("*.parquet") if (name := FileName.parse(path.name)) is not None),
@@ -102,12 +102,12 @@ def _units(directory: Path, options: Options) -> Iterator[_Unit]:
     for name in settled:
         added = (directory / str(name)).stat().st_size
         if run and (name.incarnation != run[0].incarnation or size + added > UNIT_BYTES_MAX):
-            yield _Unit(str(directory), tuple(map(str, run)), options)
+            yield _FileGroup(str(directory), tuple(map(str, run)), options)
             run, size = [], 0
         run.append(name)
         size += added
     if run:
-        yield _Unit(str(directory), tuple(map(str, run)), options)
+        yield _FileGroup(str(directory), tuple(map(str, run)), options)
 
 
 def _replaced(directory: Path, names: Sequence[FileName]) -> set[str]:
@@ -149,7 +149,7 @@ class _File:
     size: int
 
 
-def _compact_unit(unit: _Unit) -> dict[str, Any]:
+def _compact_unit(unit: _FileGroup) -> dict[str, Any]:
     directory = Path(unit.directory)
     files = [_read(directory, name) for name in unit.names]
     head = files[-1].table.head
@@ -192,7 +192,9 @@ def _copied(directory: Path) -> set[Identity]:
     return found
 
 
-def _write(unit: _Unit, directory: Path, files: Sequence[_File], joined: Sequence[Element], records: Sequence[Record]) -> int:
+def _write(
+    unit: _FileGroup, directory: Path, files: Sequence[_File], joined: Sequence[Element], records: Sequence[Record]
+) -> int:
     """Write the result and remove what it replaces; return its size."""
     names = [name for file in files if (name := FileName.parse(file.name)) is not None]
     present = {path.name for path in directory.glob("*.parquet")}

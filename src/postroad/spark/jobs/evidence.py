@@ -21,7 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 
 from postroad.core.protocol.packets import pubend_broker
 from postroad.spark.jobs.arrow import array, integers
-from postroad.spark.jobs.bucketed_search import History
+from postroad.spark.jobs.bucketed_search import NumberedHistory
 from postroad.spark.jobs.directories import DataDirectory, DurableName
 from postroad.spark.jobs.expectations import GRAIN_MS, Claims, Standing
 from postroad.spark.jobs.published import LogHole, Published
@@ -76,7 +76,12 @@ def moment_text(milliseconds: int) -> str:
 
 
 def doubts(
-    published: Published, tracks: Tracks, claims: Claims, histories: Sequence[History], unknown: Collection[int], scope: Scope
+    published: Published,
+    tracks: Tracks,
+    claims: Claims,
+    histories: Sequence[NumberedHistory],
+    unknown: Collection[int],
+    scope: Scope,
 ) -> Iterator[str]:
     """Yield what should be at hand and is not."""
     for hole in published.absent:
@@ -91,7 +96,7 @@ def doubts(
 
 
 def _brokers_without_tracks(
-    published: Published, tracks: Tracks, claims: Claims, histories: Sequence[History], scope: Scope
+    published: Published, tracks: Tracks, claims: Claims, histories: Sequence[NumberedHistory], scope: Scope
 ) -> Iterator[str]:
     named: dict[int, str] = {}
     rows = tracks.of_kind("links").select("broker", F.explode("neighbours").alias("neighbour")).distinct().collect()
@@ -172,7 +177,7 @@ class LostDisk(NamedTuple):
 
 
 def lost_disks(
-    published: Published, tracks: Tracks, claims: Claims, histories: Sequence[History], counts: DataFrame
+    published: Published, tracks: Tracks, claims: Claims, histories: Sequence[NumberedHistory], counts: DataFrame
 ) -> list[LostDisk]:
     """Find brokers that returned with empty disks: neither their logs nor their tracks know what others have of them."""
     begins: dict[int, int] = {}
@@ -234,7 +239,9 @@ def lost_ranges(tracks: Tracks) -> list[LogHole]:
     return [LogHole(row["pubend"], row["from_tick"], row["to_tick"], reason) for row in sorted(rows)]
 
 
-def stretches_of(holes: Iterable[LogHole], tracks: Tracks, claims: Claims, histories: Sequence[History]) -> dict[int, Stretches]:
+def stretches_of(
+    holes: Iterable[LogHole], tracks: Tracks, claims: Claims, histories: Sequence[NumberedHistory]
+) -> dict[int, Stretches]:
     """Return by target the stretches of time in which its books cannot be expected to close, and it is known why."""
     by_origin: dict[int, Stretches] = defaultdict(list)
     for hole in holes:

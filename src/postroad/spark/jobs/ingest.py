@@ -38,7 +38,7 @@ class Ingested:
 
 
 @dataclass(frozen=True, slots=True)
-class _Unit:
+class _NewRows:
     """A closed segment, or what of it is new."""
 
     pubend: int
@@ -78,7 +78,7 @@ def ingest(
     return total
 
 
-def _plan(views: Sequence[LogView], lake: Lake) -> tuple[list[_Unit], list[Taken]]:
+def _plan(views: Sequence[LogView], lake: Lake) -> tuple[list[_NewRows], list[Taken]]:
     """Choose what is closed and new; what was released or damaged before it could be taken is a hole."""
     units, holes = [], []
     for view in views:
@@ -89,14 +89,14 @@ def _plan(views: Sequence[LogView], lake: Lake) -> tuple[list[_Unit], list[Taken
         fresh = [hole for hole in view.holes if hole.hi > reached]
         holes += [Taken(view.pubend, max(hole.lo, reached), hole.hi, 0, str(hole.error)) for hole in fresh]
         units += [
-            _Unit(view.pubend, segment, max(segment.base, reached))
+            _NewRows(view.pubend, segment, max(segment.base, reached))
             for segment in view.segments
             if segment.trailer is not None and segment.last > reached
         ]
     return units, holes
 
 
-def _take(spark: SparkSession, lake: Lake, units: Sequence[_Unit], holes: Sequence[Taken]) -> Commit:
+def _take(spark: SparkSession, lake: Lake, units: Sequence[_NewRows], holes: Sequence[Taken]) -> Commit:
     """Write the rows of some segments aside, commit them, and put them in place."""
     number = lake.number + 1
     staging = f"{lakes.STAGING}/{number:08d}-{secrets.token_hex(4)}"
@@ -120,7 +120,7 @@ def _take(spark: SparkSession, lake: Lake, units: Sequence[_Unit], holes: Sequen
 
 
 def _write(
-    spark: SparkSession, lake: Lake, units: Sequence[_Unit], attributes: Sequence[lakes.AttributeColumn], staging: str
+    spark: SparkSession, lake: Lake, units: Sequence[_NewRows], attributes: Sequence[lakes.AttributeColumn], staging: str
 ) -> dict[int, int]:
     logs = LogFiles(spark, {}, (), tuple(unit.part() for unit in units))
     rows = logs.map(RowKernel(attributes), lakes.row_schema(attributes))
@@ -147,12 +147,12 @@ def _places(lake: Lake, staging: str, number: int) -> Iterator[tuple[str, str]]:
         yield f"{staging}/{day}/{pubend}/{name}", f"{day}/{pubend}/{number:08d}-{index:04d}.parquet"
 
 
-def _extent(units: Sequence[_Unit], pubend: int) -> tuple[int, int]:
+def _extent(units: Sequence[_NewRows], pubend: int) -> tuple[int, int]:
     mine = [unit for unit in units if unit.pubend == pubend]
     return min(unit.lo for unit in mine), max(unit.segment.last for unit in mine)
 
 
-def _attributes(spark: SparkSession, units: Sequence[_Unit]) -> list[tuple[str, Kind]]:
+def _attributes(spark: SparkSession, units: Sequence[_NewRows]) -> list[tuple[str, Kind]]:
     found = pieces(spark, [(unit.pubend, unit.segment) for unit in units]).mapInArrow(_layout_rows, "name string, kind string")
     return [(row["name"], row["kind"]) for row in found.distinct().collect()]
 

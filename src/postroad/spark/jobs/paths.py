@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from postroad.core.batch.batch import Ids
 from postroad.spark.jobs.arrow import array, flat, floats, id_column, ids_of, lists, record_batch
-from postroad.spark.jobs.bucketed_search import History
+from postroad.spark.jobs.bucketed_search import NumberedHistory
 from postroad.spark.jobs.matching import Flags, Floats, Longs
 from postroad.spark.jobs.tracks import ABSENT, UNKNOWN_BROKER, TrackHole
 from postroad.tracking.histories.elements import ID_DTYPE, Kind
@@ -43,7 +43,7 @@ Hops: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 @dataclass(frozen=True, slots=True)
-class Overlay:
+class HistoryMap:
     """What the workers must know beside the hits: the histories by number, the brokers, and the holes."""
 
     kind: np.ndarray[Any, Any]
@@ -54,7 +54,7 @@ class Overlay:
     holes: tuple[TrackHole, ...]
 
     @classmethod
-    def of(cls, histories: Sequence[History], tracked: Iterable[int], holes: Iterable[TrackHole]) -> Overlay:
+    def of(cls, histories: Sequence[NumberedHistory], tracked: Iterable[int], holes: Iterable[TrackHole]) -> HistoryMap:
         """Brokers that are named and have no tracks here are a hole for all times."""
         tracked = set(tracked)
         named = {broker for history in histories for broker in (history.broker, history.peer, history.origin) if broker}
@@ -74,7 +74,7 @@ class Overlay:
 class Reconstruction:
     """A function for `mapInArrow`: rows of `passes.HITS` to rows of `TRACES`."""
 
-    def __init__(self, overlay: Overlay) -> None:
+    def __init__(self, overlay: HistoryMap) -> None:
         self.overlay = overlay
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -97,7 +97,7 @@ class _Hits:
         return _Hits(self.row[chosen], self.history[chosen], self.probability[chosen])
 
 
-def traces(overlay: Overlay, batch: pa.RecordBatch) -> pa.RecordBatch:
+def traces(overlay: HistoryMap, batch: pa.RecordBatch) -> pa.RecordBatch:
     """Reconstruct the paths of the ids of one batch."""
     ids = ids_of(batch.column("id"))
     history, bounds = flat(batch.column("hits"))
@@ -140,7 +140,7 @@ class _Asked:
     place: Longs  # of the origin in `brokers`; -1 for a broker nobody knows
 
     @classmethod
-    def of(cls, ids: Ids, overlay: Overlay) -> _Asked:
+    def of(cls, ids: Ids, overlay: HistoryMap) -> _Asked:
         parts = ids.view(ID_DTYPE)
         origin = parts["broker"].astype(np.int64)
         timestamp = (parts["tick"].astype(np.uint64) >> np.uint64(COUNTER_BITS)).astype(np.int64)
@@ -149,7 +149,7 @@ class _Asked:
         return cls(origin, parts["publisher"].astype(np.int64), timestamp, np.where(unknown, -1, place))
 
 
-def _published(hits: _Hits, overlay: Overlay, asked: _Asked) -> tuple[Flags, Floats]:
+def _published(hits: _Hits, overlay: HistoryMap, asked: _Asked) -> tuple[Flags, Floats]:
     """Say which ids the publisher history of their own broker holds."""
     own = overlay.broker[hits.history] == asked.place[hits.row]
     published, doubt = np.zeros(len(asked.origin), np.bool_), np.zeros(len(asked.origin), np.float64)
@@ -168,7 +168,7 @@ class _Gaps:
     unsure: Flags  # of each id: its origin may have published it though it does not say so
 
     @classmethod
-    def of(cls, overlay: Overlay, asked: _Asked) -> _Gaps:
+    def of(cls, overlay: HistoryMap, asked: _Asked) -> _Gaps:
         order = np.argsort(asked.timestamp_ms, kind="stable")
         times = asked.timestamp_ms[order]
         low = np.array([hole.from_ms for hole in overlay.holes], np.int64)
@@ -193,7 +193,7 @@ class _Gaps:
                     unsure[rows[asked.place[rows] == place]] = True
         return cls(row, hole, table, unsure)
 
-    def column(self, overlay: Overlay, ids: int) -> Any:
+    def column(self, overlay: HistoryMap, ids: int) -> Any:
         order = np.lexsort((self.hole, self.row))
         chosen = array(self.hole[order])
         holes = overlay.holes
@@ -207,7 +207,7 @@ class _Gaps:
         return _lists(self.row[order], ids, {name: column.take(chosen) for name, column in columns.items()})
 
 
-def _reach(overlay: Overlay, hits: _Hits, asked: _Asked, published: Flags, gaps: _Gaps) -> Hops:
+def _reach(overlay: HistoryMap, hits: _Hits, asked: _Asked, published: Flags, gaps: _Gaps) -> Hops:
     """Return the hops from the origin for every id and broker, `UNREACHED` where no path leads."""
     hops = np.full((len(asked.origin), len(overlay.brokers)), UNREACHED, np.uint8)
     known = np.flatnonzero((published | gaps.unsure) & (asked.place >= 0))
@@ -232,7 +232,7 @@ def _behind_holes(hops: Hops, row: Longs, broker: Longs, upstream: Longs, behind
     return hops
 
 
-def _path(overlay: Overlay, hits: _Hits, reached: Hops, gaps: _Gaps, ids: int) -> Any:
+def _path(overlay: HistoryMap, hits: _Hits, reached: Hops, gaps: _Gaps, ids: int) -> Any:
     broker, upstream = overlay.broker[hits.history], overlay.peer[hits.history]
     counted = (reached[hits.row, upstream] != UNREACHED) | gaps.open[hits.row, upstream]
     hops = np.where(reached[hits.row, upstream] < HOPS_MAX, reached[hits.row, upstream].astype(np.int32) + 1, 0)
@@ -248,7 +248,7 @@ def _path(overlay: Overlay, hits: _Hits, reached: Hops, gaps: _Gaps, ids: int) -
     return _lists(hits.row[order], ids, columns)
 
 
-def _deliveries(overlay: Overlay, hits: _Hits, reached: Hops, gaps: _Gaps, ids: int) -> Any:
+def _deliveries(overlay: HistoryMap, hits: _Hits, reached: Hops, gaps: _Gaps, ids: int) -> Any:
     names = array(overlay.subscriber, pa.string())
     order = np.lexsort((hits.history, hits.row))
     broker = overlay.broker[hits.history[order]]
@@ -262,7 +262,7 @@ def _deliveries(overlay: Overlay, hits: _Hits, reached: Hops, gaps: _Gaps, ids: 
     return _lists(hits.row[order], ids, columns)
 
 
-def _forwards(overlay: Overlay, hits: _Hits, reached: Hops, gaps: _Gaps, ids: int) -> Any:
+def _forwards(overlay: HistoryMap, hits: _Hits, reached: Hops, gaps: _Gaps, ids: int) -> Any:
     order = np.lexsort((hits.history, hits.row))
     broker = overlay.broker[hits.history[order]]
     seen = (reached[hits.row[order], broker] != UNREACHED) | gaps.open[hits.row[order], broker]

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 
 from postroad.spark.jobs.arrow import array, integers, record_batch
-from postroad.spark.jobs.bucketed_search import History
+from postroad.spark.jobs.bucketed_search import NumberedHistory
 from postroad.spark.jobs.expectations import GRAIN_MS, Claims, Intervals, Standing, Target
 from postroad.spark.jobs.matching import Longs
 from postroad.spark.jobs.tracks import HISTORY
@@ -28,7 +28,7 @@ _NAMES: Final = ("target", "from_ms", "to_ms", "expected", "counted")
 _STRIDE: Final = 1 << 40  # more grains than any clock has
 
 
-def target_of(history: History) -> Target | None:
+def target_of(history: NumberedHistory) -> Target | None:
     """Say which account a history belongs to."""
     match history.kind:
         case "publisher" | "routing":
@@ -40,7 +40,7 @@ def target_of(history: History) -> Target | None:
 
 
 def close_books(
-    spark: SparkSession, claims: Claims, histories: Sequence[History], elements: DataFrame, counts: DataFrame
+    spark: SparkSession, claims: Claims, histories: Sequence[NumberedHistory], elements: DataFrame, counts: DataFrame
 ) -> DataFrame:
     """Return rows of `BOOKS`: intervals of accounts, each with what was expected and what the histories counted."""
     promised = counts.filter((F.col("target") >= 0) & F.col("standing").isin(int(Standing.EXPECTED), int(Standing.SKIPPED)))
@@ -50,7 +50,7 @@ def close_books(
     return rows.repartition(tasks, "target").sortWithinPartitions("target", "lo").mapInArrow(sweep, BOOKS)
 
 
-def _counted(spark: SparkSession, claims: Claims, histories: Sequence[History], elements: DataFrame) -> DataFrame:
+def _counted(spark: SparkSession, claims: Claims, histories: Sequence[NumberedHistory], elements: DataFrame) -> DataFrame:
     keys = [
         (*(getattr(history, name) for name in HISTORY), claims.target(target))
         for history in histories

@@ -17,7 +17,7 @@ from postroad.core.broker.stats import Histogram
 from postroad.core.protocol.packets import pubend_broker
 from postroad.figures import Cell, Document, Plot, Section, Table
 from postroad.spark.jobs.arrow import array, record_batch
-from postroad.spark.jobs.bucketed_search import History, histories_of
+from postroad.spark.jobs.bucketed_search import NumberedHistory, histories_of
 from postroad.spark.jobs.published import Numbered, Published
 from postroad.spark.jobs.rates import payload_sizes
 from postroad.spark.jobs.tracks import Tracks
@@ -39,7 +39,7 @@ class Facts:
     traffic: tuple[tuple[int, int, int, int], ...]  # pubend, second the bucket begins with, messages, bytes
     width_s: int
     latencies: dict[int, Histogram]  # by pubend, in ms
-    histories: tuple[History, ...]
+    histories: tuple[NumberedHistory, ...]
     stored: tuple[tuple[Any, ...], ...]  # broker, strategy, elements, entries, bytes
     file_bytes: dict[int, int]  # by broker
     delays: dict[tuple[int, str], Histogram]  # by broker and kind of history

@@ -9,8 +9,8 @@ from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 
-from postroad.spark.jobs.bucketed_search import History, histories_of, search
-from postroad.spark.jobs.paths import TRACES, Overlay, Reconstruction
+from postroad.spark.jobs.bucketed_search import NumberedHistory, histories_of, search
+from postroad.spark.jobs.paths import TRACES, HistoryMap, Reconstruction
 from postroad.spark.jobs.tracks import Tracks
 
 ID_DIGITS: Final = 32
@@ -22,7 +22,7 @@ class Traced:
 
     traces: DataFrame
     hits: DataFrame
-    histories: tuple[History, ...]
+    histories: tuple[NumberedHistory, ...]
 
     def expected_false_positives(self) -> float:
         """How many entries of all traces together are there only by chance, if every id were unknown; runs the search."""
@@ -39,7 +39,7 @@ def trace(ids: DataFrame, tracks: Tracks, *, keep: bool = True) -> Traced:
     hits = search(tracks, ids, histories)
     if keep:
         hits = hits.persist(StorageLevel.DISK_ONLY)
-    overlay = Overlay.of(histories, tracks.brokers, tracks.holes)
+    overlay = HistoryMap.of(histories, tracks.brokers, tracks.holes)
     return Traced(hits.mapInArrow(Reconstruction(overlay), TRACES), hits, histories)
 
 

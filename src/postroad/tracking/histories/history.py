@@ -22,7 +22,7 @@ from postroad.core.batch.batch import Ids
 from postroad.tracking.histories.blooms import Additions, ticks_of
 from postroad.tracking.histories.elements import NO_SINGLETONS, Element, HistoryKey, Masks, Milliseconds, RowNumbers
 from postroad.tracking.histories.settings import TrackingSettings
-from postroad.tracking.histories.strategies import Keeper, capacity, keeper
+from postroad.tracking.histories.strategies import IdKeeper, capacity, keeper
 from postroad.types import COUNTER_BITS, MILLISECONDS_MAX
 
 ELEMENT_BYTES: Final = 1_000  # what an element takes in memory beside its ids, about
@@ -75,7 +75,7 @@ class OpenElement:
 
     __slots__ = ("count", "from_ms", "keeper", "nbytes", "neighbours", "number", "opened_ms", "since_ms", "singletons", "to_ms")
 
-    def __init__(self, number: int, since_ms: int, wall_ms: int, taker: Keeper, neighbours: tuple[int, ...]) -> None:
+    def __init__(self, number: int, since_ms: int, wall_ms: int, taker: IdKeeper, neighbours: tuple[int, ...]) -> None:
         self.number: Final = number
         self.since_ms: Final = since_ms  # t_i: when the element before it was closed
         self.opened_ms: Final = wall_ms

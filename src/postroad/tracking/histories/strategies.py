@@ -1,6 +1,6 @@
 """What an element keeps its ids in: one class per strategy, behind one interface.
 
-`Keeper.add` is called for every few ids that a subscriber gets, so it only copies 16 bytes per id into a buffer. Hashing
+`IdKeeper.add` is called for every few ids that a subscriber gets, so it only copies 16 bytes per id into a buffer. Hashing
 (`bloom`) and sorting (`exact`) wait until there is something to do for many ids at once.
 """
 
@@ -30,7 +30,7 @@ class Content(NamedTuple):
     ids: Ids | None
 
 
-class Keeper(Protocol):
+class IdKeeper(Protocol):
     """Takes ids for one element."""
 
     def add(self, ids: Ids, rows: RowNumbers, masks: Masks | None) -> int:
@@ -165,7 +165,7 @@ class BloomKeeper:
         return hashed.nbytes
 
 
-def keeper(settings: TrackingSettings, additions: blooms.Additions, *, masked: bool = False) -> Keeper:
+def keeper(settings: TrackingSettings, additions: blooms.Additions, *, masked: bool = False) -> IdKeeper:
     match settings.strategy:
         case Strategy.BLOOM:
             return BloomKeeper(settings, additions, masked=masked)

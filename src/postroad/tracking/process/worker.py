@@ -49,7 +49,7 @@ ResultT = TypeVar("ResultT")
 Question: TypeAlias = Callable[[TrackStore, View], ResultT]
 
 
-class Keeper(Protocol):
+class TrackKeeper(Protocol):
     """Keeps the tracks of a broker, somewhere beside its event loop."""
 
     def track(self, order: Track) -> None:

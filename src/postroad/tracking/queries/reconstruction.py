@@ -118,7 +118,7 @@ class _View:
 
 
 @dataclass(slots=True)
-class _Search:
+class _MessageSearch:
     """One message on its way to being found."""
 
     id: MessageId
@@ -134,7 +134,7 @@ class Reconstruction:
     def __init__(self, ids: Sequence[MessageId], overlay: MapAnswer) -> None:
         self._overlay: Final = {broker: tuple(links) if links is not None else None for broker, links in overlay.brokers.items()}
         self._wall_ms: Final = overlay.wall_ms
-        self._searches: Final = {each: _Search(each, {each.broker: None}) for each in ids}
+        self._searches: Final = {each: _MessageSearch(each, {each.broker: None}) for each in ids}
         self._order: Final = tuple(ids)
         self._neighbours: dict[int, dict[int, int]] = {}  # broker -> neighbour -> until when
         self._round: dict[int, list[MessageId]] = {}
@@ -178,7 +178,7 @@ class Reconstruction:
             for each in ids:
                 self._go_on(self._searches[each], broker)
 
-    def _go_on(self, search: _Search, broker: int) -> None:
+    def _go_on(self, search: _MessageSearch, broker: int) -> None:
         view = search.views.get(broker)
         following: Iterable[int]
         if view is None:
@@ -208,7 +208,7 @@ class Reconstruction:
         """Return the traces, in the order of the ids."""
         return [self._trace(self._searches[each]) for each in self._order]
 
-    def _trace(self, search: _Search) -> Trace:
+    def _trace(self, search: _MessageSearch) -> Trace:
         origin = search.views.get(search.id.broker)
         upstream = _settle(search)
         visits, receipts = [], []
@@ -229,7 +229,7 @@ class Reconstruction:
             problem=self._problem(search),
         )
 
-    def _problem(self, search: _Search) -> str:
+    def _problem(self, search: _MessageSearch) -> str:
         origin, ahead_ms = search.id.broker, search.id.milliseconds - self._wall_ms
         if origin not in self._overlay:
             return f"the id names broker {origin}, but no broker with this id is known"
@@ -257,7 +257,7 @@ def _note(view: _View, key: KeyFound, probability: float, forwarded: Iterable[in
             pass  # of a later version
 
 
-def _settle(search: _Search) -> dict[int, int | None]:
+def _settle(search: _MessageSearch) -> dict[int, int | None]:
     """Return the brokers that the message really came to, as far as one can tell, each with the one it came from."""
     origin = search.id.broker
     view = search.views.get(origin)
@@ -291,7 +291,7 @@ def _probability(view: _View, source: int | None) -> float:
     return view.routed[source] if source in view.routed else min(view.routed.values())
 
 
-def _holes(search: _Search) -> Iterator[TrackHole]:
+def _holes(search: _MessageSearch) -> Iterator[TrackHole]:
     for broker, view in search.views.items():
         for hole in view.holes:
             yield TrackHole(broker, hole.kind, hole.from_ms, hole.to_ms, hole.reason)

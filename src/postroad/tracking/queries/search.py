@@ -54,7 +54,7 @@ class Hits:
         return zip(self.rows.tolist(), self.keys, self.probability.tolist(), self.forwarded, strict=True)
 
 
-class _Asked(NamedTuple):
+class _WantedIds(NamedTuple):
     """The ids that are looked for, as numbers."""
 
     ids: Ids
@@ -63,8 +63,8 @@ class _Asked(NamedTuple):
     broker: Numbers
     timestamp: Numbers
 
-    def pick(self, rows: Rows) -> _Asked:
-        return _Asked(self.ids[rows], self.sender[rows], self.tick[rows], self.broker[rows], self.timestamp[rows])
+    def pick(self, rows: Rows) -> _WantedIds:
+        return _WantedIds(self.ids[rows], self.sender[rows], self.tick[rows], self.broker[rows], self.timestamp[rows])
 
 
 class _Matches(NamedTuple):
@@ -95,11 +95,11 @@ def matching_sets(elements: Iterable[Element], ids: Ids) -> dict[HistoryKey, Num
     return dict(zip(keys, sizes, strict=True))
 
 
-def _ask(ids: Ids) -> _Asked:
+def _ask(ids: Ids) -> _WantedIds:
     words = blooms.words_of(ids)
     sender, tick = words[:, 0], words[:, 1]
     broker = (sender & np.uint64(0xFFFF_FFFF)).astype(np.int64)
-    return _Asked(np.ascontiguousarray(ids), sender, tick, broker, (tick >> np.uint64(COUNTER_BITS)).astype(np.int64))
+    return _WantedIds(np.ascontiguousarray(ids), sender, tick, broker, (tick >> np.uint64(COUNTER_BITS)).astype(np.int64))
 
 
 def _keys(elements: Sequence[Element]) -> tuple[list[HistoryKey], Rows]:
@@ -144,7 +144,7 @@ class _Index:
         self.single_ms: Final = np.concatenate([np.empty(0, np.int64), *(values for _, values in listing)])
 
 
-def _match(index: _Index, asked: _Asked) -> _Matches:
+def _match(index: _Index, asked: _WantedIds) -> _Matches:
     parts = [_Matches(_NO_ROWS, _NO_ROWS)]
     for origin in np.unique(asked.broker).tolist():
         rows = np.flatnonzero(asked.broker == origin)
@@ -167,7 +167,7 @@ def _within(numbers: Rows, low: Numbers, high: Numbers, rows: Rows, times: Numbe
     return _Matches(np.repeat(numbers, count), rows[np.repeat(first, count) + offsets])
 
 
-def _outside(found: _Matches, index: _Index, asked: _Asked) -> _Matches:
+def _outside(found: _Matches, index: _Index, asked: _WantedIds) -> _Matches:
     """Drop what the element's range matches too."""
     times = asked.timestamp[found.rows]
     extra = (times < index.from_ms[found.elements]) | (times > index.to_ms[found.elements])
@@ -180,7 +180,7 @@ def _outside(found: _Matches, index: _Index, asked: _Asked) -> _Matches:
 class _Search:
     """One search. A *code* stands for an id and a key: row * keys + number of the key."""
 
-    def __init__(self, elements: Sequence[Element], asked: _Asked, index: _Index) -> None:
+    def __init__(self, elements: Sequence[Element], asked: _WantedIds, index: _Index) -> None:
         matches = _match(index, asked)
         used, numbers = np.unique(matches.elements, return_inverse=True)
         self._elements = [elements[number] for number in used.tolist()]

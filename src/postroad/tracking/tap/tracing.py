@@ -80,7 +80,7 @@ class _Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class _Search:
+class _SearchOrder:
     question: TracksQuestion | CoverageQuestion
     asker: _Asker
 
@@ -108,7 +108,7 @@ class Tracing:
         self._recorder = recorder
         self._late_ms = late_ms
         self._asked: dict[int, _Asked] = {}  # by request
-        self._searches: dict[int, _Search] = {}  # by token
+        self._searches: dict[int, _SearchOrder] = {}  # by token
         self._wanted: list[SearchTracks] = []
         self._readings = 0
 
@@ -213,7 +213,7 @@ class Tracing:
             if isinstance(question, CoverageQuestion):
                 self._recorder.note_spans(question.subscriber)
             token = self._context.next_token()
-            self._searches[token] = _Search(question, asker)
+            self._searches[token] = _SearchOrder(question, asker)
             self._wanted.append(SearchTracks(token, question))
 
     def searched(self, token: int, found: Findings | PostroadError) -> None:

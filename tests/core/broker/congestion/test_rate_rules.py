@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from postroad.core.broker.congestion.consolidation import Alert
-from postroad.core.broker.congestion.doubt_meter import Reading
+from postroad.core.broker.congestion.doubt_meter import DoubtReading
 from postroad.core.broker.congestion.improved_rule import CUT_MOST
-from postroad.core.broker.congestion.published import Published
+from postroad.core.broker.congestion.published import PublishedCount
 from postroad.core.broker.congestion.rate_rule import RateRule, make_rate_rule
 from postroad.core.broker.congestion.settings import CongestionSettings, Rule
 from postroad.types import COUNTER_BITS
@@ -21,7 +21,7 @@ class Bottleneck:
     def __init__(self, rule: RateRule, capacity: float) -> None:
         self.rule = rule
         self.capacity = capacity
-        self.published = Published()
+        self.published = PublishedCount()
         self.now = 0.0
         self.backlog = 0.0
         self.smoothed = 1.0
@@ -43,7 +43,7 @@ class Bottleneck:
             lag_ms = int(1000 * self.backlog / max(self.capacity, 1))
             late = lag_ms > (400 if type(self.rule).__name__ == "ImprovedRule" else 4_000)
             if lag_ms and (self.smoothed < 0.95 or late):
-                self.rule.alerted(Alert(sequence, Reading(self.smoothed, lag_ms, 3), None), self.published, self.now)
+                self.rule.alerted(Alert(sequence, DoubtReading(self.smoothed, lag_ms, 3), None), self.published, self.now)
 
 
 def rules() -> list[RateRule]:
@@ -79,7 +79,7 @@ def test_the_improved_rule_cuts_more_where_more_is_lacking() -> None:
     for slow in (0.95, 0.8, 0.2):
         way = Bottleneck(make_rate_rule(CongestionSettings(rule=Rule.IMPROVED)), capacity=1e9)
         way.run(5)
-        way.rule.alerted(Alert(5, Reading(slow, 500, 3), None), way.published, way.now)
+        way.rule.alerted(Alert(5, DoubtReading(slow, 500, 3), None), way.published, way.now)
         assert way.rule.rate is not None
         cuts.append(way.rule.rate / DEMAND)
     assert cuts[0] > cuts[1] > cuts[2] == CUT_MOST
@@ -89,5 +89,5 @@ def test_a_recovering_broker_at_its_target_costs_nothing() -> None:
     """Alerts of live and of recovering brokers are weighed apart."""
     way = Bottleneck(make_rate_rule(CongestionSettings(rule=Rule.IMPROVED)), capacity=1e9)
     way.run(5)
-    way.rule.alerted(Alert(5, None, Reading(2.0, 60_000, 3)), way.published, way.now)
+    way.rule.alerted(Alert(5, None, DoubtReading(2.0, 60_000, 3)), way.published, way.now)
     assert way.rule.rate == pytest.approx(DEMAND)

@@ -9,7 +9,7 @@ import pytest
 
 from postroad.core.batch.batch import Batch
 from postroad.core.batch.build import build_batches
-from postroad.core.broker.knowledge import Segment
+from postroad.core.broker.knowledge import KnowledgeRange
 from postroad.core.broker.relaying.stream import Stream
 from postroad.core.broker.subscribing.edge import NACK_DELAY_S, Edge
 from postroad.core.broker.subscribing.subscription import Event, State, Subscription
@@ -47,7 +47,7 @@ class Subscriber:
         return self.subscription.progress[PUBEND].state
 
     def learn(self, lo: int, hi: int) -> None:
-        self.stream.learn(Segment(lo, hi, self.stream.epoch_active, rows_at(hi)))
+        self.stream.learn(KnowledgeRange(lo, hi, self.stream.epoch_active, rows_at(hi)))
         self.edge.advance(PUBEND, 0.0)
 
     def nacks(self) -> list[Nack]:
@@ -59,15 +59,15 @@ def rows_at(tick: int) -> Batch:
     return batch
 
 
-@pytest.mark.parametrize("segments", [5, 500])
-def test_a_gap_is_asked_for_unless_the_cache_has_dropped_what_follows(segments: int) -> None:
+@pytest.mark.parametrize("ranges", [5, 500])
+def test_a_gap_is_asked_for_unless_the_cache_has_dropped_what_follows(ranges: int) -> None:
     """No try is wasted on a gap that cannot be filled: its subscription catches up from the log instead."""
     subscriber = Subscriber()
-    for i in range(segments):
+    for i in range(ranges):
         subscriber.learn(1000 + i, 1001 + i)
     subscriber.edge.curious(PUBEND, 2 * NACK_DELAY_S)
     overflowed = subscriber.stream.cache.evicted > 0
-    assert overflowed == (segments == 500)
+    assert overflowed == (ranges == 500)
     assert bool(subscriber.nacks()) is not overflowed
     assert subscriber.state is (State.CATCHING_UP if overflowed else State.LIVE)
     if overflowed:

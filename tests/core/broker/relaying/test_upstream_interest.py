@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postroad.core.broker.relaying.children import Child
-from postroad.core.broker.relaying.upstream_interest import RESEND_S, Asking
+from postroad.core.broker.relaying.upstream_interest import RESEND_S, UpstreamInterest
 from postroad.core.filters.filter import Filter
 from postroad.core.protocol.observations import Output
 from postroad.core.protocol.orders import Send
@@ -32,7 +32,7 @@ class Parent:
 
     def __init__(self) -> None:
         self.orders: list[Output] = []
-        self.asking = Asking(PUBEND, count(1).__next__, self.orders)
+        self.asking = UpstreamInterest(PUBEND, count(1).__next__, self.orders)
         self.child = Child(1)
         self.interests: dict[int, list[Filter]] = {}
 

@@ -11,7 +11,7 @@ from tests.core.filters.evaluate import reference
 from postroad.core.filters.algebra import spans
 from postroad.core.filters.algebra import string_sets as languages
 from postroad.core.filters.algebra.spans import STRING_ENDS
-from postroad.core.filters.algebra.string_sets import Pattern, Strings
+from postroad.core.filters.algebra.string_sets import PatternSet, Strings
 
 ALPHABET = "abx"
 WORDS = ["".join(word) for length in range(7) for word in itertools.product(ALPHABET, repeat=length)]
@@ -49,7 +49,7 @@ def test_plain_patterns_become_spans() -> None:
     assert languages.like("abc%%") == spans.prefixed("abc")
     assert languages.like("%") == STRING_ENDS
     assert languages.like("a!%%", "!") == spans.prefixed("a%")
-    assert isinstance(languages.like("a_"), Pattern)
+    assert isinstance(languages.like("a_"), PatternSet)
     assert languages.like("%_") == languages.like("_%") == languages.like("%%_%")
 
 

@@ -32,7 +32,7 @@ from tests.core.filters.language.trees import (
 
 from postroad.core.batch.batch import Batch
 from postroad.core.batch.schema import ATTRIBUTE_PREFIX
-from postroad.core.filters.index.filter_index import LOOSE_MAX, SEGMENT_RATIO, FilterIndex
+from postroad.core.filters.index.filter_index import LOOSE_MAX, SHARD_RATIO, FilterIndex
 from postroad.core.filters.index.shard import ROWS_MAX
 from postroad.core.filters.language.ast import Arithmetic, Attribute, Condition, Literal
 from postroad.types import AttributeValue
@@ -175,7 +175,7 @@ def test_few_filters_are_evaluated_one_by_one_with_the_same_result() -> None:
     batch = batch_of({"x": [0, 1, 2, 3]})
     loose, compiled = index_of(*filters, loose_max=LOOSE_MAX), index_of(*filters)
     assert found(loose, batch) == found(compiled, batch) == expected(dict(enumerate(filters)), batch)
-    assert (len(loose._segments), len(compiled._segments)) == (0, 1)
+    assert (len(loose._shards), len(compiled._shards)) == (0, 1)
     assert loose.match(batch).rows_of(0).tolist() == [2, 3]
     assert loose.remove(0)
     assert found(loose, batch) == {1: [1, 2]}
@@ -332,20 +332,20 @@ def test_filters_on_many_attributes_that_a_batch_lacks_cost_little() -> None:
 
 
 def test_adds_keep_the_number_of_segments_small() -> None:
-    """Thousands of single adds, with a match between, leave a logarithmic number of segments, each built few times."""
+    """Thousands of single adds, with a match between, leave a logarithmic number of shards, each built few times."""
     index: FilterIndex[int] = FilterIndex()
     batch = batch_of({"x": [1.5, 700.5]})
     for key in range(600):
         index.add(key, gt("x", key))
         assert len(index.match(batch).keys()) == min(key + 1, 701)
-    sizes = [len(segment.entries) for segment in index._segments]
+    sizes = [len(shard.entries) for shard in index._shards]
     assert sum(sizes) + len(index._loose) == 600
     assert len(index._loose) <= LOOSE_MAX
-    assert len(sizes) <= 1 + math.log(600, SEGMENT_RATIO)
+    assert len(sizes) <= 1 + math.log(600, SHARD_RATIO)
     for key in range(590):
         index.remove(key)
     assert sorted(index.match(batch).keys()) == list(range(590, 600))
-    assert sum(len(segment.entries) for segment in index._segments) < 40
+    assert sum(len(shard.entries) for shard in index._shards) < 40
 
 
 def test_ten_thousand_filters_take_milliseconds() -> None:

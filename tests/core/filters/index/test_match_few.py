@@ -23,7 +23,7 @@ from postroad.core.filters.index import match_few as lookup
 from postroad.core.filters.index.axis import Rows
 from postroad.core.filters.index.filter_index import LOOSE_MAX, Entry, FilterIndex
 from postroad.core.filters.index.match_few import ALONE_MAX, CANDIDATES_MAX, FEW_ROWS
-from postroad.core.filters.index.shard import LOOSE_MATCHES_MAX, Found, Segment
+from postroad.core.filters.index.shard import LOOSE_MATCHES_MAX, Found, Shard
 from postroad.core.filters.language.ast import Arithmetic, Attribute, Condition, Literal
 from postroad.core.filters.language.values import Kind
 from postroad.errors import BatchError
@@ -46,21 +46,21 @@ def answer(part: Found) -> Answer:
     return items
 
 
-def both_ways(segment: Segment[Entry[int]], batch: Batch) -> tuple[Answer, Answer]:
+def both_ways(shard: Shard[Entry[int]], batch: Batch) -> tuple[Answer, Answer]:
     """Match by lookup, however many candidates there are, and by join."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lookup, "CANDIDATES_MAX", 1 << 20)
-        looked_up = segment.looked_up(rows_of(batch))
+        looked_up = shard.looked_up(rows_of(batch))
     assert looked_up is not None
-    return answer(looked_up), answer(segment.joined(rows_of(batch)))
+    return answer(looked_up), answer(shard.joined(rows_of(batch)))
 
 
-def segment_of(*filters: Condition) -> Segment[Entry[int]]:
+def segment_of(*filters: Condition) -> Shard[Entry[int]]:
     """Compile filters that are all different."""
     index = index_of(*filters)
     index.match(batch_of({"x": [1]}))
-    (segment,) = index._segments
-    return segment
+    (shard,) = index._shards
+    return shard
 
 
 def some_batch(random: Random) -> Batch:
@@ -78,8 +78,8 @@ def test_lookup_and_join_agree_on_any_filters_and_batches(random: Random) -> Non
     for _ in range(4):
         batch = some_batch(random)
         index.match(batch)
-        for segment in index._segments:
-            looked_up, joined = both_ways(segment, batch)
+        for shard in index._shards:
+            looked_up, joined = both_ways(shard, batch)
             assert looked_up == joined
         if len(index) > 1:
             index.remove(next(iter(index._by_key)))
@@ -96,8 +96,8 @@ def test_lookup_and_join_agree_on_hostile_values(
         assert found(index, batch) == expected(
             dict(enumerate(filters)), Batch(batch.columns.drop_columns(["tick", "id", "payload"]))
         )
-        for segment in index._segments:
-            looked_up, joined = both_ways(segment, batch)
+        for shard in index._shards:
+            looked_up, joined = both_ways(shard, batch)
             assert looked_up == joined
 
 
@@ -120,7 +120,7 @@ def test_the_order_of_entries_is_that_of_the_join() -> None:
         like("s", "%b%"),
         negation(eq("s", "a")),
     ]
-    segment = segment_of(*filters)
+    shard = segment_of(*filters)
     for rows in (1, 2, 3, 10, FEW_ROWS):
         random = Random(rows)
         batch = batch_of(
@@ -130,7 +130,7 @@ def test_the_order_of_entries_is_that_of_the_join() -> None:
                 "y": [random.choice((1.0, 2.0, math.nan, None, 8.5)) for _ in range(rows - 1)] + [3.5],
             }
         )
-        looked_up, joined = both_ways(segment, batch)
+        looked_up, joined = both_ways(shard, batch)
         assert looked_up == joined
         assert dict(looked_up) == expected(dict(enumerate(filters)), batch)
 
@@ -160,9 +160,9 @@ def test_a_removed_filter_is_not_found_in_the_segment_it_stood_in() -> None:
     index = index_of(*(eq("x", key) for key in range(10)), Literal(True))
     batch = batch_of({"x": [3, 4, 3]})
     index.match(batch)
-    (segment,) = index._segments
+    (shard,) = index._shards
     index.remove(3)
-    looked_up, joined = both_ways(segment, batch)
+    looked_up, joined = both_ways(shard, batch)
     assert looked_up == joined == [(10, [0, 1, 2]), (4, [1])]
 
 
@@ -172,10 +172,10 @@ def test_many_candidates_are_left_to_the_join() -> None:
     index = index_of(*filters)
     crowded, few, in_all = batch_of({"x": [10_000]}), batch_of({"x": [10]}), batch_of({"x": [CANDIDATES_MAX // 2] * 3})
     assert found(index, few) == {key: [0] for key in range(10)}
-    (segment,) = index._segments
-    assert segment.looked_up(rows_of(few)) is not None
-    assert segment.looked_up(rows_of(crowded)) is None
-    assert segment.looked_up(rows_of(in_all)) is None
+    (shard,) = index._shards
+    assert shard.looked_up(rows_of(few)) is not None
+    assert shard.looked_up(rows_of(crowded)) is None
+    assert shard.looked_up(rows_of(in_all)) is None
     assert found(index, crowded) == {key: [0] for key in range(len(filters))}
     assert found(index, in_all) == {key: [0, 1, 2] for key in range(CANDIDATES_MAX // 2)}
 
@@ -214,10 +214,10 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         batch = batch_of({"s": [f"s{row}" if row % 5 else None for row in rows], "x": [row + 0.5 for row in rows], "y": [1] * 5})
         assert found(index, batch) == expected(filters, batch)
         found(index, batch_of({"s": [f"other{row}" for row in rows]}))
-    (segment,) = index._segments
-    assert segment._lookup is not None
-    assert all(len(known) <= 22 for _, known in segment._lookup._accesses)
-    for axis in segment._layout.axes:
+    (shard,) = index._shards
+    assert shard._lookup is not None
+    assert all(len(known) <= 22 for _, known in shard._lookup._accesses)
+    for axis in shard._table.axes:
         assert len(axis._string_cells) <= 30
         assert axis._number_cells is None or len(axis._number_cells) <= 22
 
@@ -226,10 +226,10 @@ def test_nothing_is_prepared_before_the_first_batch_of_few_rows() -> None:
     """Adding, removing and matching long batches cost what they did."""
     index = index_of(*(eq("x", key) for key in range(50)))
     index.match(batch_of({"x": [1] * (FEW_ROWS + 1)}))
-    (segment,) = index._segments
-    assert segment._lookup is None
+    (shard,) = index._shards
+    assert shard._lookup is None
     index.match(batch_of({"x": [1] * FEW_ROWS}))
-    assert segment._lookup is not None
+    assert shard._lookup is not None
 
 
 def test_loose_filters_are_compiled_for_batches_of_few_rows_that_keep_coming() -> None:
@@ -264,7 +264,7 @@ def test_a_column_no_filter_can_read_is_refused() -> None:
 
 def test_few_rows_are_looked_up_with_a_fraction_of_the_calls_of_a_join() -> None:
     """Calls are counted, not time, so that a numpy call too many is noticed on any machine."""
-    segment = segment_of(*(eq("topic", f"T{key}") for key in range(500)))
+    shard = segment_of(*(eq("topic", f"T{key}") for key in range(500)))
     batch = batch_of({"topic": [f"T{row * 7}" for row in range(10)], "n": list(range(10))})
 
     def calls(match: Any) -> int:
@@ -278,7 +278,7 @@ def test_few_rows_are_looked_up_with_a_fraction_of_the_calls_of_a_join() -> None
             sys.setprofile(None)
         return sum(event in {"call", "c_call"} for event in events)
 
-    looked_up, joined = calls(segment.looked_up), calls(segment.joined)
+    looked_up, joined = calls(shard.looked_up), calls(shard.joined)
     assert looked_up < joined / 3, (looked_up, joined)
 
 

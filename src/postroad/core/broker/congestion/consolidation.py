@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from postroad.core.broker.congestion.doubt_meter import Reading
+from postroad.core.broker.congestion.doubt_meter import DoubtReading
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +20,8 @@ class Alert:
     """The slowest live and the slowest recovering broker, None where there is none; `sequence` names the query."""
 
     sequence: int
-    live: Reading | None
-    recovering: Reading | None
+    live: DoubtReading | None
+    recovering: DoubtReading | None
 
 
 class Consolidation:
@@ -29,8 +29,8 @@ class Consolidation:
 
     def __init__(self) -> None:
         self._sequence = 0
-        self._live: Reading | None = None  # what has waited since the alert that was passed on last
-        self._recovering: Reading | None = None
+        self._live: DoubtReading | None = None  # what has waited since the alert that was passed on last
+        self._recovering: DoubtReading | None = None
 
     def take(self, alert: Alert) -> Alert | None:
         """Take an alert in; return what is to be passed on now, if anything."""
@@ -46,7 +46,7 @@ class Consolidation:
         return passed
 
 
-def slower(one: Reading | None, other: Reading | None) -> Reading | None:
+def slower(one: DoubtReading | None, other: DoubtReading | None) -> DoubtReading | None:
     """Return the reading with the lower rate; of equal ones the one that is further behind."""
     if one is None or other is None:
         return other if one is None else one

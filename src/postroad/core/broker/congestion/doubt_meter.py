@@ -27,7 +27,7 @@ RATE_MAX: Final = 1000.0  # more is the same: the stream was idle
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class DoubtReading:
     """What one broker says of one stream: its doubt horizon rate, how far behind it is, and which broker it is."""
 
     rate: float
@@ -71,12 +71,12 @@ class DoubtMeter:
         self._samples.clear()
         self.rate, self._position, self._recovering = 1.0, 0, False
 
-    def queried(self, position: int, doubt_horizon: int, *, recovering: bool) -> Reading | None:
+    def queried(self, position: int, doubt_horizon: int, *, recovering: bool) -> DoubtReading | None:
         """Answer a query of the pubend, which is at `position`: with a reading when this is congestion."""
         settings, before = self._settings, self._position
         self._position = max(position, before)
         lag_ms = max(tick_milliseconds(position) - tick_milliseconds(doubt_horizon), 0)
-        reading = Reading(self.rate, lag_ms, self._broker)
+        reading = DoubtReading(self.rate, lag_ms, self._broker)
         if recovering:
             return reading if self.rate < 1 + settings.margin_recovering else None
         if doubt_horizon >= before:

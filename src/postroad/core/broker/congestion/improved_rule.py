@@ -19,8 +19,8 @@ from __future__ import annotations
 from typing import Final
 
 from postroad.core.broker.congestion.consolidation import Alert
-from postroad.core.broker.congestion.doubt_meter import Reading
-from postroad.core.broker.congestion.published import Published
+from postroad.core.broker.congestion.doubt_meter import DoubtReading
+from postroad.core.broker.congestion.published import PublishedCount
 from postroad.core.broker.congestion.settings import MS_PER_S, CongestionSettings
 
 LAG_TARGET_MS: Final = 400
@@ -42,7 +42,7 @@ class ImprovedRule:
         self._rise = RISE
         self._densest = 0.0  # the rate before the first decrease: what the missed past holds
 
-    def queried(self, sequence: int, published: Published, now: float) -> None:  # noqa: ARG002 - part of the interface
+    def queried(self, sequence: int, published: PublishedCount, now: float) -> None:  # noqa: ARG002 - part of the interface
         if self.rate is None or now - self._alerted_at < self._settings.no_alert_s:
             return
         if not published.held_back:
@@ -54,7 +54,7 @@ class ImprovedRule:
         self.rate += max(self._settings.rate_step, self._rise * self.rate)
         self._rise = min(2 * self._rise, RISE_MAX)
 
-    def alerted(self, alert: Alert, published: Published, now: float) -> None:
+    def alerted(self, alert: Alert, published: PublishedCount, now: float) -> None:
         self._alerted_at, self._unused_since, self._rise = now, None, RISE
         if self.rate is None:
             self._densest = published.rate
@@ -68,7 +68,7 @@ class ImprovedRule:
         least = max(CUT_MOST * before, self._settings.rate_step)
         self.rate = max(min(wanted), least)
 
-    def _for_live(self, reading: Reading, published: Published) -> float:
+    def _for_live(self, reading: DoubtReading, published: PublishedCount) -> float:
         delivered = reading.rate * published.density(published.tick_ms - reading.lag_ms)
         excess_s = (reading.lag_ms - LAG_TARGET_MS) / MS_PER_S
         return delivered * (1 - max(excess_s, -LAG_TARGET_MS / MS_PER_S) / DRAIN_S)

@@ -14,8 +14,8 @@ raised while publishers do not use it, and ends when for `no_alert_s` it was not
 from __future__ import annotations
 
 from postroad.core.broker.congestion.consolidation import Alert
-from postroad.core.broker.congestion.doubt_meter import Reading
-from postroad.core.broker.congestion.published import Published
+from postroad.core.broker.congestion.doubt_meter import DoubtReading
+from postroad.core.broker.congestion.published import PublishedCount
 from postroad.core.broker.congestion.settings import CongestionSettings
 
 
@@ -32,7 +32,7 @@ class PaperRule:
         self._unused_since: float | None = None
         self._previous: Alert | None = None
 
-    def queried(self, sequence: int, published: Published, now: float) -> None:
+    def queried(self, sequence: int, published: PublishedCount, now: float) -> None:
         self._sequence = sequence
         if self.rate is None or now - self._alerted_at < self._settings.no_alert_s:
             return
@@ -46,7 +46,7 @@ class PaperRule:
         risen = settings.increase * (self.rate - self._rate_decreased)
         self.rate += max(settings.rate_step, risen)
 
-    def alerted(self, alert: Alert, published: Published, now: float) -> None:
+    def alerted(self, alert: Alert, published: PublishedCount, now: float) -> None:
         self._alerted_at, self._unused_since = now, None
         previous, self._previous = self._previous, alert
         if alert.sequence < self._counts_from or _improves(previous, alert):
@@ -68,5 +68,5 @@ def _improves(previous: Alert | None, alert: Alert) -> bool:
     return all(now is None or _is_larger(before, now) for before, now in pairs)
 
 
-def _is_larger(before: Reading | None, now: Reading) -> bool:
+def _is_larger(before: DoubtReading | None, now: DoubtReading) -> bool:
     return before is not None and now.rate > before.rate

@@ -11,7 +11,7 @@ KEPT_S: Final = 60.0
 RATE_OVER_S: Final = 1.0
 
 
-class Published:
+class PublishedCount:
     """Counts messages by the time and the tick at which they were published, sampled at each query."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from typing import Protocol
 from postroad.core.broker.congestion.consolidation import Alert
 from postroad.core.broker.congestion.improved_rule import ImprovedRule
 from postroad.core.broker.congestion.paper_rule import PaperRule
-from postroad.core.broker.congestion.published import Published
+from postroad.core.broker.congestion.published import PublishedCount
 from postroad.core.broker.congestion.settings import CongestionSettings, Rule
 
 
@@ -21,10 +21,10 @@ class RateRule(Protocol):
 
     rate: float | None  # None: not throttled
 
-    def queried(self, sequence: int, published: Published, now: float) -> None:
+    def queried(self, sequence: int, published: PublishedCount, now: float) -> None:
         """A query was sent; this is what was published up to now. Also the time to raise the rate."""
 
-    def alerted(self, alert: Alert, published: Published, now: float) -> None:
+    def alerted(self, alert: Alert, published: PublishedCount, now: float) -> None:
         """The answer to a query has come: somebody is congested."""
 
 

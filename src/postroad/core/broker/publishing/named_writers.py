@@ -61,7 +61,7 @@ class EpochStored:
     epoch: int
 
 
-class Writing:
+class NamedWriters:
     """The writers of this broker."""
 
     def __init__(self, context: Context, publishing: Publishing) -> None:

@@ -38,7 +38,7 @@ RESERVE_AGAIN_MS: Final = 5_000
 
 
 @dataclass(slots=True)
-class _Publisher:
+class _PublisherTicks:
     link: LinkId | None
     accepted: int  # the highest tick of an accepted id, on disk or waiting
     durable: int
@@ -70,13 +70,13 @@ class Pubend:
         self.wall_ms = 0  # the broker's clock
         self.is_open = True  # False: its first tick is not chosen yet (see `incarnations`)
         self._orders = orders
-        self._publishers: dict[int, _Publisher] = {}
+        self._publishers: dict[int, _PublisherTicks] = {}
         self._forgotten = state.forgotten
         self._waiting: list[_Waiting] = []
         self._in_flight: tuple[int, tuple[Batch, ...], list[_Waiting]] | None = None
         self._token = 0
         for publisher, last in state.publishers:
-            self._publishers[publisher] = _Publisher(None, last, last)
+            self._publishers[publisher] = _PublisherTicks(None, last, last)
 
     def restart_above(self, tick: int) -> None:
         """Assign no tick at or below this one, because it is not known what was announced before a crash."""
@@ -88,7 +88,7 @@ class Pubend:
         """Attach a publisher to a link; return the tick of its last id on disk."""
         entry = self._publishers.pop(publisher, None)
         if entry is None:
-            entry = _Publisher(link, self._forgotten, self._forgotten)
+            entry = _PublisherTicks(link, self._forgotten, self._forgotten)
         entry.link = link
         self._publishers[publisher] = entry  # moved to the end: `_forget` drops the least recently opened
         self._forget()
@@ -228,7 +228,7 @@ class Pubend:
 
     # --- inside ---
 
-    def _wait(self, waiting: _Waiting, entry: _Publisher, count: int) -> None:
+    def _wait(self, waiting: _Waiting, entry: _PublisherTicks, count: int) -> None:
         entry.accepted = waiting.last
         self.backlog_rows += count
         self.backlog_bytes += waiting.size
@@ -242,11 +242,11 @@ class Pubend:
         if entry.link is not None:
             self._acknowledge(publisher, entry, entry.link)
 
-    def _acknowledge_again(self, publisher: int, entry: _Publisher) -> None:
+    def _acknowledge_again(self, publisher: int, entry: _PublisherTicks) -> None:
         if entry.link is not None and entry.durable:
             self._acknowledge(publisher, entry, entry.link)
 
-    def _acknowledge(self, publisher: int, entry: _Publisher, link: LinkId) -> None:
+    def _acknowledge(self, publisher: int, entry: _PublisherTicks, link: LinkId) -> None:
         self._orders.append(Send(link, PublishAcknowledged(publisher, entry.durable, self.wall_ms)))
 
     def _forget(self) -> None:

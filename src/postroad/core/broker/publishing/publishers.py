@@ -18,7 +18,7 @@ from postroad.core.batch.batch import Batch
 from postroad.core.batch.row_codec import Row, join_rows
 from postroad.core.batch.schema import DEFAULT_LIMITS, check_message
 from postroad.core.broker.context import Context
-from postroad.core.broker.knowledge import COMPLETE, Segment
+from postroad.core.broker.knowledge import COMPLETE, KnowledgeRange
 from postroad.core.broker.publishing.pubend import Pubend
 from postroad.core.protocol.orders import LinkId
 from postroad.core.protocol.packets import OpenPublisher, Publish, PublishColumns, PublisherOpened, PublishRefused
@@ -151,16 +151,16 @@ class Publishing:
         for pubend in self.pubends.values():
             pubend.commit(self._context.wall_ms)
 
-    def appended(self, pubend_id: int, token: int) -> list[Segment]:
+    def appended(self, pubend_id: int, token: int) -> list[KnowledgeRange]:
         """Return the rows that are on disk now, as knowledge that is complete for every interest."""
         lo, hi, batches = self.pubends[pubend_id].appended(token)
-        segments = []
+        ranges = []
         for batch in batches:
             end = int(batch.ticks()[-1])
-            segments.append(Segment(lo, end, COMPLETE, batch))
+            ranges.append(KnowledgeRange(lo, end, COMPLETE, batch))
             lo = end
         assert lo == hi
-        return segments
+        return ranges
 
     def append_failed(self, pubend_id: int, token: int, error: PostroadError) -> None:
         """Refuse the rows that could not be written. Named writers must open again before they repeat them."""
@@ -169,13 +169,13 @@ class Publishing:
             if home == pubend_id:
                 self._links.pop(publisher, None)
 
-    def silence(self) -> list[tuple[int, Segment]]:
+    def silence(self) -> list[tuple[int, KnowledgeRange]]:
         """Announce silence up to the clock in pubends without an append in progress."""
         decided = []
         for pubend_id, pubend in self.pubends.items():
             span = pubend.silence(self._context.wall_ms)
             if span is not None:
-                decided.append((pubend_id, Segment(span[0], span[1], COMPLETE, None)))
+                decided.append((pubend_id, KnowledgeRange(span[0], span[1], COMPLETE, None)))
         return decided
 
     def reserve_horizons(self) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from postroad.core.batch.batch import Batch
 from postroad.core.broker.answer_pieces import CATCH_UP_BYTES, bare, pieces
 from postroad.core.broker.context import FULL_HOPS, Context
-from postroad.core.broker.knowledge import COMPLETE, Segment
+from postroad.core.broker.knowledge import COMPLETE, KnowledgeRange
 from postroad.core.broker.log_reads import LogReads
 from postroad.core.broker.relaying.stream import Stream
 from postroad.core.broker.views import HostedPubends
@@ -37,7 +37,7 @@ class CatchUpFromLog:
     question: CatchUp
 
 
-class Past:
+class NackAnswers:
     """Serves older parts of streams to other brokers."""
 
     def __init__(self, context: Context, pubends: HostedPubends, streams: Mapping[int, Stream], log_reads: LogReads) -> None:
@@ -71,10 +71,10 @@ class Past:
             position = begin
             for batch in batches:
                 end = int(batch.ticks()[-1])
-                stream.reply(wanted.link, Segment(position, end, COMPLETE, batch))
+                stream.reply(wanted.link, KnowledgeRange(position, end, COMPLETE, batch))
                 position = end
             if position < hi:
-                stream.reply(wanted.link, Segment(position, hi, COMPLETE, None))
+                stream.reply(wanted.link, KnowledgeRange(position, hi, COMPLETE, None))
 
     # --- catching up ---
 

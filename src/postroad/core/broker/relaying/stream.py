@@ -7,7 +7,7 @@ knowledge has the label `COMPLETE`, and every interest is active immediately.
 A child's epoch is *included* in our epoch `included_in`: knowledge with at least that label is complete for the child. While our
 epoch is pending, we continue to serve the child's previous one.
 
-Silence for a child is not sent for each segment. It is merged into the next range with data, or sent by `flush` at the latest.
+Silence for a child is not sent for each range. It is merged into the next range with data, or sent by `flush` at the latest.
 
 While routing views differ, a neighbour may be child and parent at the same time. Then its interest is not sent back to it, and it
 is served nothing until it is no longer the parent.
@@ -24,10 +24,10 @@ import numpy as np
 
 from postroad.core.batch.batch import Batch
 from postroad.core.batch.selection import Rows
-from postroad.core.broker.knowledge import COMPLETE, Segment
+from postroad.core.broker.knowledge import COMPLETE, KnowledgeRange
 from postroad.core.broker.relaying.cache import StreamCache
 from postroad.core.broker.relaying.children import Change, Child
-from postroad.core.broker.relaying.upstream_interest import Asking
+from postroad.core.broker.relaying.upstream_interest import UpstreamInterest
 from postroad.core.filters.filter import Filter
 from postroad.core.filters.index.filter_index import FilterIndex
 from postroad.core.protocol.observations import Output, Routed
@@ -62,7 +62,7 @@ class Stream:
         self.last_row = 0  # the highest tick of a message that was received
         self._orders = orders
         self._children: dict[LinkId, Child] = {}
-        self._asking = Asking(pubend, next_epoch, orders)
+        self._asking = UpstreamInterest(pubend, next_epoch, orders)
         self._index: FilterIndex[tuple[LinkId, Filter]] = FilterIndex()
         self._asked = RangeSet()
         self._asked_until = 0.0
@@ -168,19 +168,19 @@ class Stream:
 
     # --- knowledge ---
 
-    def learn(self, segment: Segment, upstream: int = 0) -> list[Segment]:
+    def learn(self, known: KnowledgeRange, upstream: int = 0) -> list[KnowledgeRange]:
         """Add knowledge to the cache, forward its new parts to the children, and return them.
 
         What came from the neighbour `upstream` is observed.
         """
-        if segment.label > self.epoch_active:
+        if known.label > self.epoch_active:
             return []  # the answer to that interest was lost or is late: the range will be requested again
-        if segment.lo == segment.hi:  # only states how far the stream goes, so that a loss at its end is noticed
-            self.cache.frontier = max(self.cache.frontier, segment.hi)
+        if known.lo == known.hi:  # only states how far the stream goes, so that a loss at its end is noticed
+            self.cache.frontier = max(self.cache.frontier, known.hi)
             return []
-        if segment.rows is not None:
-            self.last_row = max(self.last_row, segment.rows.last_tick)
-        news = self.cache.add(segment)
+        if known.rows is not None:
+            self.last_row = max(self.last_row, known.rows.last_tick)
+        news = self.cache.add(known)
         for part in news:
             sent = self._forward(part)
             if upstream and part.rows is not None:
@@ -196,15 +196,15 @@ class Stream:
         budget = REPLY_BYTES_MAX
         for lo, hi in nack.ranges[:NACK_RANGES_MAX]:
             position = lo
-            for segment in self.cache.read(lo, hi):
-                if not self._suffices(segment.label, child):
+            for known in self.cache.read(lo, hi):
+                if not self._suffices(known.label, child):
                     continue
-                if position < segment.lo:
-                    missing.append((position, segment.lo))
-                position = segment.hi
-                budget -= segment.size
+                if position < known.lo:
+                    missing.append((position, known.lo))
+                position = known.hi
+                budget -= known.size
                 if budget > 0:
-                    self._send_part(child, segment)
+                    self._send_part(child, known)
             if position < hi:
                 missing.append((position, hi))
         if self.hosted_here:
@@ -212,11 +212,11 @@ class Stream:
         self.ask(missing, child.included_in, now)
         return []
 
-    def reply(self, link: LinkId, segment: Segment) -> None:
+    def reply(self, link: LinkId, known: KnowledgeRange) -> None:
         """Send a child a range that was read from the log."""
         child = self._children.get(link)
         if child is not None and child.epoch:
-            self._send_part(child, segment)
+            self._send_part(child, known)
 
     def ask(self, ranges: Iterable[tuple[int, int]], label: int, now: float) -> None:
         """Send a NACK for ranges to the parent, except those requested less than `ASKED_FOR_S` ago."""
@@ -237,20 +237,20 @@ class Stream:
         rows: list[Batch] = []
         complete_from: int | None = None  # the label that is complete for the filter
         position = lo
-        for segment in self.cache.read(lo, hi):
-            if segment.lo > position or bytes_max <= 0:
+        for known in self.cache.read(lo, hi):
+            if known.lo > position or bytes_max <= 0:
                 break
-            if segment.label != COMPLETE:
+            if known.label != COMPLETE:
                 if complete_from is None:
                     complete_from = self._complete_from(wanted)
-                if segment.label < complete_from:
+                if known.label < complete_from:
                     break
-            if segment.rows is not None:
-                matching = segment.rows.filter(wanted.evaluate(segment.rows))
+            if known.rows is not None:
+                matching = known.rows.filter(wanted.evaluate(known.rows))
                 if len(matching):
                     rows.append(matching)
                     bytes_max -= matching.size
-            position = segment.hi
+            position = known.hi
         return position, rows
 
     def pass_on(self, released: Released) -> None:
@@ -330,7 +330,7 @@ class Stream:
         since = self._asking.since(wanted)
         return COMPLETE if since is None else since
 
-    def _forward(self, part: Segment) -> dict[LinkId, Rows]:
+    def _forward(self, part: KnowledgeRange) -> dict[LinkId, Rows]:
         """Send each child the part of new knowledge that it wants; return the rows sent to each."""
         matched = self._match(part.rows)
         sent: dict[LinkId, Rows] = {}
@@ -351,7 +351,7 @@ class Stream:
                 child.told = child.quiet
         return sent
 
-    def _send_part(self, child: Child, part: Segment) -> None:
+    def _send_part(self, child: Child, part: KnowledgeRange) -> None:
         matched = self._match(part.rows)
         self._send(child, part.lo, part.hi, _selected(part.rows, matched.get(child.link)))
 

@@ -23,7 +23,7 @@ RESEND_S: Final = 2.0
 RESEND_DOUBLINGS_MAX: Final = 5
 
 
-class Asking:
+class UpstreamInterest:
     """The interest of one broker in one pubend of another."""
 
     def __init__(self, pubend: int, next_epoch: Callable[[], int], orders: list[Output]) -> None:

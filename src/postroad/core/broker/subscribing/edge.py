@@ -30,7 +30,7 @@ import numpy as np
 
 from postroad.core.batch.batch import Batch
 from postroad.core.batch.selection import Rows, select
-from postroad.core.broker.knowledge import Segment, rows_within
+from postroad.core.broker.knowledge import KnowledgeRange, rows_within
 from postroad.core.broker.subscribing.filter_load import FilterLoad
 from postroad.core.broker.subscribing.subscription import Event, Progress, State, Subscription
 from postroad.core.broker.subscribing.waiting import Waiting
@@ -361,18 +361,18 @@ class Edge:
         if edge.stream.cache.frontier > edge.delivered and edge.nack_at == float("inf"):
             edge.nack_at = now + edge.nack_backoff
 
-    def _next_part(self, edge: EdgeStream) -> Segment | None:
+    def _next_part(self, edge: EdgeStream) -> KnowledgeRange | None:
         """Return what can be delivered next: knowledge right after `delivered`, with a sufficient label for all of it."""
-        segment = next(iter(edge.stream.cache.read(edge.delivered, FOREVER)), None)
-        if segment is None or segment.lo > edge.delivered:
+        known = next(iter(edge.stream.cache.read(edge.delivered, FOREVER)), None)
+        if known is None or known.lo > edge.delivered:
             return None
         need, until = edge.need_at(edge.delivered)
-        if segment.label < need:
+        if known.label < need:
             return None  # its silence was stated for an older interest: rows that a newer subscription wants may be missing
-        return segment.cut(segment.lo, until)
+        return known.cut(known.lo, until)
 
-    def deliver(self, pubend: int, part: Segment) -> None:
-        """Send each live subscription the matching rows of one segment."""
+    def deliver(self, pubend: int, part: KnowledgeRange) -> None:
+        """Send each live subscription the matching rows of one range."""
         if part.rows is None:
             return
         live: list[tuple[Subscription, Progress]] = []
@@ -438,13 +438,13 @@ class Edge:
         """Return the ranges between `delivered` and the frontier that are missing or whose label is too low."""
         gaps: list[tuple[int, int]] = []
         position = edge.delivered
-        for segment in edge.stream.cache.read(edge.delivered, FOREVER):
-            need, _ = edge.need_at(segment.lo)
-            if segment.label < need:
+        for known in edge.stream.cache.read(edge.delivered, FOREVER):
+            need, _ = edge.need_at(known.lo)
+            if known.label < need:
                 continue
-            if segment.lo > position:
-                gaps.append((position, segment.lo))
-            position = segment.hi
+            if known.lo > position:
+                gaps.append((position, known.lo))
+            position = known.hi
         if position < edge.stream.cache.frontier:
             gaps.append((position, edge.stream.cache.frontier))
         return gaps[:NACK_RANGES]

@@ -31,7 +31,7 @@ _GREATER: Final = -2
 
 
 @dataclass(frozen=True, slots=True)
-class Pattern:
+class PatternSet:
     """A LIKE pattern that is no span: one-character tokens (None is `_`) and a bit for each `%` by the token it precedes."""
 
     tokens: tuple[str | None, ...]
@@ -53,7 +53,7 @@ class Either:
     parts: tuple[Strings, ...]
 
 
-Strings: TypeAlias = Words | Pattern | Both | Either
+Strings: TypeAlias = Words | PatternSet | Both | Either
 
 
 def like(pattern: str, escape: str | None = None) -> Strings:
@@ -76,14 +76,14 @@ def like(pattern: str, escape: str | None = None) -> Strings:
         return spans.words([plain])
     if len(plain) == len(tokens) and loops == 1 << len(tokens):
         return spans.prefixed(plain)
-    return Pattern(tuple(tokens), loops)
+    return PatternSet(tuple(tokens), loops)
 
 
 def complement(strings: Strings) -> Strings:
     if isinstance(strings, tuple):
         return spans.complement(strings, STRING_ENDS)
-    if isinstance(strings, Pattern):
-        return Pattern(strings.tokens, strings.loops, not strings.negated)
+    if isinstance(strings, PatternSet):
+        return PatternSet(strings.tokens, strings.loops, not strings.negated)
     negated = tuple(complement(part) for part in strings.parts)
     return Either(negated) if isinstance(strings, Both) else Both(negated)
 
@@ -120,14 +120,14 @@ def _flattened(parts: Iterable[Strings]) -> Iterator[Strings]:
 def contains(strings: Strings, word: str) -> bool:
     if isinstance(strings, tuple):
         return spans.contains_string(strings, word)
-    if isinstance(strings, Pattern):
+    if isinstance(strings, PatternSet):
         return _matches(strings, word)
     if isinstance(strings, Both):
         return all(contains(part, word) for part in strings.parts)
     return any(contains(part, word) for part in strings.parts)
 
 
-def _matches(pattern: Pattern, word: str) -> bool:
+def _matches(pattern: PatternSet, word: str) -> bool:
     masks, default = _masks(pattern)
     loops, state = pattern.loops, 1
     for character in word:
@@ -136,7 +136,7 @@ def _matches(pattern: Pattern, word: str) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _masks(pattern: Pattern) -> tuple[dict[str, int], int]:
+def _masks(pattern: PatternSet) -> tuple[dict[str, int], int]:
     """For each character named by the pattern, and for all others, the tokens that accept it."""
     default = sum(1 << i for i, token in enumerate(pattern.tokens) if token is None)
     masks: dict[str, int] = {}
@@ -173,7 +173,7 @@ def _is_empty(strings: Strings) -> bool | None:
 
 def _likely_members(strings: Strings) -> Iterator[str]:
     """Offer the shortest words of each pattern and span: they settle most questions without a walk."""
-    if isinstance(strings, Pattern):
+    if isinstance(strings, PatternSet):
         rare = _other_character(strings.tokens)
         for filler in ("", rare):
             pieces = [
@@ -197,17 +197,17 @@ class _Walk:
     """A breadth-first walk of the product automaton of all leaves of a tree of string sets."""
 
     def __init__(self, strings: Strings) -> None:
-        patterns: dict[Pattern, int] = {}
+        patterns: dict[PatternSet, int] = {}
         cuts: dict[str, int] = {}
         self._accept = self._compile(strings, patterns, cuts)
         self._patterns = [(pattern.loops, *_masks(pattern)) for pattern in patterns]
         self._cuts = list(cuts)
         self._alphabet = _alphabet(patterns, cuts)
 
-    def _compile(self, strings: Strings, patterns: dict[Pattern, int], cuts: dict[str, int]) -> Callable[[_State], bool]:
+    def _compile(self, strings: Strings, patterns: dict[PatternSet, int], cuts: dict[str, int]) -> Callable[[_State], bool]:
         """Turn the tree into a test of a state, and number its leaves."""
-        if isinstance(strings, Pattern):
-            at = patterns.setdefault(Pattern(strings.tokens, strings.loops), len(patterns))
+        if isinstance(strings, PatternSet):
+            at = patterns.setdefault(PatternSet(strings.tokens, strings.loops), len(patterns))
             last, wanted = len(strings.tokens), not strings.negated
             return lambda state: bool(state[0][at] >> last & 1) is wanted
         if isinstance(strings, tuple):
@@ -267,7 +267,7 @@ def _reached(place: int, text: str) -> bool:
     return place in {_GREATER, len(text)}
 
 
-def _alphabet(patterns: Iterable[Pattern], cuts: Iterable[str]) -> list[str]:
+def _alphabet(patterns: Iterable[PatternSet], cuts: Iterable[str]) -> list[str]:
     """Choose one character of each class the leaves can tell apart: all named ones, and one between any two neighbours."""
     compared = {character for text in cuts for character in text}
     named = compared.union(token for pattern in patterns for token in pattern.tokens if token is not None)

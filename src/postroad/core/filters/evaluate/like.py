@@ -40,7 +40,7 @@ _Item: TypeAlias = str | int
 """A literal character, or `_ONE`, or `_MANY`."""
 
 
-class Pattern(NamedTuple):
+class LikePattern(NamedTuple):
     """`length` counts characters and wildcards, without escapes."""
 
     text: str
@@ -48,12 +48,12 @@ class Pattern(NamedTuple):
     length: int
 
 
-def canonical(pattern: str, escape: str | None) -> Pattern:
+def canonical(pattern: str, escape: str | None) -> LikePattern:
     r"""Rewrite a pattern to the one way of writing it: `%` once and after `_`, `\` as the escape where one is needed."""
     items = list(_items(pattern, escape))
     if not any(isinstance(item, str) and item in "%_" for item in items):
-        return Pattern("".join(_plain(item) for item in items), None, len(items))
-    return Pattern("".join(_escaped(item) for item in items), CANONICAL_ESCAPE, len(items))
+        return LikePattern("".join(_plain(item) for item in items), None, len(items))
+    return LikePattern("".join(_escaped(item) for item in items), CANONICAL_ESCAPE, len(items))
 
 
 def literal_text(pattern: str, escape: str | None) -> str | None:
@@ -101,7 +101,7 @@ def _escaped(item: _Item) -> str:
     return CANONICAL_ESCAPE + item if isinstance(item, str) and item in "%_\\" else _plain(item)
 
 
-class Segment:
+class LikePart:
     """A run of characters and `_` between two `%`."""
 
     __slots__ = ("_accept", "_any", "_longest", "_masks", "_pieces", "_text", "core", "items", "length")
@@ -175,7 +175,7 @@ class LikeMatcher:
                 segments.append([])
             else:
                 segments[-1].append(item)
-        self._segments = tuple(Segment(items) for items in segments)
+        self._segments = tuple(LikePart(items) for items in segments)
         self._length_min = sum(segment.length for segment in self._segments)
         self._column = _column_matcher(self._segments, self.matches)
 
@@ -203,7 +203,7 @@ class LikeMatcher:
         return self._column(column)
 
 
-def _column_matcher(segments: tuple[Segment, ...], matches: Callable[[str], bool]) -> Callable[[pa.Array[Any]], Mask]:
+def _column_matcher(segments: tuple[LikePart, ...], matches: Callable[[str], bool]) -> Callable[[pa.Array[Any]], Mask]:
     if all(segment.is_literal for segment in segments):
         match ["".join(_plain(item) for item in segment.items) for segment in segments]:
             case [whole]:
@@ -223,7 +223,7 @@ def _column_matcher(segments: tuple[Segment, ...], matches: Callable[[str], bool
     return lambda column: _mask_by_distinct(column, matches)
 
 
-def _has_small_automaton(segments: tuple[Segment, ...]) -> bool:
+def _has_small_automaton(segments: tuple[LikePart, ...]) -> bool:
     """Say whether an automaton needs few states: about as many as the pattern has characters, times 2^RE2_SPAN_MAX at worst.
 
     A `_` costs nothing where its position is fixed (the first segment) or where it only asks for room (before a `%`). Elsewhere
@@ -235,7 +235,7 @@ def _has_small_automaton(segments: tuple[Segment, ...]) -> bool:
     )
 
 
-def _re2(segments: tuple[Segment, ...]) -> str:
+def _re2(segments: tuple[LikePart, ...]) -> str:
     """Write the pattern for RE2, with the `_` before a `%` moved behind it, where they only count characters."""
     expression, room = [], 0
     for segment in segments:

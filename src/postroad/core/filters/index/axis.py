@@ -47,7 +47,7 @@ _BOOLEAN: Final = Kind.BOOLEAN
 
 
 class Rows:
-    """A batch as the index reads it: columns decoded once and strings dictionary-encoded once, for all segments."""
+    """A batch as the index reads it: columns decoded once and strings dictionary-encoded once, for all shards."""
 
     __slots__ = ("_encoded", "columns", "count")
 

@@ -1,9 +1,9 @@
 """Which of very many filters match which rows of a batch.
 
-The index is a short list of immutable segments (see `segment`), each at least `SEGMENT_RATIO` times as large as the next, so
+The index is a short list of immutable shards (see `shard`), each at least `SHARD_RATIO` times as large as the next, so
 there are about log(n) of them and a filter is compiled anew a bounded number of times, however adds and matches interleave.
-New filters stand loose and are evaluated one by one until there are more than `LOOSE_MAX`; then they become the last segment,
-which is merged upwards while it has grown too large for its place. Removal marks a filter dead; a segment that is mostly dead is
+New filters stand loose and are evaluated one by one until there are more than `LOOSE_MAX`; then they become the last shard,
+which is merged upwards while it has grown too large for its place. Removal marks a filter dead; a shard that is mostly dead is
 compiled anew.
 
 Filters with the same normal form are one entry with several keys, so equal filters cost nothing extra.
@@ -25,17 +25,17 @@ from postroad.core.filters.evaluate.whole_batch import Columns, Select, compile_
 from postroad.core.filters.filter import Filter, attribute_names
 from postroad.core.filters.index.axis import Ints, Rows
 from postroad.core.filters.index.postings import Longs
-from postroad.core.filters.index.shard import ROWS_MAX, Found, Loose, Segment
+from postroad.core.filters.index.shard import ROWS_MAX, Found, Loose, Shard
 from postroad.core.filters.language.ast import Condition
 
-SEGMENT_RATIO: Final = 4
-"""How many times larger each segment is than the next, at least."""
+SHARD_RATIO: Final = 4
+"""How many times larger each shard is than the next, at least."""
 
 LOOSE_MAX: Final = 16
-"""Filters evaluated one by one, which costs about as much as matching a small segment and nothing to prepare."""
+"""Filters evaluated one by one, which costs about as much as matching a small shard and nothing to prepare."""
 
 K = TypeVar("K", bound=Hashable)
-S = TypeVar("S", Segment[Any], Loose[Any])
+S = TypeVar("S", Shard[Any], Loose[Any])
 
 _NO_ROWS: Final[Ints] = np.zeros(0, np.int32)
 
@@ -43,7 +43,7 @@ _NO_ROWS: Final[Ints] = np.zeros(0, np.int32)
 class Entry(Generic[K]):
     """A filter, with all keys that stand for it."""
 
-    __slots__ = ("_filter", "_names", "_select", "_test", "condition", "keys", "normal", "place", "segment", "signature")
+    __slots__ = ("_filter", "_names", "_select", "_test", "condition", "keys", "normal", "place", "shard", "signature")
 
     def __init__(self, condition: Condition, normal: Normal, signature: Hashable, filter_: Filter | None = None) -> None:
         self.condition = condition
@@ -51,7 +51,7 @@ class Entry(Generic[K]):
         self.normal = normal
         self.signature = signature
         self.keys: dict[K, None] = {}
-        self.segment: Segment[Entry[K]] | Loose[Entry[K]] | None = None
+        self.shard: Shard[Entry[K]] | Loose[Entry[K]] | None = None
         self.place = -1
         self._select: Select | None = None
         self._test: Test | None = None
@@ -79,8 +79,8 @@ class FilterIndex(Generic[K]):
         self._by_signature: dict[Hashable, Entry[K]] = {}
         self._loose: dict[Hashable, Entry[K]] = {}
         self._placed_loose: Loose[Entry[K]] = Loose([])
-        self._segments: list[Segment[Entry[K]]] = []
-        self._sources: list[Segment[Entry[K]] | Loose[Entry[K]]] = []
+        self._shards: list[Shard[Entry[K]]] = []
+        self._sources: list[Shard[Entry[K]] | Loose[Entry[K]]] = []
         self._settled = 0
         self.version = 0
         """Changes with every change of the filters."""
@@ -115,8 +115,8 @@ class FilterIndex(Generic[K]):
         del entry.keys[key]
         if not entry.keys:
             del self._by_signature[entry.signature]
-            if isinstance(entry.segment, Segment):
-                entry.segment.remove(entry.place)
+            if isinstance(entry.shard, Shard):
+                entry.shard.remove(entry.place)
             else:
                 del self._loose[entry.signature]
         return True
@@ -134,23 +134,23 @@ class FilterIndex(Generic[K]):
         return self._by_key[key]
 
     def _settle(self) -> None:
-        """Compile what was added, if it is much, and restore the proportions of the segments."""
+        """Compile what was added, if it is much, and restore the proportions of the shards."""
         fresh: list[Entry[K]] = []
         if len(self._loose) > self._loose_max:
             fresh = list(self._loose.values())
             self._loose.clear()
-        kept: list[Segment[Entry[K]]] = []
-        for segment in self._segments:
-            if segment.dead * 2 > len(segment.entries):
-                fresh = _living(segment) + fresh
+        kept: list[Shard[Entry[K]]] = []
+        for shard in self._shards:
+            if shard.dead * 2 > len(shard.entries):
+                fresh = _living(shard) + fresh
             else:
-                kept.append(segment)
+                kept.append(shard)
         kept.sort(key=_alive, reverse=True)
-        while kept and fresh and _alive(kept[-1]) < SEGMENT_RATIO * len(fresh):
+        while kept and fresh and _alive(kept[-1]) < SHARD_RATIO * len(fresh):
             fresh = _living(kept.pop()) + fresh
         if fresh:
-            kept.append(_placed(Segment(fresh)))
-        self._segments = kept
+            kept.append(_placed(Shard(fresh)))
+        self._shards = kept
         loose = list(self._loose.values())
         if loose != self._placed_loose.entries:
             self._placed_loose = _placed(Loose(loose))
@@ -159,18 +159,18 @@ class FilterIndex(Generic[K]):
 
 
 def _placed(source: S) -> S:
-    """Tell the entries of a segment where they stand."""
+    """Tell the entries of a shard where they stand."""
     for place, entry in enumerate(source.entries):
-        entry.segment, entry.place = source, place
+        entry.shard, entry.place = source, place
     return source
 
 
-def _alive(segment: Segment[Entry[K]]) -> int:
-    return len(segment.entries) - segment.dead
+def _alive(shard: Shard[Entry[K]]) -> int:
+    return len(shard.entries) - shard.dead
 
 
-def _living(segment: Segment[Entry[K]]) -> list[Entry[K]]:
-    return [entry for entry, alive in zip(segment.entries, segment.alive.tolist(), strict=True) if alive]
+def _living(shard: Shard[Entry[K]]) -> list[Entry[K]]:
+    return [entry for entry, alive in zip(shard.entries, shard.alive.tolist(), strict=True) if alive]
 
 
 class Matches(Generic[K]):
@@ -191,19 +191,19 @@ class Matches(Generic[K]):
         """Yield each key whose filter matches a row, with these rows in ascending order. Keys of equal filters share an array."""
         for parts in self._current():
             for place, rows in parts.items():
-                for key in parts.segment.entries[place].keys:
+                for key in parts.shard.entries[place].keys:
                     yield key, rows
 
     def rows_of(self, key: K) -> Ints:
         """Return the rows that the filter of a key matches, in ascending order."""
         parts = self._current()
         entry = self._index.entry(key)
-        found = [each.rows_of(entry.place) for each in parts if each.segment is entry.segment]
+        found = [each.rows_of(entry.place) for each in parts if each.shard is entry.shard]
         return found[0] if found else _NO_ROWS
 
     def keys(self) -> list[K]:
         """Return each key whose filter matches a row, without working out which rows."""
-        return [key for parts in self._current() for place in parts.counts() for key in parts.segment.entries[place].keys]
+        return [key for parts in self._current() for place in parts.counts() for key in parts.shard.entries[place].keys]
 
     def keys_matching_all_rows(self) -> list[K]:
         """Return each key whose filter matches every row of the batch: the batch can be passed on as it is."""
@@ -212,7 +212,7 @@ class Matches(Generic[K]):
             for parts in self._current()
             for place, count in parts.counts().items()
             if count == self.row_count
-            for key in parts.segment.entries[place].keys
+            for key in parts.shard.entries[place].keys
         ]
 
     def pairs(self) -> tuple[list[K], Longs, Longs]:
@@ -232,12 +232,12 @@ class Matches(Generic[K]):
 
 
 class _Parts(Generic[K]):
-    """What one segment found, in each block of the batch."""
+    """What one shard found, in each block of the batch."""
 
-    __slots__ = ("_blocks", "_places", "segment")
+    __slots__ = ("_blocks", "_places", "shard")
 
-    def __init__(self, segment: Segment[Entry[K]] | Loose[Entry[K]], blocks: Sequence[tuple[int, Found]]) -> None:
-        self.segment = segment
+    def __init__(self, shard: Shard[Entry[K]] | Loose[Entry[K]], blocks: Sequence[tuple[int, Found]]) -> None:
+        self.shard = shard
         self._blocks = blocks
         self._places: list[dict[int, int]] | None = None
 

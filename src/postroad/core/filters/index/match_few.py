@@ -1,8 +1,8 @@
 """Matching a batch of few rows: each row is looked up, and nothing else is touched.
 
-The join of a segment costs dozens of numpy calls however few rows there are. Here the work is that of the rows and of their
+The join of a shard costs dozens of numpy calls however few rows there are. Here the work is that of the rows and of their
 candidates, in plain Python: the value of an attribute gives its cell, the cell the postings whose access it satisfies, and each
-posting brings its checks along. What belongs to a cell is read out of the layout when a row first has that cell, and remembered.
+posting brings its checks along. What belongs to a cell is read out of the table when a row first has that cell, and remembered.
 
 That pays as long as candidates are few too. So it is given up, before anything is checked, as soon as the rows have more than
 `CANDIDATES_MAX` of them in all; the join does the batch then. A cell that alone has more is remembered as such.
@@ -24,7 +24,7 @@ import numpy as np
 from postroad.core.filters.evaluate.whole_batch import Columns, Select, select
 from postroad.core.filters.index.axis import Ints, Rows
 from postroad.core.filters.index.match_many import CANDIDATES_PER_WORD
-from postroad.core.filters.index.postings import Access, Flags, Layout, Longs
+from postroad.core.filters.index.postings import Access, Flags, Longs, PostingTable
 
 FEW_ROWS: Final = 64
 """Rows of a batch up to which they are looked up."""
@@ -33,7 +33,7 @@ CANDIDATES_MAX: Final = 384
 """Candidates of all rows above which the join is as fast. Entries without access are not counted: they cost either the same."""
 
 KNOWN_POSTINGS_MAX: Final = 1 << 16
-"""Postings that a segment, and cells with their postings that an access remembers; they forget all when there are more."""
+"""Postings that a shard, and cells with their postings that an access remembers; they forget all when there are more."""
 
 ALONE_MAX: Final = 8
 """Candidates of an opaque entry up to which it is evaluated for each; for more it is evaluated over the batch."""
@@ -106,13 +106,13 @@ class _Posting(NamedTuple):
 
 
 class _Postings(dict[int, _Posting]):
-    """The postings of a segment that were met so far, by number, read out of its arrays."""
+    """The postings of a shard that were met so far, by number, read out of its arrays."""
 
-    __slots__ = ("_entry", "_layout", "_special")
+    __slots__ = ("_entry", "_special", "_table")
 
-    def __init__(self, layout: Layout, entry: Longs, special: Flags) -> None:
+    def __init__(self, table: PostingTable, entry: Longs, special: Flags) -> None:
         super().__init__()
-        self._layout = layout
+        self._table = table
         self._entry = entry
         self._special = special
 
@@ -125,14 +125,14 @@ class _Postings(dict[int, _Posting]):
         return tuple(map(self.__getitem__, numbers))
 
     def __missing__(self, number: int) -> _Posting:
-        layout, entry = self._layout, self._entry.item(number)
-        first = layout.first_check.item(number)
-        checks = tuple(self._check(first + i) for i in range(layout.check_count.item(number)))
-        posting = self[number] = _Posting(number, entry, self._special.item(entry), checks, layout.has_set.item(number))
+        table, entry = self._table, self._entry.item(number)
+        first = table.first_check.item(number)
+        checks = tuple(self._check(first + i) for i in range(table.check_count.item(number)))
+        posting = self[number] = _Posting(number, entry, self._special.item(entry), checks, table.has_set.item(number))
         return posting
 
     def _check(self, number: int) -> _Check:
-        checks, cuts = self._layout.checks, None
+        checks, cuts = self._table.checks, None
         which = checks.set_number.item(number)
         if which >= 0:
             ends = checks.set_first[which : which + 2].tolist()
@@ -170,16 +170,16 @@ class _Known(dict[int, "tuple[_Posting, ...] | None"]):
 
 
 class Lookup:
-    """The layout of a segment for batches of few rows. `entry` is that of each posting; `special` and `opaque` are by entry."""
+    """The table of a shard for batches of few rows. `entry` is that of each posting; `special` and `opaque` are by entry."""
 
     __slots__ = ("_accesses", "_axes", "_entries", "_everywhere", "_opaque")
 
-    def __init__(self, layout: Layout, entries: Sequence[Tested], entry: Longs, special: Flags, opaque: Flags) -> None:
-        postings = _Postings(layout, entry, special)
+    def __init__(self, table: PostingTable, entries: Sequence[Tested], entry: Longs, special: Flags, opaque: Flags) -> None:
+        postings = _Postings(table, entry, special)
         self._entries = entries
-        self._axes = layout.axes
-        self._accesses = [(access.axis, _Known(access, postings)) for access in layout.accesses]
-        self._everywhere = postings.read(layout.everywhere)
+        self._axes = table.axes
+        self._accesses = [(access.axis, _Known(access, postings)) for access in table.accesses]
+        self._everywhere = postings.read(table.everywhere)
         self._opaque = opaque
 
     def match(self, rows: Rows, alive: Flags | None) -> Listed | None:

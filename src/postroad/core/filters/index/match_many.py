@@ -1,4 +1,4 @@
-"""Joining postings with the rows of one batch: candidates, pairs, bitmaps. Numpy only; `segment` says what for.
+"""Joining postings with the rows of one batch: candidates, pairs, bitmaps. Numpy only; `shard` says what for.
 
 The rows of a batch are put in order of their cells on an axis. Orders are numbered: 0 is the batch as it is, the others come as
 they are needed, and all are stored one behind the other, so that a slice of any order is just two positions.
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from postroad.core.filters.index.axis import Ints
-from postroad.core.filters.index.postings import Access, Checks, Flags, Layout, Longs, expanded
+from postroad.core.filters.index.postings import Access, Checks, Flags, Longs, PostingTable, expanded
 
 Bitmaps: TypeAlias = npt.NDArray[np.uint64]
 
@@ -46,10 +46,10 @@ class Slices:
 
 
 class Join:
-    """One batch against one layout. `cells` has a line for each axis; on those in `absent` every row is NULL."""
+    """One batch against one table. `cells` has a line for each axis; on those in `absent` every row is NULL."""
 
-    def __init__(self, layout: Layout, cells: Ints, absent: Sequence[bool]) -> None:
-        self.layout = layout
+    def __init__(self, table: PostingTable, cells: Ints, absent: Sequence[bool]) -> None:
+        self.table = table
         self.count = cells.shape[1]
         self._absent = absent
         self.words = (self.count + 63) >> 6
@@ -64,7 +64,7 @@ class Join:
         if number is None:
             number = self._order_numbers[axis] = len(self._orders)
             cells = self._cells[axis]
-            narrow = self.layout.axes[axis].count < 1 << 16  # sixteen bits are sorted by radix
+            narrow = self.table.axes[axis].count < 1 << 16  # sixteen bits are sorted by radix
             order = np.argsort(cells.astype(np.uint16) if narrow else cells, kind="stable")
             self._orders.append(order.astype(np.int32))
             self._sorted.append(cells[order])
@@ -75,9 +75,9 @@ class Join:
 
     def candidates(self) -> Slices:
         """Find the postings that have candidates, by their access alone."""
-        everywhere = self.layout.everywhere
+        everywhere = self.table.everywhere
         found = [self._all_rows(np.arange(everywhere.start, everywhere.stop))]
-        for access in self.layout.accesses:
+        for access in self.table.accesses:
             if self._absent[access.axis]:
                 if len(access.of_null):
                     found.append(self._all_rows(access.of_null))
@@ -114,7 +114,7 @@ class Join:
 
     def _checked(self, postings: Longs, hits: Longs, rows: Ints) -> tuple[Longs, Ints]:
         """Thin out pairs (a place in `postings`, a row) by all checks of the posting."""
-        first, count = self.layout.first_check.take(postings), self.layout.check_count.take(postings)
+        first, count = self.table.first_check.take(postings), self.table.check_count.take(postings)
         passed = self._passed(first, hits, rows)
         hits, rows = hits.take(passed), rows.take(passed)
         for nth in range(1, int(count.max())):
@@ -128,7 +128,7 @@ class Join:
 
     def _passed(self, numbers: Longs, hits: Longs, rows: Ints) -> Longs:
         """Return which pairs pass; pair i is checked by the check `numbers[hits[i]]`."""
-        checks = self.layout.checks
+        checks = self.table.checks
         low = checks.low.take(numbers)
         found = self._cells.ravel().take((checks.axis.take(numbers) * self.count).take(hits) + rows)
         # One unsigned comparison for low <= cell < high.
@@ -143,8 +143,8 @@ class Join:
         """Match postings without sets by bitmaps: those that match a row, and which."""
         if not len(candidates.postings):
             return candidates.postings, np.zeros((0, self.words), np.uint64)
-        count = self.layout.check_count[candidates.postings]
-        owners, checks = expanded(self.layout.first_check[candidates.postings], count)
+        count = self.table.check_count[candidates.postings]
+        owners, checks = expanded(self.table.first_check[candidates.postings], count)
         starts, stops = self._prefixes_of(checks)
         prefixes = np.concatenate([_prefixes(order, self.words) for order in self._orders])
         access = candidates.starts // self.count  # each order has one prefix more than rows
@@ -166,13 +166,13 @@ class Join:
     def _prefixes_of(self, checks: Longs) -> tuple[Longs, Longs]:
         """Return for checks the numbers of the two prefixes between which their rows stand."""
         starts, stops = np.empty(len(checks), np.int64), np.empty(len(checks), np.int64)
-        axes = self.layout.checks.axis[checks]
+        axes = self.table.checks.axis[checks]
         for axis in np.unique(axes).tolist():
             number = self.order(axis)
             own = np.flatnonzero(axes == axis)
             base = number * (self.count + 1)
-            starts[own] = base + np.searchsorted(self._sorted[number], self.layout.checks.low[checks[own]])
-            stops[own] = base + np.searchsorted(self._sorted[number], self.layout.checks.high[checks[own]])
+            starts[own] = base + np.searchsorted(self._sorted[number], self.table.checks.low[checks[own]])
+            stops[own] = base + np.searchsorted(self._sorted[number], self.table.checks.high[checks[own]])
         return starts, stops
 
 

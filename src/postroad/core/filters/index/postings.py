@@ -69,7 +69,7 @@ class Checks(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PostingTable:
     """`box` is the box of each posting; its checks are those from `first_check`, `check_count` many, with a set or without."""
 
     axes: Sequence[Axis]
@@ -92,7 +92,7 @@ class _Predicates(NamedTuple):
     several: dict[int, list[Range]]
 
 
-def lay_out(boxes: Sequence[Box]) -> Layout:
+def build_posting_table(boxes: Sequence[Box]) -> PostingTable:
     axes, predicates = _compiled(boxes)
     access = _cheapest(axes, predicates)
     by_points = np.array([_are_points(ranges) for ranges in predicates.several.values()], np.bool_)
@@ -109,7 +109,7 @@ def lay_out(boxes: Sequence[Box]) -> Layout:
     box = np.concatenate((points[2], ranges[3], everywhere))
     # Checks stand in the order of the postings, repeated where a box has several: neighbours are read together.
     _, places = expanded(first[box], count[box])
-    return Layout(
+    return PostingTable(
         axes,
         _accesses(axes, points, ranges),
         range(len(box) - len(everywhere), len(box)),

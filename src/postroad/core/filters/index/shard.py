@@ -42,17 +42,17 @@ from postroad.core.filters.index.match_many import (
     rows_of,
     runs,
 )
-from postroad.core.filters.index.postings import Flags, Longs, expanded, lay_out
+from postroad.core.filters.index.postings import Flags, Longs, build_posting_table, expanded
 
 ROWS_MAX: Final = 1 << 12
 """Rows of one match: the prefixes of an order take `rows * rows / 8` bytes."""
 
 LOOSE_MATCHES_MAX: Final = 8
-"""Batches of few rows for which loose entries are evaluated one by one: so many cost what compiling a segment does."""
+"""Batches of few rows for which loose entries are evaluated one by one: so many cost what compiling a shard does."""
 
 
 class Indexed(Tested, Protocol):
-    """What a segment asks of an entry."""
+    """What a shard asks of an entry."""
 
     normal: Normal
 
@@ -61,7 +61,7 @@ E = TypeVar("E", bound=Indexed)
 
 
 class Found(Protocol):
-    """What a segment found."""
+    """What a shard found."""
 
     def places(self) -> list[int]:
         """Return the places of the entries that match, each once."""
@@ -112,7 +112,7 @@ class Part:
 
 
 class Loose(Generic[E]):
-    """A few entries that are evaluated one by one: cheaper than compiling a segment for them.
+    """A few entries that are evaluated one by one: cheaper than compiling a shard for them.
 
     Not so for batches of few rows, once there have been some: then the entries are compiled for those.
     """
@@ -122,7 +122,7 @@ class Loose(Generic[E]):
     def __init__(self, entries: Sequence[E]) -> None:
         self.entries = entries
         self._matches = 0
-        self._compiled: Segment[E] | None = None
+        self._compiled: Shard[E] | None = None
 
     def match(self, rows: Rows) -> Found:
         if not self.entries:
@@ -141,23 +141,23 @@ class Loose(Generic[E]):
             self._matches += 1
             if self._matches <= LOOSE_MATCHES_MAX:
                 return None
-            self._compiled = Segment(self.entries)
+            self._compiled = Shard(self.entries)
         found = self._compiled.looked_up(rows)
         return None if found is None else found.by_place()
 
 
-class Segment(Generic[E]):
+class Shard(Generic[E]):
     """Compiled from its entries; only `alive` changes, when entries are removed."""
 
-    __slots__ = ("_entry", "_layout", "_lookup", "_opaque", "_several", "_special", "alive", "dead", "entries")
+    __slots__ = ("_entry", "_lookup", "_opaque", "_several", "_special", "_table", "alive", "dead", "entries")
 
     def __init__(self, entries: Sequence[E]) -> None:
         self.entries = entries
         self.alive = np.ones(len(entries), np.bool_)
         self.dead = 0
-        self._layout = lay_out([box for entry in entries for box in entry.normal.boxes])
+        self._table = build_posting_table([box for entry in entries for box in entry.normal.boxes])
         boxes = np.array([len(entry.normal.boxes) for entry in entries])
-        self._entry = np.repeat(np.arange(len(entries)), boxes)[self._layout.box]
+        self._entry = np.repeat(np.arange(len(entries)), boxes)[self._table.box]
         self._opaque = np.array([not (entry.normal.is_independent and entry.normal.is_plain) for entry in entries], np.bool_)
         self._several = (np.bincount(self._entry, minlength=len(entries)) > 1) & ~self._opaque
         self._special = self._several | self._opaque
@@ -175,18 +175,18 @@ class Segment(Generic[E]):
     def looked_up(self, rows: Rows) -> Listed | None:
         """Match few rows, one by one; None if they have many candidates."""
         if self._lookup is None:
-            self._lookup = Lookup(self._layout, self.entries, self._entry, self._special, self._opaque)
+            self._lookup = Lookup(self._table, self.entries, self._entry, self._special, self._opaque)
         return self._lookup.match(rows, self.alive if self.dead else None)
 
     def joined(self, rows: Rows) -> Part:
         """Match all rows at once."""
-        layout = self._layout
+        table = self._table
         join = self._join(rows)
         found = join.candidates()
         if self.dead:
             found = found.where(self.alive.take(self._entry.take(found.postings)))
-        checked = layout.check_count.take(found.postings) > 0
-        many = checked & (found.counts > join.words * CANDIDATES_PER_WORD) & ~layout.has_set.take(found.postings)
+        checked = table.check_count.take(found.postings) > 0
+        many = checked & (found.counts > join.words * CANDIDATES_PER_WORD) & ~table.has_set.take(found.postings)
         store = join.store()
         few, passed = join.pairs(found.where(checked & ~many), store)
         mapped, bitmaps = join.bitmaps(found.where(many))
@@ -204,13 +204,13 @@ class Segment(Generic[E]):
         return self._completed(part, rows)
 
     def _join(self, rows: Rows) -> Join:
-        axes = self._layout.axes
+        axes = self._table.axes
         cells, absent = np.empty((len(axes), rows.count), np.int32), [False] * len(axes)
         for i, axis in enumerate(axes):
             own = axis.cells(rows)
             absent[i] = own is None
             cells[i] = axis.null if own is None else own
-        return Join(self._layout, cells, absent)
+        return Join(self._table, cells, absent)
 
     def _completed(self, part: Part, rows: Rows) -> Part:
         """Unite the results of entries with several postings, and evaluate the opaque entries that have candidates."""
