@@ -63,3 +63,51 @@ def test_a_damaged_horizon_is_not_taken_for_a_lost_disk() -> None:
     assert overlay.settle(30.0)
     assert not any(isinstance(each, WrittenOff | Gapped) for each in overlay.history)
     assert overlay.violations() == []
+
+
+def moved(*, settled: bool) -> Overlay:
+    """A durable subscription moves from broker 3 to broker 2, whose record of it is damaged then.
+
+    It cannot settle there while broker 4 is down, which it has a cursor of.
+    """
+    overlay = Overlay(1, config=TrackedConfig(silence_s=0.2, subscriber_grace_s=1.0, home_query_s=0.5))
+    overlay.brokers(1, 2, 3, 4)
+    for a, b in ((1, 2), (2, 3), (1, 3), (3, 4)):
+        overlay.link(a, b)
+    reader = overlay.client("reader", 3, habits=Habits(keeps_file=False))
+    text = overlay.filter(everything())
+    overlay.at(0.5, lambda: reader.follow(text, subscription="kept", name="kept"))
+    writer = overlay.client("writer", 1)
+    for step in range(60):
+        overlay.at(1.0 + step / 10, partial(writer.publish, {"n": step}, f"{step}".encode()))
+    if not settled:
+        overlay.at(1.5, overlay.node(4).crash)
+    overlay.at(2.0, partial(reader.move, [overlay.node(2)]))
+    damage(overlay, 2, "durable/kept", 4.0)
+    return overlay
+
+
+def test_a_damaged_record_that_had_settled_is_not_dropped_for_the_former_home() -> None:
+    """The former home has let go, so a client that brings no positions would be told that everything is gone (seed 2000016)."""
+    overlay = moved(settled=True)
+    reader = overlay.clients["reader"]
+    overlay.at(4.05, reader.crash)
+    overlay.at(4.06, partial(reader.move, [overlay.node(1)]))
+    overlay.at(6.0, reader.start)
+    overlay.run(9.0)
+    assert overlay.settle(60.0)
+    overlay.rest()
+    assert overlay.violations() == []
+    assert not any(isinstance(each, Gapped) for each in overlay.history)
+
+
+def test_a_damaged_record_that_had_not_settled_ends_where_the_former_home_has_its_own() -> None:
+    """Nothing else would end it: the client goes on at the former home, and the logs were held for ever."""
+    overlay = moved(settled=False)
+    overlay.at(4.05, partial(overlay.clients["reader"].move, [overlay.node(3)]))
+    overlay.at(7.0, overlay.node(4).start)
+    overlay.run(9.0)
+    assert overlay.settle(60.0)
+    overlay.rest()
+    assert overlay.violations() == []
+    assert not any(isinstance(each, Gapped) for each in overlay.history)

@@ -462,10 +462,15 @@ class CatchUpReply(Unicast, frozen=True, array_like=True):
 
 
 class HomeQuery(Unicast, frozen=True, array_like=True):
-    """The client of a durable subscription is here: hand it over."""
+    """The client of a durable subscription is here: hand it over.
+
+    `doubtful`: no client is here, but a damaged record, which may have settled. `version` is that of the record. A broker that
+    still has the subscription claims a higher version.
+    """
 
     name: Name
     version: U64
+    doubtful: bool = False
 
 
 class HomeReply(Unicast, frozen=True, array_like=True):

@@ -3,7 +3,8 @@
 The newest hold of each broker counts, by (incarnation, version). One that is new or lower is stored before it is confirmed. One
 that rose is stored later, because an older value only keeps more. A hold that is older than the known one of its broker is
 refused, and the refusal contains the newer number. So a broker whose numbers fell, for example because its disk was lost, can
-continue above it.
+continue above it. The numbers of a broker that holds nothing any more are kept in memory for the same reason: an older hold of
+it may still be on its way, by another route.
 
 Invariant: nothing above a stored or accepted hold is released, except by the bound on retention, which is reported as a gap.
 """
@@ -68,7 +69,7 @@ class HoldTable:
         known = self._records.get(hold.source)
         if known is not None and (known.incarnation, known.version) > (hold.incarnation, hold.version):
             return Taken(accepted=False, store=False, newer=known)
-        if known is None and len(self._records) >= HOLDERS_MAX:
+        if known is None and not self._has_room():
             return Taken(accepted=False, store=False)
         before = known.ticks if known is not None else {}
         lowered = any(tick < before.get(pubend, tick + 1) for pubend, tick in hold.ticks.items())
@@ -78,13 +79,20 @@ class HoldTable:
         self._dirty[hold.source] = None
         return Taken(accepted=True, store=lowered)
 
+    def _has_room(self) -> bool:
+        """Make room for one more broker, if necessary by forgetting one that holds nothing."""
+        if len(self._records) < HOLDERS_MAX:
+            return True
+        idle = next((broker for broker, record in self._records.items() if not record.ticks), None)
+        if idle is not None:
+            del self._records[idle]
+        return idle is not None
+
     def changes(self) -> tuple[tuple[str, bytes | None], ...]:
         """Return what is not stored yet; the caller stores it."""
         changes: list[tuple[str, bytes | None]] = []
         for broker in self._dirty:
             record = self._records.get(broker)
-            if record is not None and not record.ticks:
-                del self._records[broker]
             keep = record is not None and bool(record.ticks)
             changes.append((f"{HOLD_KEY}{broker}", msgspec.msgpack.encode(record) if keep else None))
         self._dirty = {}

@@ -122,8 +122,12 @@ class Durables:
             self._know(self._home(durable))
 
     def load_damaged(self, name: str, cursors: Positions) -> None:
-        """Add a subscription whose record is damaged: its cursors are at least `cursors`, its client brings the filter."""
+        """Add a subscription whose record is damaged: its cursors are at least `cursors`, its client brings the filter.
+
+        If the last home known here is another broker, this one took over from it. Whether it has settled is not known.
+        """
         version = self.homes[name].version if name in self.homes else 0
+        version += self.elsewhere(name) is not None
         created_ms = self.homes[name].created_ms if name in self.homes else 0
         durable = Durable(name, "", version, dict(cursors), dict(cursors), stored=True, damaged=True, created_ms=created_ms)
         self.here[name] = durable
@@ -139,9 +143,23 @@ class Durables:
             self.homes[home.name] = home
 
     def drop_unsettled(self) -> None:
-        """After a restart, drop records that never settled here: nobody was told of them, and the former home has its own."""
-        for name in [name for name, durable in self.here.items() if not durable.settled and self.former_home(name) is not None]:
-            self.give_up(name)
+        """After a restart, drop records that never settled here: nobody was told of them, and the former home has its own.
+
+        A damaged record may have settled. It is kept until its former home has answered; see `doubtful`.
+        """
+        unsettled = [name for name, durable in self.here.items() if not durable.settled and self.former_home(name) is not None]
+        for name in unsettled:
+            if not self.here[name].damaged:
+                self.give_up(name)
+
+    def is_doubtful(self, name: str) -> bool:
+        """Tell whether the record of a name is damaged, and the former home may still have its own."""
+        durable = self.here.get(name)
+        return durable is not None and durable.damaged and not durable.settled and self.former_home(name) is not None
+
+    def doubtful(self) -> list[Durable]:
+        """Return the damaged records that may not have settled here."""
+        return [durable for name, durable in self.here.items() if self.is_doubtful(name)]
 
     def elsewhere(self, name: str) -> int | None:
         """Return the home of a durable subscription if it is another broker, else None."""

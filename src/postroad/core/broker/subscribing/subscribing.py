@@ -14,6 +14,8 @@ needs and has stored the record as *settled*. A crash in between leaves the subs
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from postroad.core.broker.context import FULL_HOPS, Context, SendWhenStored
@@ -50,6 +52,8 @@ from postroad.errors import (
     UnknownHandleError,
 )
 
+DOUBTS_S: Final = 1.0  # how often the former home of a damaged record is asked
+
 
 class Subscribing:
     """Handles the requests of subscribers, and the packets about durable homes."""
@@ -77,6 +81,7 @@ class Subscribing:
         self.activation = Activation(
             context, pubends, streams, edge, durables, keeper, holds, self.catching_up, self.acknowledgements
         )
+        self._doubts_at = 0.0  # when former homes are asked about damaged records
         self._moves: dict[str, Move] = {}  # clients that wait for the answer of a former home
 
     # --- requests of clients ---
@@ -187,8 +192,7 @@ class Subscribing:
     def home_learned(self, home: DurableHome, link: LinkId, now: float) -> None:
         """Handle a flooded `DurableHome`: a subscription has moved, or was deleted."""
         if self._is_rival(home):
-            ours = self._durables.reclaim(home)
-            self._context.store(self._durables.changes(), HomeStored(ours.name, ours.version))
+            self._claim(home)
             return
         news, gone = self._durables.learn(home)
         if news is None:
@@ -209,8 +213,10 @@ class Subscribing:
     def home_asked(self, query: HomeQuery) -> None:
         """Answer a broker where a client wants to continue a subscription whose home is, or was, here."""
         durable = self._durables.here.get(query.name)
+        if query.doubtful and durable is not None and query.version >= durable.version and not durable.damaged:
+            self._claim(DurableHome(query.name, query.version, query.source, settled=False))
         known = durable is not None
-        busy = durable.subscription is not None if durable is not None else self.naming.asked(query)
+        busy = durable.subscription is not None if durable is not None else not query.doubtful and self.naming.asked(query)
         text = durable.filter if durable is not None else ""
         cursors: Positions = durable.cursors if durable is not None else {}
         starts: Positions = durable.starts if durable is not None else {}
@@ -225,6 +231,7 @@ class Subscribing:
 
     def home_answered(self, reply: HomeReply, now: float) -> None:
         """Continue with a move, or with a creation that met another creator, when the broker it asked has answered."""
+        self._resolve_doubt(reply)
         move = self._moves.pop(reply.name, None) or self._move_of_creation(reply, now)
         if move is None:
             return
@@ -242,8 +249,30 @@ class Subscribing:
         else:
             self._begin_move(move, reply, now)
 
+    def _resolve_doubt(self, reply: HomeReply) -> None:
+        """Become the home with a damaged record: its former home does not have it any more, so it had settled here."""
+        durable = self._durables.here.get(reply.name)
+        if durable is None or reply.known or reply.version != durable.version or not self._durables.is_doubtful(reply.name):
+            return
+        if reply.source == self._durables.former_home(reply.name):
+            self._context.flood(self._durables.settle(reply.name))
+
+    def _ask_former_homes(self, now: float) -> None:
+        """Ask whether damaged records had settled here, again and again, since the former home may be down.
+
+        The question carries our version. A former home that still has the subscription claims a higher one (`home_asked`), so
+        that a late word of ours cannot take it away there; with that, our record ends.
+        """
+        if now < self._doubts_at:
+            return
+        self._doubts_at = now + DOUBTS_S
+        for durable in self._durables.doubtful():
+            home = self._durables.homes[durable.name].broker
+            self._context.unicast(HomeQuery(home, self._context.broker, FULL_HOPS, durable.name, durable.version, doubtful=True))
+
     def wake(self, now: float) -> None:
         """Repeat queries, and end those that take too long."""
+        self._ask_former_homes(now)
         self.activation.ask_for_proofs(now)
         self.naming.wake(now)
         self._take_names(now)
@@ -273,7 +302,7 @@ class Subscribing:
         if name in self._moves or self.naming.is_creating(name) or (durable is not None and durable.subscription is not None):
             self._context.refuse(link, request, DurableBusyError(f"another client uses the name {name!r}"))
             return
-        if durable is not None and not durable.moved:
+        if durable is not None and not durable.moved and not durables.is_doubtful(name):
             if durable.damaged:
                 durables.mend(durable, packet.filter)
             elif self._context.filter(durable.filter) != self._context.filter(packet.filter):
@@ -361,6 +390,11 @@ class Subscribing:
             self._moves[name] = move
         else:
             self._move_without_home(move, now)
+
+    def _claim(self, rival: DurableHome) -> None:
+        """Remain the home with a version above that of another claim, and tell all brokers once that is stored."""
+        ours = self._durables.reclaim(rival)
+        self._context.store(self._durables.changes(), HomeStored(ours.name, ours.version))
 
     def _make_move(self, link: LinkId, request: int, packet: Subscribe, name: str, version: int, now: float) -> Move:
         deadline = now + self._context.config.home_query_s
