@@ -5,7 +5,7 @@ Every error that a user can see is a `PostroadError` with a stable numeric `code
 exceptions; bugs in Postroad are `AssertionError`.
 
 Codes are grouped: 1xx values and batches, 2xx filters, 3xx wire, 4xx storage, 5xx overlay and clients, 6xx queues, 7xx topics,
-8xx Spark.
+8xx Spark, 9xx security.
 """
 
 from __future__ import annotations
@@ -743,3 +743,66 @@ def _pointer(text: str, position: int, width: int = 72) -> str:
     printable_head = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in head)
     printable_tail = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in tail)
     return f"  {lead}{printable_head}{printable_tail}{trail}\n  {' ' * (len(lead) + len(printable_head))}^"
+
+
+class SecurityError(PostroadError):
+    """Base class of what authentication, encryption and permissions refuse."""
+
+    code = 900
+
+
+class UnauthenticatedError(SecurityError):
+    """This port serves only clients and brokers that prove who they are, with a token or a certificate."""
+
+    code = 901
+
+
+class PermissionDeniedError(SecurityError):
+    """The identity of this connection lacks a permission. `identity` is its name, `action` what it tried."""
+
+    code = 902
+
+    def __init__(self, identity: str, action: str) -> None:
+        self.identity = identity
+        self.action = action
+        super().__init__(f"{identity or 'an anonymous client'} may not {action}")
+
+
+class TokenError(SecurityError):
+    """The token is unknown, revoked or expired. The error does not say which."""
+
+    code = 903
+
+    def __init__(self) -> None:
+        super().__init__("the token is not valid: it is unknown, revoked or expired")
+
+
+class PlainTokenError(SecurityError):
+    """A token was about to travel, or travelled, over a connection without TLS. Use a `postroads://` address."""
+
+    code = 904
+
+
+class CertificateError(SecurityError):
+    """A certificate, a private key or a file of trusted authorities cannot be used, or names the wrong peer."""
+
+    code = 905
+
+
+class CryptographyMissingError(SecurityError):
+    """Making certificates needs the package `cryptography`, which is not installed: `pip install 'postroad[security]'`."""
+
+    code = 906
+
+
+class RateLimitError(SecurityError):
+    """An identity or an address used more than its limit; try again later."""
+
+    code = 907
+    retryable = True
+
+
+class IdentitiesError(SecurityError):
+    """The file of identities cannot be read or changed."""
+
+    code = 908

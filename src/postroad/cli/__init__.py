@@ -32,6 +32,8 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
         "Jobs over logs and tracks, on Spark: trace, audit, compact, ingest, rates, report.",
     ),
     "tracking": ("postroad.cli.tracking", "tracking", "Choose the parameters of message tracking."),
+    "ca": ("postroad.cli.authority", "ca", "Make certificates for brokers and clients."),
+    "token": ("postroad.cli.token", "token", "Create, list and revoke the identities of clients, with their permissions."),
     "sim": ("postroad.cli.sim", "sim", "Test Postroad in a simulator that injects faults."),
 }
 

@@ -1,0 +1,83 @@
+"""What the peer at the other end of a link may do. The driver finds out who it is; the machine enforces what follows.
+
+Permissions are filters: what an identity publishes must match `publish`, and `subscribe` is joined with AND to every filter it
+asks with, on the parsed tree, so no text can escape from it. The same rights hold on every path of a message to a client:
+live, catching up, repaired, read by range, from a queue, or as a trace.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from postroad.core.filters.filter import Filter
+from postroad.core.filters.language.ast import And
+from postroad.errors import PermissionDeniedError
+
+EVERYTHING: Final = Filter("")
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """One action on names: a single name, or with `*` at the end all names that begin like it."""
+
+    action: str
+    names: str
+
+    def covers(self, action: str, name: str) -> bool:
+        if self.action != action:
+            return False
+        return name.startswith(self.names[:-1]) if self.names.endswith("*") else name == self.names
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """`owner` is the name of the identity, empty where nobody has to prove who he is. None permits nothing."""
+
+    owner: str = ""
+    publish: Filter | None = EVERYTHING
+    subscribe: Filter | None = EVERYTHING
+    queues: tuple[Grant, ...] = (Grant("put", "*"), Grant("take", "*"), Grant("manage", "*"))
+    topics: tuple[Grant, ...] = (Grant("put", "*"), Grant("take", "*"))
+    trace: bool = True
+    admin: bool = True
+
+    def publishable(self) -> Filter:
+        """Return what messages must match, or raise."""
+        if self.publish is None:
+            raise self.denied("publish")
+        return self.publish
+
+    def subscribable(self, wanted: Filter) -> Filter:
+        """Return the part of a filter that this identity may see, or raise."""
+        if self.subscribe is None:
+            raise self.denied("subscribe")
+        if self.subscribe is EVERYTHING or self.subscribe.covers(wanted):
+            return wanted
+        if wanted.covers(self.subscribe):
+            return self.subscribe
+        return Filter.from_condition(And((self.subscribe.condition, wanted.condition)))
+
+    def use_queue(self, action: str, name: str) -> None:
+        if not any(grant.covers(action, name) for grant in self.queues):
+            raise self.denied(f"{action} in queue {name!r}")
+
+    def use_topic(self, action: str, name: str) -> None:
+        if not any(grant.covers(action, name) for grant in self.topics):
+            raise self.denied(f"{action} in topic {name!r}")
+
+    def traceable(self) -> None:
+        if not self.trace:
+            raise self.denied("trace messages")
+
+    def administer(self) -> None:
+        if not self.admin:
+            raise self.denied("administer this broker")
+
+    def denied(self, action: str) -> PermissionDeniedError:
+        return PermissionDeniedError(self.owner, action)
+
+
+OPEN: Final = Rights()
+"""Of everybody who reaches a port without identities: all permissions."""
+NOTHING: Final = Rights("", None, None, (), (), trace=False, admin=False)
