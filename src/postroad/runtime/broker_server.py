@@ -271,6 +271,7 @@ class BrokerServer:
             has_neighbours=bool(self.config.neighbours),
             home_query_s=overlay.home_query_s,
             retired=overlay.retired,
+            congestion=self.config.congestion.settings(),
             tracking=self.config.tracking.settings(),
         )
 

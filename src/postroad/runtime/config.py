@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 from msgspec import Meta
 
+from postroad.core.broker.congestion.settings import CongestionSettings, Rule
 from postroad.errors import ConfigError
 from postroad.tracking.histories.settings import Strategy, TrackingSettings
 
@@ -273,6 +274,73 @@ class Overlay(_Section, frozen=True):
     ] = 30.0
 
 
+class Congestion(_Section, frozen=True):
+    """`[congestion]`: how publishers slow down when the overlay cannot carry what they send; the names of Table 1 in brackets."""
+
+    rule: Annotated[
+        typing.Literal["none", "paper", "improved"],
+        described(
+            "`improved` measures what the slowest broker can take, `paper` searches for it as the paper does, `none` leaves "
+            "publishers alone."
+        ),
+    ] = "none"
+    query_s: Annotated[Seconds, described("How often a pubend asks the brokers below it whether they can follow.")] = 1.0
+    no_alert_s: Annotated[
+        Seconds, described("After this time without an alert, the rate of a throttled pubend rises (t_nouca).")
+    ] = 2.0
+    rate_step: Annotated[
+        float, Meta(gt=0), described("The least increase of a rate, and the least rate, in messages per second (r_min).")
+    ] = 2.0
+    increase: Annotated[
+        float, Meta(gt=0, le=10), described("Increase of a rate, as part of its distance to the last decrease (f_incr).")
+    ] = 0.05
+    decrease: Annotated[float, Meta(gt=0, lt=1), described("Decrease of a rate to this part of it (f_decr1).")] = 0.5
+    decrease_near: Annotated[
+        float, Meta(gt=0, lt=1), described("The same, relative to the rate at the last decrease (f_decr2).")
+    ] = 0.25
+    smoothing: Annotated[float, Meta(gt=0, le=1), described("Weight of a new sample in a broker's rate of progress (alpha).")] = (
+        0.1
+    )
+    margin_live: Annotated[
+        float,
+        Meta(ge=0, lt=1),
+        described(
+            "A broker alerts when it follows a stream slower than 1 less this, in seconds of the stream per second "
+            "(delta t_nonrec)."
+        ),
+    ] = 0.05
+    margin_recovering: Annotated[
+        float,
+        Meta(ge=-1, le=100),
+        described("A recovering broker alerts when it is slower than 1 plus this: it has to catch up (delta t_rec)."),
+    ] = 1.0
+    lag_ms_max: Annotated[Milliseconds, described("A broker also alerts when it is further behind than this (delta t_s).")] = (
+        4_000
+    )
+    nack_ms: Annotated[
+        Milliseconds, described("The part of a stream that one request for missing messages asks for (size_NACK).")
+    ] = 100
+    nack_window_ms: Annotated[
+        Milliseconds, described("The part of a stream that a recovering broker asks for at first (nwnd_0).")
+    ] = 100
+    nack_increase: Annotated[
+        float, Meta(gt=0, le=10), described("The window opens when recovery gets faster by this part (alpha_NACK).")
+    ] = 0.1
+    nack_decrease: Annotated[
+        float, Meta(gt=0, lt=1), described("The window closes when recovery gets slower by this part (beta_NACK).")
+    ] = 0.3
+    receive_window_ms: Annotated[
+        Milliseconds, described("A broker further behind than this is recovering; it asks for no more than this at a time.")
+    ] = 10_000
+    receive_window_bytes: Annotated[
+        Bytes, described("Memory for messages of a stream that cannot be delivered yet because earlier ones are missing.")
+    ] = 16 << 20
+
+    def settings(self) -> CongestionSettings:
+        """Return the settings of the machine, which have the same names."""
+        return CongestionSettings(**{**msgspec.structs.asdict(self), "rule": Rule(self.rule)})
+
+
 class NodeConfig(_Section, frozen=True):
     """The top of the file."""
 
@@ -296,6 +364,7 @@ class NodeConfig(_Section, frozen=True):
     tracking: Annotated[Tracking, described("See below.")] = Tracking()
     queues: Annotated[Queues, described("See below.")] = Queues()
     metrics: Annotated[Metrics, described("See below.")] = Metrics()
+    congestion: Annotated[Congestion, described("See below.")] = Congestion()
 
     @property
     def title(self) -> str:
@@ -327,6 +396,7 @@ class TopologyConfig(_Section, frozen=True):
     links: Annotated[Links, described("For all brokers, as in the file of a broker.")] = Links()
     storage: Annotated[Storage, described("For all brokers, as in the file of a broker.")] = Storage()
     overlay: Annotated[Overlay, described("For all brokers, as in the file of a broker.")] = Overlay()
+    congestion: Annotated[Congestion, described("For all brokers, as in the file of a broker.")] = Congestion()
     tracking: Annotated[Tracking, described("For all brokers, as in the file of a broker.")] = Tracking()
 
 
@@ -429,6 +499,7 @@ def expand(topology: TopologyConfig, base: Path, origin: str) -> list[NodeConfig
                 links=topology.links,
                 storage=topology.storage,
                 overlay=topology.overlay,
+                congestion=topology.congestion,
                 tracking=topology.tracking,
             )
         )

@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from postroad.core.broker.congestion.settings import CongestionSettings
 from postroad.core.broker.views import Routes
 from postroad.core.filters.filter import Filter
 from postroad.core.protocol.observations import Output
@@ -44,6 +45,7 @@ class BrokerConfig:
     home_query_s: float = 3.0  # how long to wait for the former home of a durable subscription
     retired: tuple[int, ...] = ()  # brokers that will never return: they are not asked, and their holds do not count
     skew_tolerance_ms: int = 4_000  # how much a message's timestamp may differ from the broker's clock
+    congestion: CongestionSettings = field(default_factory=CongestionSettings)
     observed: bool = False  # emit observations, and keep in each log what the observer has not recorded
 
 

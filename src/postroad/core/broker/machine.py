@@ -28,6 +28,7 @@ import msgspec
 import numpy as np
 
 from postroad.core.batch.batch import Batch
+from postroad.core.broker.congestion.feedback import Feedback
 from postroad.core.broker.context import BrokerConfig, Context, SendWhenStored
 from postroad.core.broker.holding.keeper import HoldKeeper
 from postroad.core.broker.holding.release import HoldStored, Releasing
@@ -93,6 +94,7 @@ class Broker:
         self._clients: dict[LinkId, str] = {}  # links to clients, with their names
         self._disbelieved = 0  # packets of other brokers that were ignored; see `trust`
         self._parked: list[tuple[LinkId, _OfSubscription, int]] = []  # client packets that wait for the first ticks
+        self._now = now  # of the last input
         self._slow_at = now
         self._fast_at = now
         self._tell_holds = False  # routes changed: send our holds again, also those that were not confirmed
@@ -116,7 +118,8 @@ class Broker:
         self._writing = NamedWriters(self._context, self._publishing)
         self._load_writers(records)
         self._past = NackAnswers(self._context, self._pubends, self._streams, self._log_reads)
-        self._edge = Edge(self._streams, self._orders, observed=config.observed)
+        self._edge = Edge(self._streams, self._orders, observed=config.observed, settings=config.congestion)
+        self._feedback = Feedback(state.broker, state.incarnation, config.congestion, self._pubends, self._orders)
         self._releasing = Releasing(
             self._context, self._table, self._keeper, self._pubends, self._streams, self._edge, self._durables, records.floor
         )
@@ -170,6 +173,7 @@ class Broker:
         self._unknown_horizons = []
 
     def fact(self, fact: Fact, *, now: float) -> None:
+        self._now = now
         match fact:
             case Appended(pubend, token):
                 for known in self._publishing.appended(pubend, token):
@@ -281,6 +285,7 @@ class Broker:
 
     def receive(self, message: p.Packet, *, link: LinkId, now: float, batch: Batch | None = None, packet: int = 0) -> None:
         """Handle a packet. A fault of the peer becomes an error packet, never an exception."""
+        self._now = now
         try:
             if link in self._clients:
                 self._from_client(message, link, batch, packet, now)
@@ -290,11 +295,13 @@ class Broker:
             self._context.refuse(link, packet, error)
 
     def wake(self, *, now: float) -> None:
+        self._now = now
         fast = now >= self._fast_at
         if fast:
             self._fast_at = now + FAST_S
             for pubend in self._streams:
                 self._edge.curious(pubend, now)
+                self._feedback.sample(pubend, self._edge.streams[pubend], now)
                 self._subscribing.catching_up.serve(pubend, now)
             self._subscribing.wake(now)
             self._range_reads.wake(now)
@@ -304,6 +311,9 @@ class Broker:
         if now >= self._slow_at:
             self._slow_at = now + self._config.silence_s
             self._housekeeping(now)
+        if self._feedback.is_due(now):
+            self._announce_silence(now)
+            self._feedback.query(self._streams, now, self._context.wall_ms)
 
     def deadline(self) -> float | None:
         return min(self._slow_at, self._fast_at)
@@ -314,7 +324,7 @@ class Broker:
             self._tell_holds = False
             self._releasing.tell(again=True)
         self._context.store_known()
-        self._publishing.commit()
+        self._publishing.commit(self._now)
         taken = list(self._orders)
         self._orders.clear()
         return taken
@@ -463,6 +473,14 @@ class Broker:
                     self._edge.advance(message.pubend, now)
             case p.Released():
                 self._released(message, link)
+            case p.LogDamaged():
+                self._streams[message.pubend].damaged(message)
+                self._edge.damaged(message.pubend, message.lo, message.hi, now)
+            case p.CongestionQuery():
+                self._feedback.queried(message, self._streams[message.pubend], self._edge.streams[message.pubend])
+            case p.CongestionAlert():
+                if message.pubend in self._streams:
+                    self._feedback.alerted(message, self._streams[message.pubend], now, self._context.wall_ms)
             case p.LinkState():
                 self._link_state(message, link, now)
             case p.DurableHome():
@@ -489,6 +507,10 @@ class Broker:
                 return self._is_parent(message.pubend, link) and message.hi <= latest
             case p.InterestActive() | p.Released():
                 return self._is_parent(message.pubend, link) and message.tick <= latest
+            case p.LogDamaged():
+                return self._is_parent(message.pubend, link) and message.hi <= latest
+            case p.CongestionQuery():
+                return self._is_parent(message.pubend, link) and message.position <= latest
             case p.CatchUpReply():
                 return message.hi <= latest and message.released <= latest
             case _:
@@ -626,14 +648,17 @@ class Broker:
         self._subscribing.activation.routes_changed(pubends, now)
         self._tell_holds = True
 
+    def _announce_silence(self, now: float) -> None:
+        for pubend, known in self._publishing.silence():
+            self._learned(pubend, known, now)
+
     def _housekeeping(self, now: float) -> None:
         self._lives.store_heard(now)
         self._publishing.reserve_horizons()
         if self._forget_unreadable:  # the assumptions in its place are stored by now; store the publisher ids with its removal
             self._forget_unreadable = False
             self._publishing.store_next((UNREADABLE, None))
-        for pubend, known in self._publishing.silence():
-            self._learned(pubend, known, now)
+        self._announce_silence(now)
         for stream in self._streams.values():
             stream.flush(now)
         self._edge.begin_telling(max(1, round(TELLING_PERIODS * self._config.silence_s / FAST_S)))

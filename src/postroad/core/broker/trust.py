@@ -25,6 +25,7 @@ from postroad.core.protocol.packets import (
     HoldConfirmed,
     Knowledge,
     LinkState,
+    LogDamaged,
     Packet,
     Remembered,
     pubend_broker,
@@ -70,6 +71,8 @@ def check(packet: Packet, batch: Batch | None) -> None:
             _check_owner(packet.target, packet.rows)
         case Knowledge() | CatchUpReply():
             _check_rows(packet.lo, packet.hi, batch)
+        case LogDamaged() if packet.lo > packet.hi:
+            raise ImplausibleError(f"a range of ticks ends at {packet.hi}, before it begins at {packet.lo}")
         case _:
             pass
 

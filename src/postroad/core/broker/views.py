@@ -61,8 +61,11 @@ class Cache(Protocol):
 
     frontier: int
     evicted: int
+    keep_from: int | None
 
     def read(self, lo: int, hi: int) -> Iterator[KnowledgeRange]: ...
+
+    def trim_beyond(self, tick: int, bytes_max: int) -> None: ...
 
     def drop_through(self, tick: int) -> None: ...
 

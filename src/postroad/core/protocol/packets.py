@@ -400,6 +400,42 @@ class Released(Packet, frozen=True, array_like=True):
     tick: U64
 
 
+class CongestionQuery(Packet, frozen=True, array_like=True):
+    """A pubend is at tick `position`: a broker whose subscribers fall behind it answers with `CongestionAlert`.
+
+    Sent each second down the tree. `sequence` rises, also over restarts.
+    """
+
+    pubend: U64
+    sequence: U64
+    position: U64
+
+
+class SlowestBroker(msgspec.Struct, frozen=True, array_like=True):
+    """The doubt horizon of a broker moves at `rate` tick seconds per second, and is `lag_ms` behind the pubend."""
+
+    rate: Annotated[float, Meta(ge=0, le=1000)]
+    lag_ms: WallMs
+    broker: U32
+
+
+class CongestionAlert(Packet, frozen=True, array_like=True):
+    """The slowest live and the slowest recovering broker among the sender and those below it, that query `sequence` found."""
+
+    pubend: U64
+    sequence: U64
+    live: SlowestBroker | None = None
+    recovering: SlowestBroker | None = None
+
+
+class LogDamaged(Packet, frozen=True, array_like=True):
+    """The answer to a NACK: everything of the pubend in (lo, hi] is lost, because the log is damaged there."""
+
+    pubend: U64
+    lo: U64
+    hi: U64
+
+
 # --- unicast ------------------------------------------------------------------------------------------------------------
 
 

@@ -60,7 +60,7 @@ def test_nothing_is_acknowledged_before_it_is_durable() -> None:
     bench = Bench()
     bench.pubend.open(PUBLISHER, LINK)
     bench.pubend.publish(PUBLISHER, [row(1), row(2)])
-    bench.pubend.commit(wall_ms=5000)
+    bench.pubend.commit(5000, 0.0)
     assert bench.acknowledged() == []
     assert bench.pubend.horizon == 0
     lo, hi, _ = bench.write()
@@ -73,13 +73,13 @@ def test_what_arrives_during_a_write_becomes_one_append() -> None:
     bench = Bench()
     bench.pubend.open(PUBLISHER, LINK)
     bench.pubend.publish(PUBLISHER, [row(1)])
-    bench.pubend.commit(5000)
+    bench.pubend.commit(5000, 0.0)
     bench.pubend.publish(PUBLISHER, [row(2)])
     bench.pubend.publish_columns(PUBLISHER, columns(3, 4))
     bench.pubend.publish(PUBLISHER, [row(5)])
-    bench.pubend.commit(5000)
+    bench.pubend.commit(5000, 0.0)
     bench.write()
-    bench.pubend.commit(5000)
+    bench.pubend.commit(5000, 0.0)
     assert len(bench.appends()) == 1
     bench.write()
     assert bench.logged() == [1, 2, 3, 4, 5]
@@ -93,14 +93,14 @@ def test_what_is_sent_again_is_recognised(as_columns: bool) -> None:
     bench = Bench()
     bench.pubend.open(PUBLISHER, LINK)
     bench.pubend.publish(PUBLISHER, [row(1), row(2)])
-    bench.pubend.commit(5000)
+    bench.pubend.commit(5000, 0.0)
     bench.pubend.open(PUBLISHER, LINK + 1)  # the client came back before the write was done
     if as_columns:
         bench.pubend.publish_columns(PUBLISHER, columns(1, 2, 3))
     else:
         bench.pubend.publish(PUBLISHER, [row(1), row(2), row(3)])
     bench.write()
-    bench.pubend.commit(5000)
+    bench.pubend.commit(5000, 0.0)
     bench.write()
     assert bench.logged() == [1, 2, 3]
     bench.pubend.publish(PUBLISHER, [row(3)])
@@ -113,7 +113,7 @@ def test_publishers_are_recognised_after_a_crash() -> None:
     bench = Bench(state)
     assert bench.pubend.open(PUBLISHER, LINK) == id_tick(2)
     bench.pubend.publish(PUBLISHER, [row(1), row(2), row(3)])
-    bench.pubend.commit(5000)
+    bench.pubend.commit(5000, 0.0)
     bench.write()
     assert bench.logged() == [3]
 
@@ -124,7 +124,7 @@ def test_new_ticks_lie_above_everything_reserved_even_when_the_clock_went_back()
     bench = Bench(PubendState(PUBEND, last_tick=50_000 << 16), reserved)
     bench.pubend.open(PUBLISHER, LINK)
     bench.pubend.publish(PUBLISHER, [row(1)])
-    bench.pubend.commit(wall_ms=40_000)
+    bench.pubend.commit(40_000, 0.0)
     _, hi, _ = bench.write()
     assert hi > reserved
 
@@ -157,7 +157,7 @@ def test_no_silence_is_announced_over_rows_that_are_being_written() -> None:
     bench = Bench(reserved=10**6 << 16)
     bench.pubend.open(PUBLISHER, LINK)
     bench.pubend.publish(PUBLISHER, [row(1)])
-    bench.pubend.commit(10**7)
+    bench.pubend.commit(10**7, 0.0)
     assert bench.pubend.silence(10**8) is None
 
 
@@ -166,7 +166,7 @@ def test_a_failed_append_is_refused_and_the_stream_goes_on() -> None:
     bench = Bench()
     bench.pubend.open(PUBLISHER, LINK)
     bench.pubend.publish(PUBLISHER, [row(1)])
-    bench.pubend.commit(5000)
+    bench.pubend.commit(5000, 0.0)
     bench.pubend.publish_columns(PUBLISHER, columns(2, 3))
     (order,) = bench.appends()
     bench.orders.clear()
@@ -175,7 +175,7 @@ def test_a_failed_append_is_refused_and_the_stream_goes_on() -> None:
     assert [m.reason for m in refused if isinstance(m, PublishRefused)] == ["the disk is full"] * 2
     bench.orders.clear()
     bench.pubend.publish(PUBLISHER, [row(1), row(4)])
-    bench.pubend.commit(5000)
+    bench.pubend.commit(5000, 0.0)
     bench.write()
     assert bench.logged() == [1, 4]
 

@@ -24,9 +24,10 @@ RTT_GAIN: Final = 0.125  # of a new sample
 RTT_AT_FIRST_S: Final = 0.25
 TIMEOUT_RTTS: Final = 4.0
 TIMEOUT_S_MIN: Final = 0.5
-TIMEOUT_S_MAX: Final = 8.0
-TRIES_MAX: Final = 6  # for the first unknown tick; then the gap is left to other ways
+TIMEOUT_S_MAX: Final = 60.0
+TRIES_MAX: Final = 7  # for the first unknown tick; then the gap is left to other ways
 ASKED_MAX: Final = 256
+LAST_TICK: Final = (1 << 64) - 1
 QUEUE_S_LEAST: Final = 0.1  # an answer that waits less than this: more may be asked for
 QUEUE_S_MOST: Final = 0.4  # longer: less
 GROW: Final = 1.25
@@ -40,6 +41,7 @@ class _Asked:
 
     lo: int
     hi: int
+    first_at: float
     at: float
     due: float
     tries: int
@@ -52,6 +54,7 @@ class NackWindow:
         self._settings = settings
         self.size_ms = settings.nack_window_ms
         self.rtt_s = 0.0  # smoothed; 0: none was measured
+        self._timeout_s_least = 0.0  # until there is a sample again
         self._asked: list[_Asked] = []  # ascending and disjoint
         self._doubt_horizon = 0
         self._round_until = 0  # the round trip is over when the stream is known up to here
@@ -65,6 +68,10 @@ class NackWindow:
     def end(self, doubt_horizon: int) -> int:
         """Return the last tick of the window."""
         return doubt_horizon + (self.size_ms << COUNTER_BITS)
+
+    def reach(self, doubt_horizon: int) -> int:
+        """Return up to where `known` and `ask` have to be told what is missing."""
+        return max(self.end(doubt_horizon), self._asked[-1].hi if self._asked else 0)
 
     def reset(self) -> None:
         """Nothing is missing any more: the next recovery begins with a small window."""
@@ -81,14 +88,19 @@ class NackWindow:
         """Tell whether the first unknown range was asked for often enough."""
         return bool(self._asked) and self._asked[0].tries > TRIES_MAX
 
-    def known(self, doubt_horizon: int, gaps: Sequence[tuple[int, int]], now: float) -> None:
-        """Take in what is still unknown, in order; the rest of what was asked for is answered."""
+    def known(self, doubt_horizon: int, gaps: Sequence[tuple[int, int]], now: float, *, until: int = LAST_TICK) -> None:
+        """Take in what is still unknown up to `until`, in order; the rest of what was asked for is answered."""
         left: list[_Asked] = []
         for asked in self._asked:
+            if asked.hi > until:
+                left.append(asked)
+                continue
             parts = [(max(lo, asked.lo), min(hi, asked.hi)) for lo, hi in gaps if lo < asked.hi and hi > asked.lo]
             left.extend(replace(asked, lo=lo, hi=hi) for lo, hi in parts)
             if not parts and asked.tries == 1:
                 self._sample(now - asked.at)
+            elif not parts:  # which request was answered is not known, but the next ones are to wait that long
+                self._timeout_s_least = min(now - asked.first_at, TIMEOUT_S_MAX)
         if doubt_horizon > self._doubt_horizon:
             self._doubt_horizon = doubt_horizon
             for asked in left:
@@ -129,16 +141,17 @@ class NackWindow:
         step, asked = self._settings.nack_ms << COUNTER_BITS, []
         while lo < hi and len(self._asked) < ASKED_MAX:
             end = min(lo + step, hi)
-            self._asked.append(_Asked(lo, end, now, now + self._timeout_s(1), 1))
+            self._asked.append(_Asked(lo, end, now, now, now + self._timeout_s(1), 1))
             asked.append((lo, end))
             lo = end
         return asked
 
     def _timeout_s(self, tries: int) -> float:
-        timeout_s = max(TIMEOUT_RTTS * (self.rtt_s or RTT_AT_FIRST_S), TIMEOUT_S_MIN)
+        timeout_s = max(TIMEOUT_RTTS * (self.rtt_s or RTT_AT_FIRST_S), TIMEOUT_S_MIN, self._timeout_s_least)
         return min(timeout_s * (1 << tries - 1), TIMEOUT_S_MAX)
 
     def _sample(self, rtt_s: float) -> None:
+        self._timeout_s_least = 0.0
         self.rtt_s = rtt_s if not self.rtt_s else self.rtt_s + RTT_GAIN * (rtt_s - self.rtt_s)
         self._round.append(rtt_s)
 

@@ -18,6 +18,7 @@ class PublishedCount:
         self._total = 0
         self._samples: deque[tuple[float, int, int]] = deque([(0.0, 0, 0)])  # (time, tick, messages until then)
         self.held_back = False  # since the last query, messages had to wait for their rate
+        self._was_held_back = False  # between the two queries before
 
     def add(self, messages: int) -> None:
         self._total += messages
@@ -27,6 +28,15 @@ class PublishedCount:
         self._samples.append((now, tick, self._total))
         while len(self._samples) > 2 and self._samples[0][0] < now - KEPT_S:
             self._samples.popleft()
+
+    def end_interval(self) -> None:
+        """A query was sent."""
+        self._was_held_back, self.held_back = self.held_back, False
+
+    @property
+    def is_held_back(self) -> bool:
+        """Tell whether publishers use up their rate."""
+        return self.held_back or self._was_held_back
 
     @property
     def tick_ms(self) -> int:

@@ -24,6 +24,9 @@ from postroad.core.batch.batch import Batch, concat
 from postroad.core.batch.build import build_batches
 from postroad.core.batch.row_codec import Row
 from postroad.core.batch.schema import BatchLimits
+from postroad.core.broker.congestion.pacer import Pacer
+from postroad.core.broker.congestion.published import PublishedCount
+from postroad.core.broker.congestion.rate_rule import Throttle
 from postroad.core.protocol.observations import Output
 from postroad.core.protocol.orders import Append, LinkId, PubendState, Send
 from postroad.core.protocol.packets import PublishAcknowledged, PublishRefused
@@ -54,6 +57,20 @@ class _Waiting:
     rows: list[Row] = field(default_factory=list)
     columns: Batch | None = None
 
+    def __len__(self) -> int:
+        return len(self.rows) if self.columns is None else len(self.columns)
+
+    def split(self, count: int) -> tuple[_Waiting, _Waiting]:
+        """Return the first so many messages, and the others."""
+        size = self.size * count // len(self)
+        if self.columns is None:
+            first = _Waiting(self.publisher, id_tick(self.rows[count - 1]), size, rows=self.rows[:count])
+            return first, _Waiting(self.publisher, self.last, self.size - size, rows=self.rows[count:])
+        columns = self.columns
+        part = columns.slice(0, count)
+        first = _Waiting(self.publisher, int(id_ticks(part)[-1]), size, columns=part)
+        return first, _Waiting(self.publisher, self.last, self.size - size, columns=columns.slice(count, len(columns)))
+
 
 class Pubend:
     """One stream. `publish` adds rows; `appended` returns the ones that are on disk."""
@@ -69,6 +86,9 @@ class Pubend:
         self.backlog_bytes = 0
         self.wall_ms = 0  # the broker's clock
         self.is_open = True  # False: its first tick is not chosen yet (see `incarnations`)
+        self.pacer = Pacer()
+        self.published = PublishedCount()
+        self.throttle: Throttle | None = None
         self._orders = orders
         self._publishers: dict[int, _PublisherTicks] = {}
         self._forgotten = state.forgotten
@@ -146,20 +166,43 @@ class Pubend:
 
     # --- the stream ---
 
-    def commit(self, wall_ms: int) -> None:
-        """Begin one append with the waiting rows, unless an append is in progress."""
+    def commit(self, wall_ms: int, now: float) -> None:
+        """Begin one append with the waiting rows, as far as the rate allows, unless an append is in progress."""
         if self._in_flight is not None or not self._waiting or not self.is_open:
             return
+        taken = self._take_all() if self.pacer.rate is None else self._take(self.pacer.allowed(now) or 0)
+        if not taken:
+            return
+        count = sum(map(len, taken))
+        self.pacer.took(count)
+        self.published.add(count)
+        batches = _build(taken, max(wall_ms << 16, self.horizon + 1))
+        self._token += 1
+        self._in_flight = (self._token, batches, taken)
+        self._orders.append(Append(self.pubend, self._token, batches))
+
+    def _take_all(self) -> list[_Waiting]:
         taken: list[_Waiting] = []
         count = 0
         while self._waiting and (not taken or count < COMMIT_ROWS_MAX):
             entry = self._waiting.pop(0)
             taken.append(entry)
-            count += len(entry.rows) or len(entry.columns or ())
-        batches = _build(taken, max(wall_ms << 16, self.horizon + 1))
-        self._token += 1
-        self._in_flight = (self._token, batches, taken)
-        self._orders.append(Append(self.pubend, self._token, batches))
+            count += len(entry)
+        return taken
+
+    def _take(self, count: int) -> list[_Waiting]:
+        """Take so many of the waiting messages; the others are held back."""
+        taken: list[_Waiting] = []
+        count = min(count, COMMIT_ROWS_MAX)
+        while self._waiting and count > 0:
+            if len(self._waiting[0]) > count:
+                first, self._waiting[0] = self._waiting[0].split(count)
+            else:
+                first = self._waiting.pop(0)
+            taken.append(first)
+            count -= len(first)
+        self.published.held_back |= bool(self._waiting)
+        return taken
 
     def appended(self, token: int) -> tuple[int, int, tuple[Batch, ...]]:
         """Announce a durable append: return (lo, hi, batches) and acknowledge its publishers."""
@@ -172,7 +215,7 @@ class Pubend:
         last: dict[int, int] = {}
         for entry in taken:
             last[entry.publisher] = max(entry.last, last.get(entry.publisher, 0))
-            self.backlog_rows -= len(entry.rows) or len(entry.columns or ())
+            self.backlog_rows -= len(entry)
             self.backlog_bytes -= entry.size
         for publisher, tick in last.items():
             self._durable(publisher, tick)
@@ -292,6 +335,11 @@ def _first_and_last_id(entry: _Waiting) -> tuple[bytes, bytes]:
         return entry.rows[0][0], entry.rows[-1][0]
     ids = entry.columns.ids()
     return bytes(ids[0]), bytes(ids[-1])
+
+
+def id_tick(row: Row) -> int:
+    """Return the tick part of the id of a row."""
+    return int.from_bytes(row[0][8:], "big")
 
 
 def id_ticks(batch: Batch) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:

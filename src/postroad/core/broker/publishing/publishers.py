@@ -147,9 +147,9 @@ class Publishing:
 
     # --- the stream ---
 
-    def commit(self) -> None:
+    def commit(self, now: float) -> None:
         for pubend in self.pubends.values():
-            pubend.commit(self._context.wall_ms)
+            pubend.commit(self._context.wall_ms, now)
 
     def appended(self, pubend_id: int, token: int) -> list[KnowledgeRange]:
         """Return the rows that are on disk now, as knowledge that is complete for every interest."""

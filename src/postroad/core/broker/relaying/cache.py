@@ -4,7 +4,9 @@ It consists of ranges (lo, hi] with a label and rows, sorted and disjoint. The l
 every tick without a row is silence. A higher label is at least as good for every filter requested since. So a range that arrives
 again replaces ranges with a lower label, and never the other way round.
 
-The size is bounded in bytes; the oldest ticks are evicted first. A range without rows costs a fixed amount.
+The size is bounded in bytes; the oldest ticks are evicted first. A range without rows costs a fixed amount. While the broker's
+own subscribers wait for a gap to close, what follows the gap up to `keep_from` is evicted from its end instead: the oldest of it
+is delivered first. It will be requested again.
 
 Invariant: `_los` is sorted and `ranges[i].hi <= ranges[i + 1].lo`.
 """
@@ -29,7 +31,8 @@ class StreamCache:
         self._los: list[int] = []
         self.size = 0
         self.frontier = 0  # the highest tick ever received
-        self.evicted = 0  # the highest tick ever evicted
+        self.evicted = 0  # the highest tick ever evicted from the front
+        self.keep_from: int | None = None  # what comes after this tick still has to be delivered here
 
     def add(self, known: KnowledgeRange) -> list[KnowledgeRange]:
         """Add a range; return its parts that are new (unknown ticks, or ticks known with a lower label)."""
@@ -56,6 +59,14 @@ class StreamCache:
             if known.hi > lo:
                 yield known.cut(lo, hi)
             index += 1
+
+    def trim_beyond(self, tick: int, bytes_max: int) -> None:
+        """Evict from the end until no more than this is cached after a tick."""
+        index = max(bisect_right(self._los, tick) - 1, 0)
+        beyond = sum(known.size for known in self._ranges[index:] if known.hi > tick)
+        while beyond > bytes_max and len(self._ranges) > index + 1:
+            beyond -= self._ranges[-1].size
+            self._drop_last()
 
     def drop_through(self, tick: int) -> None:
         """Forget everything up to a tick."""
@@ -107,7 +118,7 @@ class StreamCache:
         if self.size <= self._bytes_max:
             return
         count, size, wanted = 0, self.size, self._bytes_max - self._bytes_max // EVICTED_AT_ONCE
-        while size > wanted and count < len(self._ranges) - 1:
+        while size > wanted and count < len(self._ranges) - 1 and not self._is_kept(self._ranges[count]):
             size -= self._ranges[count].size
             count += 1
         if count:
@@ -115,3 +126,13 @@ class StreamCache:
             self.evicted = max(self.evicted, self._ranges[count - 1].hi)
             del self._ranges[:count]
             del self._los[:count]
+        if self.keep_from is not None:
+            while self.size > self._bytes_max and len(self._ranges) > 1:
+                self._drop_last()
+
+    def _is_kept(self, known: KnowledgeRange) -> bool:
+        return self.keep_from is not None and known.hi > self.keep_from
+
+    def _drop_last(self) -> None:
+        self.size -= self._ranges.pop().size
+        self._los.pop()

@@ -18,9 +18,12 @@ from postroad.core.broker.relaying.interest import EVERYTHING
 from postroad.core.filters.filter import Filter
 from postroad.core.protocol.orders import LinkId
 from postroad.core.protocol.packets import Interest
+from postroad.core.protocol.ranges import RangeSet
 
 FILTERS_MAX: Final = 1 << 17
 """Filters of one child in one stream. A child with more is sent everything, until it sends its interest in full again."""
+
+UNSENT_RANGES_MAX: Final = 4096
 
 
 @dataclass(slots=True)
@@ -45,6 +48,7 @@ class Child:
     pending: deque[Change] = field(default_factory=deque)
     told: int = 0  # the child was sent our knowledge up to here
     quiet: int = 0  # at least `told`: up to here there is only silence that was not sent yet
+    unsent: RangeSet = field(default_factory=RangeSet)  # up to `told`: what it was not sent, or requested again and we lack
     coming: dict[Filter, None] | None = None  # the filters so far of a full interest that comes in several packets
     change: Change | None = None  # the change so far of an interest that comes in several packets
 
@@ -77,6 +81,19 @@ class Child:
         yield from self.active
         for change in self.pending:
             yield from change.add
+
+    def owe(self, lo: int, hi: int) -> None:
+        """Send (lo, hi] when it becomes known, although it lies before what was sent last."""
+        if len(self.unsent) >= UNSENT_RANGES_MAX:
+            self.unsent = RangeSet()  # it requests again what it still lacks
+        self.unsent.add(lo, hi)
+
+    def is_owed(self, lo: int, hi: int) -> bool:
+        """Tell whether a part that became known is to be sent, which settles it; what was sent before is not sent again."""
+        if next(self.unsent.intersect(lo, hi), None) is None:
+            return False
+        self.unsent.remove(lo, hi)
+        return True
 
     def suspend(self) -> None:
         """Make nothing active: the active filters become the first pending change."""

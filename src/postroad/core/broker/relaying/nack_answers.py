@@ -8,17 +8,17 @@ it, at the latest the pubend's broker from its log.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from postroad.core.batch.batch import Batch
 from postroad.core.broker.answer_pieces import CATCH_UP_BYTES, bare, pieces
 from postroad.core.broker.context import FULL_HOPS, Context
 from postroad.core.broker.knowledge import COMPLETE, KnowledgeRange
 from postroad.core.broker.log_reads import LogReads
-from postroad.core.broker.relaying.stream import Stream
+from postroad.core.broker.relaying.stream import REPLY_BYTES_MAX, Stream
 from postroad.core.broker.views import HostedPubends
 from postroad.core.protocol.orders import LinkId, LogRead, ReadLog, Send
-from postroad.core.protocol.packets import CatchUp, CatchUpReply, Nack, Released
+from postroad.core.protocol.packets import CatchUp, CatchUpReply, LogDamaged, Nack, Released
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,8 @@ class GapFromLog:
     link: LinkId
     pubend: int
     lo: int
+    hi: int
+    bytes_left: int  # for the rest of the range, after what one read returns
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,10 @@ class NackAnswers:
         for lo, hi in stream.nack(link, nack, now):
             end = min(hi, self._pubends[nack.pubend].horizon)
             if lo < end:
-                self._log_reads.ask(ReadLog(nack.pubend, 0, lo, end, CATCH_UP_BYTES), GapFromLog(link, nack.pubend, lo))
+                self._read_gap(GapFromLog(link, nack.pubend, lo, end, REPLY_BYTES_MAX))
+
+    def _read_gap(self, wanted: GapFromLog) -> None:
+        self._log_reads.ask(ReadLog(wanted.pubend, 0, wanted.lo, wanted.hi, CATCH_UP_BYTES), wanted)
 
     def take_gap(self, wanted: GapFromLog, result: LogRead) -> None:
         """Send a child what was read for its NACK."""
@@ -67,7 +72,8 @@ class NackAnswers:
         stream = self._streams[wanted.pubend]
         for begin, hi, batches, gone in result.stretches(position):
             if gone > begin:
-                continue  # lost: a subscriber that still misses it catches up by itself, and gets a gap in the answer
+                self._context.send(wanted.link, LogDamaged(wanted.pubend, begin, gone))
+                continue
             position = begin
             for batch in batches:
                 end = int(batch.ticks()[-1])
@@ -75,6 +81,9 @@ class NackAnswers:
                 position = end
             if position < hi:
                 stream.reply(wanted.link, KnowledgeRange(position, hi, COMPLETE, None))
+        left = wanted.bytes_left - CATCH_UP_BYTES
+        if wanted.lo < result.hi < wanted.hi and left > 0:
+            self._read_gap(replace(wanted, lo=result.hi, bytes_left=left))
 
     # --- catching up ---
 

@@ -32,11 +32,12 @@ from postroad.core.filters.filter import Filter
 from postroad.core.filters.index.filter_index import FilterIndex
 from postroad.core.protocol.observations import Output, Routed
 from postroad.core.protocol.orders import LinkId, Send
-from postroad.core.protocol.packets import Interest, InterestActive, Knowledge, Nack, Released
+from postroad.core.protocol.packets import Interest, InterestActive, Knowledge, LogDamaged, Nack, Released
 from postroad.core.protocol.ranges import RangeSet
 
 NACK_RANGES_MAX: Final = 256
 REPLY_BYTES_MAX: Final = 4 << 20
+NEVER: Final = 1 << 64  # above every tick
 NOT_BEGUN: Final = -1  # below every label
 ASKED_FOR_S: Final = 0.3  # a range is requested from the parent at most once in this time
 
@@ -66,6 +67,7 @@ class Stream:
         self._index: FilterIndex[tuple[LinkId, Filter]] = FilterIndex()
         self._asked = RangeSet()
         self._asked_until = 0.0
+        self._flush_at = NEVER  # when the stream has reached this tick, pending silence is sent
 
     @property
     def epoch_sent(self) -> int:
@@ -185,6 +187,8 @@ class Stream:
             sent = self._forward(part)
             if upstream and part.rows is not None:
                 self._orders.append(Routed(self.pubend, upstream, part.rows, sent))
+        if known.hi >= self._flush_at:
+            self.flush_through(self._flush_at)
         return news
 
     def nack(self, link: LinkId, nack: Nack, now: float) -> list[tuple[int, int]]:
@@ -192,23 +196,24 @@ class Stream:
         child = self._children.get(link)
         if child is None or child.epoch == 0 or nack.epoch > child.epoch:
             return []
-        missing: list[tuple[int, int]] = []
+        missing = RangeSet()
         budget = REPLY_BYTES_MAX
         for lo, hi in nack.ranges[:NACK_RANGES_MAX]:
             position = lo
             for known in self.cache.read(lo, hi):
                 if not self._suffices(known.label, child):
                     continue
-                if position < known.lo:
-                    missing.append((position, known.lo))
+                missing.add(position, known.lo)
                 position = known.hi
                 budget -= known.size
                 if budget > 0:
+                    child.unsent.remove(known.lo, known.hi)
                     self._send_part(child, known)
-            if position < hi:
-                missing.append((position, hi))
+            missing.add(position, hi)
         if self.hosted_here:
-            return missing
+            return list(missing)
+        for lo, hi in missing:
+            child.owe(lo, min(hi, child.told))
         self.ask(missing, child.included_in, now)
         return []
 
@@ -225,12 +230,11 @@ class Stream:
         if now >= self._asked_until:
             self._asked = RangeSet()
             self._asked_until = now + ASKED_FOR_S
-        fresh: list[tuple[int, int]] = []
-        for lo, hi in ranges:
-            fresh.extend((part.lo, part.hi) for part in self._asked.missing(lo, hi))
+        fresh = RangeSet(part for lo, hi in ranges for part in list(self._asked.missing(lo, hi)))
+        for lo, hi in fresh:
             self._asked.add(lo, hi)
         if fresh:
-            self._orders.append(Send(self.parent, Nack(self.pubend, label, fresh[:NACK_RANGES_MAX])))
+            self._orders.append(Send(self.parent, Nack(self.pubend, label, [(lo, hi) for lo, hi in fresh][:NACK_RANGES_MAX])))
 
     def from_cache(self, wanted: Filter, lo: int, hi: int, bytes_max: int) -> tuple[int, list[Batch]]:
         """Return how far the cache is complete from `lo` on for one filter, and the matching rows up to there."""
@@ -253,10 +257,21 @@ class Stream:
             position = known.hi
         return position, rows
 
+    @property
+    def children(self) -> list[LinkId]:
+        """The links to neighbours that take part in this stream."""
+        return [child.link for child in self._children.values() if child.epoch]
+
     def pass_on(self, released: Released) -> None:
         """Forward to the children what the parent reported as released."""
         for link in self._children:
             self._orders.append(Send(link, released))
+
+    def damaged(self, lost: LogDamaged) -> None:
+        """Forward to the children that wait for a range that its log has lost it."""
+        for child in self._children.values():
+            if child.is_owed(lost.lo, lost.hi):
+                self._orders.append(Send(child.link, lost))
 
     def flush(self, now: float) -> None:
         """Send pending silence to the children, and repeat an interest that the parent has not answered."""
@@ -266,6 +281,13 @@ class Stream:
             self._flush_child(child)
         if not self.hosted_here and self.parent is not None:
             self._asking.send_again(self.parent, now)
+
+    def flush_through(self, tick: int) -> None:
+        """Send the children the pending silence as soon as the stream has reached a tick."""
+        self._flush_at = tick if self.cache.frontier < tick else NEVER
+        if self._flush_at == NEVER:
+            for child in self._children.values():
+                self._flush_child(child)
 
     def stats(self) -> dict[str, int]:
         return {"children": len(self._children), "cache_bytes": self.cache.size, "cache_segments": len(self.cache)}
@@ -289,6 +311,8 @@ class Stream:
                 self._apply(child, child.pending.popleft())
             if flushed:
                 start = max(self.cache.frontier, self.active_tick) if tick is None else tick
+                if 0 < child.told < start:
+                    child.owe(child.told, start)
                 child.told = child.quiet = max(start, child.told)
                 self._orders.append(Send(child.link, InterestActive(self.pubend, child.epoch, start)))
         self.refresh(now)
@@ -337,12 +361,16 @@ class Stream:
         for child in self._children.values():
             if not child.epoch or not self._suffices(part.label, child):
                 continue
+            if part.hi <= child.told and not child.is_owed(part.lo, part.hi):
+                continue  # it was sent before, and comes again because another child lacks it
             rows = _selected(part.rows, matched.get(child.link))
             if rows is not None:
                 sent[child.link] = matched[child.link]
             if not child.told <= part.lo <= child.quiet:  # an older range, or one after a gap: it cannot be merged
                 self._flush_child(child)
                 self._send(child, part.lo, part.hi, rows)
+                if child.told < part.lo:
+                    child.owe(child.told, part.lo)
                 child.told = child.quiet = max(child.told, part.hi)
                 continue
             child.quiet = max(child.quiet, part.hi)

@@ -30,6 +30,8 @@ import numpy as np
 
 from postroad.core.batch.batch import Batch
 from postroad.core.batch.selection import Rows, select
+from postroad.core.broker.congestion.nack_window import NackWindow, make_nack_window
+from postroad.core.broker.congestion.settings import CongestionSettings, Rule
 from postroad.core.broker.knowledge import KnowledgeRange, rows_within
 from postroad.core.broker.subscribing.filter_load import FilterLoad
 from postroad.core.broker.subscribing.subscription import Event, Progress, State, Subscription
@@ -40,12 +42,14 @@ from postroad.core.filters.index.filter_index import FilterIndex
 from postroad.core.protocol.observations import Attached, Delivered, Detached, GapTold, Output
 from postroad.core.protocol.orders import LinkId, Send
 from postroad.core.protocol.packets import Advance, Deliver, Gap, Started, Unsubscribed
+from postroad.types import tick_milliseconds
 
 CATCH_UP_RETRY_S: Final = 1.0
 NACK_DELAY_S: Final = 0.05
 NACK_BACKOFF_MAX_S: Final = 2.0
 NACK_TRIES_MAX: Final = 6  # about three seconds
 NACK_RANGES: Final = 64
+GAPS_MAX: Final = 256  # that a NACK window looks at
 TOLD_AT_ONCE: Final = 100  # at most so many clients receive their positions in one step
 FOREVER: Final = (1 << 64) - 1
 
@@ -62,9 +66,18 @@ class EdgeStream:
     delivered: int = 0
     required: list[tuple[int, int]] = field(default_factory=list)  # both ascending; entries below `delivered` are dropped
     engaged: int = 0  # subscriptions that are live or catching up
+    window: NackWindow | None = None  # how gaps are recovered; None: by the timer below, as without congestion control
+    recovering: bool = False  # further behind than the receive window, and not within `lag_ms_max` again since
+    asked_parent: LinkId | None = None  # whom the window asked
+    epoch_awaited: int = 0  # that parent answers from this epoch on
     nack_at: float = float("inf")
     nack_backoff: float = NACK_DELAY_S
     nack_tries: int = 0  # without progress
+
+    @property
+    def lag_ms(self) -> int:
+        """How far the doubt horizon is behind what is known of the stream."""
+        return max(tick_milliseconds(self.stream.cache.frontier) - tick_milliseconds(self.delivered), 0)
 
     def need_at(self, tick: int) -> tuple[int, int]:
         """Return the label required for the ticks after `tick`, and the tick up to which that label applies."""
@@ -92,12 +105,15 @@ class EdgeStream:
 class EdgeStreams(dict[int, EdgeStream]):
     """The live delivery of all pubends; an entry is created when it is first used."""
 
-    def __init__(self, relayed: RelayedStreams) -> None:
+    def __init__(self, relayed: RelayedStreams, settings: CongestionSettings) -> None:
         super().__init__()
         self._relayed = relayed
+        self._settings = settings
 
     def __missing__(self, pubend: int) -> EdgeStream:
-        made = self[pubend] = EdgeStream(self._relayed[pubend])
+        stream = self._relayed[pubend]
+        controlled = self._settings.rule is not Rule.NONE and not stream.hosted_here
+        made = self[pubend] = EdgeStream(stream, window=make_nack_window(self._settings) if controlled else None)
         return made
 
 
@@ -142,11 +158,19 @@ def _entry_number(entry: tuple[int, int, int, Progress]) -> int:
 class Edge:
     """All subscriptions of one broker."""
 
-    def __init__(self, streams: RelayedStreams, orders: list[Output], *, observed: bool = False) -> None:
+    def __init__(
+        self,
+        streams: RelayedStreams,
+        orders: list[Output],
+        *,
+        observed: bool = False,
+        settings: CongestionSettings | None = None,
+    ) -> None:
         self._orders = orders
+        self._settings = settings or CongestionSettings()
         self._observed = observed
         self.subscriptions: dict[int, Subscription] = {}
-        self.streams = EdgeStreams(streams)
+        self.streams = EdgeStreams(streams, self._settings)
         self._by_link: dict[LinkId, dict[int, Subscription]] = {}  # link -> handle -> subscription
         self._index: FilterIndex[int] = FilterIndex()
         self._congested: dict[LinkId, None] = {}
@@ -356,6 +380,9 @@ class Edge:
             self.deliver(pubend, part)
             edge.delivered = part.hi
         edge.forget_required()
+        if edge.window is not None:
+            self._watch_gap(edge, before, now)
+            return
         if edge.delivered > before:  # progress: a NACK that is scheduled concerns a gap that has closed
             edge.nack_backoff, edge.nack_at, edge.nack_tries = NACK_DELAY_S, float("inf"), 0
         if edge.stream.cache.frontier > edge.delivered and edge.nack_at == float("inf"):
@@ -404,9 +431,12 @@ class Edge:
     def curious(self, pubend: int, now: float) -> None:
         """Send a NACK for the gaps after `delivered` when it is due."""
         edge = self.streams[pubend]
+        if edge.window is not None:
+            self._recover(pubend, edge, edge.window, now)
+            return
         if now < edge.nack_at or edge.engaged == 0:
             return
-        gaps = self._gaps(edge)
+        gaps = self._gaps(edge, FOREVER)[:NACK_RANGES]
         if not gaps:
             edge.nack_at = float("inf")
             return
@@ -417,6 +447,70 @@ class Edge:
         edge.stream.ask(gaps, edge.need_at(edge.delivered)[0], now)
         edge.nack_backoff = min(edge.nack_backoff * 2, NACK_BACKOFF_MAX_S)
         edge.nack_at = now + edge.nack_backoff
+
+    def _watch_gap(self, edge: EdgeStream, before: int, now: float) -> None:
+        """Begin to recover when the stream goes on behind a gap, after a moment in which the gap may close by itself."""
+        window, cache = edge.window, edge.stream.cache
+        assert window is not None
+        if cache.frontier <= edge.delivered:
+            edge.nack_at, edge.recovering, cache.keep_from = float("inf"), False, None
+            if window.asked:
+                window.reset()
+            return
+        cache.keep_from = edge.delivered
+        if edge.nack_at == float("inf") or (edge.delivered > before and not window.asked):
+            edge.nack_at = now + NACK_DELAY_S
+
+    def _recover(self, pubend: int, edge: EdgeStream, window: NackWindow, now: float) -> None:
+        """Ask for what is missing within the NACK window (SDCC)."""
+        cache = edge.stream.cache
+        if edge.engaged == 0 or cache.frontier <= edge.delivered:
+            if edge.nack_at != float("inf"):
+                edge.nack_at, edge.recovering, cache.keep_from = float("inf"), False, None
+                window.reset()
+            return
+        if now < edge.nack_at:
+            return
+        edge.recovering = edge.lag_ms > (self._settings.lag_ms_max if edge.recovering else self._settings.receive_window_ms)
+        cache.keep_from = edge.delivered
+        cache.trim_beyond(edge.delivered, self._settings.receive_window_bytes)
+        if not self._is_answered(edge, window):
+            return
+        until = window.reach(edge.delivered)
+        gaps = self._gaps(edge, until)
+        if len(gaps) > GAPS_MAX:
+            until, gaps = gaps[GAPS_MAX][0], gaps[:GAPS_MAX]
+        window.known(edge.delivered, gaps, now, until=until)
+        if window.gave_up:
+            window.reset()
+            cache.keep_from = None
+            self._go_on_at_frontier(pubend)
+            return
+        wanted = window.ask(edge.delivered, gaps, now)
+        if wanted:
+            edge.stream.ask(wanted, edge.need_at(edge.delivered)[0], now)
+
+    @staticmethod
+    def _is_answered(edge: EdgeStream, window: NackWindow) -> bool:
+        """Tell whether the parent answers NACKs: there is one, and our interest is active there."""
+        stream = edge.stream
+        if stream.parent != edge.asked_parent:
+            edge.asked_parent, edge.epoch_awaited = stream.parent, stream.epoch_sent
+            window.forget_asked()
+        return stream.parent is not None and stream.epoch_active >= edge.epoch_awaited
+
+    def damaged(self, pubend: int, lo: int, hi: int, now: float) -> None:
+        """Handle the loss of a part of the log: if it is what is missing next, live subscriptions get a gap."""
+        edge = self.streams[pubend]
+        if not edge.engaged or not lo <= edge.delivered < hi:
+            return
+        for subscription in list(self.subscriptions.values()):
+            progress = subscription.progress.get(pubend)
+            if progress is not None and progress.state is State.LIVE:
+                progress.position = self.reached(progress, pubend)
+                self.gap(subscription, pubend, hi)
+        edge.delivered = hi
+        self.advance(pubend, now)
 
     def _go_on_at_frontier(self, pubend: int) -> None:
         """Stop trying to close a gap for all live subscriptions together; each one catches up separately.
@@ -434,20 +528,21 @@ class Edge:
         edge.forget_required()
         edge.nack_backoff, edge.nack_at, edge.nack_tries = NACK_DELAY_S, float("inf"), 0
 
-    def _gaps(self, edge: EdgeStream) -> list[tuple[int, int]]:
-        """Return the ranges between `delivered` and the frontier that are missing or whose label is too low."""
+    def _gaps(self, edge: EdgeStream, until: int) -> list[tuple[int, int]]:
+        """Return the ranges between `delivered` and the frontier, or `until`, that are missing or whose label is too low."""
         gaps: list[tuple[int, int]] = []
         position = edge.delivered
-        for known in edge.stream.cache.read(edge.delivered, FOREVER):
+        end = min(edge.stream.cache.frontier, until)
+        for known in edge.stream.cache.read(edge.delivered, end):
             need, _ = edge.need_at(known.lo)
             if known.label < need:
                 continue
             if known.lo > position:
                 gaps.append((position, known.lo))
             position = known.hi
-        if position < edge.stream.cache.frontier:
-            gaps.append((position, edge.stream.cache.frontier))
-        return gaps[:NACK_RANGES]
+        if position < end:
+            gaps.append((position, end))
+        return gaps
 
     # --- catching up ---
 
