@@ -60,7 +60,7 @@ class End:
     """One end of a connection: where one peer sends and hears."""
 
     __slots__ = ("_busy_until", "_control", "_data", "_in_flight", "_last_arrival", "_pumping", "cable", "congested", "dropped",
-                 "far", "link", "open", "paused", "peer", "queued", "queued_data", "told", "wired")  # fmt: skip
+                 "far", "link", "open", "paused", "peer", "queued", "queued_data", "sent", "told", "wired")  # fmt: skip
 
     def __init__(self, cable: Cable, peer: Peer, link: int) -> None:
         self.cable = cable
@@ -74,6 +74,7 @@ class End:
         self.congested = False
         self.queued = 0
         self.queued_data = 0
+        self.sent = 0  # bytes that have left
         self.dropped = 0
         self._control: deque[bytes] = deque()
         self._data: deque[bytes] = deque()
@@ -152,6 +153,7 @@ class End:
         self._last_arrival = arrival
         self._in_flight.append((arrival, frame))
         cable.bytes_sent += len(frame)
+        self.sent += len(frame)
         world.at(arrival, self._arrive)
 
     def _arrive(self) -> None:

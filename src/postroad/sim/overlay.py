@@ -46,10 +46,12 @@ REST_MARGIN_S: Final = 3.0  # on top of what brokers promise to wait before they
 class Overlay:
     """All there is in one run."""
 
-    def __init__(self, seed: int = 0, *, config: TrackedConfig | None = None, story: bool = False) -> None:
+    def __init__(
+        self, seed: int = 0, *, config: TrackedConfig | None = None, story: bool = False, history: History | None = None
+    ) -> None:
         self.world: Final = World(seed, story=story)
         self.network: Final = Network(self.world)
-        self.history: Final = History()
+        self.history: Final = history or History()
         self.predicates: Final = Predicates()
         self.config: Final = config or TrackedConfig()
         self.nodes: Final[dict[int, BrokerNode]] = {}
