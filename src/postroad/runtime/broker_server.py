@@ -265,6 +265,7 @@ class BrokerServer:
             subscriber_grace_s=overlay.subscriber_grace_s,
             keep_s=self.config.storage.keep_s,
             publish_window_bytes=limits.publish_window_bytes,
+            pubends=self.config.pubends,
             subscriptions_max=limits.subscriptions_max,
             newcomer_wait_s=self._newcomer_wait_s(),
             replaces=self._replaces,

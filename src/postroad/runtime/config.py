@@ -356,6 +356,14 @@ class NodeConfig(_Section, frozen=True):
         typing.Literal["debug", "info", "warning", "error"],
         described("Least severe messages that are written to standard error."),
     ] = "info"
+    pubends: Annotated[
+        int,
+        Meta(ge=1, le=64),
+        described(
+            "Number of logs that publishers are spread over. Each has its own order and is slowed down by itself. It may be "
+            "changed between two starts: existing publishers stay in their log."
+        ),
+    ] = 1
     neighbours: Annotated[tuple[Neighbour, ...], described("See below.")] = ()
     limits: Annotated[Limits, described("See below.")] = Limits()
     links: Annotated[Links, described("See below.")] = Links()
@@ -381,6 +389,7 @@ class OverlayBroker(_Section, frozen=True):
     neighbours: Annotated[
         tuple[str, ...], described("Names of brokers to keep a link to; it is enough if one of the two lists the other.")
     ] = ()
+    pubends: Annotated[int, Meta(ge=1, le=64), described("Number of logs, as in the file of a broker.")] = 1
 
 
 class TopologyConfig(_Section, frozen=True):
@@ -494,6 +503,7 @@ def expand(topology: TopologyConfig, base: Path, origin: str) -> list[NodeConfig
                 data_dir=str(base / (broker.data_dir or Path(topology.data_dir) / broker.name)),
                 listen=broker.listen,
                 log_level=topology.log_level,
+                pubends=broker.pubends,
                 neighbours=tuple(Neighbour(address=addresses[each]) for each in broker.neighbours),
                 limits=topology.limits,
                 links=topology.links,

@@ -225,7 +225,8 @@ def open_disk(
 ) -> Disk:
     """Open the broker's directory; blocks while the logs are read back."""
     options = LogOptions(segment_bytes=config.storage.segment_bytes)
-    storage = open_broker_storage(Path(config.data_dir), config.id, [pubend_id(config.id)], options)
+    pubends = [pubend_id(config.id, index) for index in range(config.pubends)]
+    storage = open_broker_storage(Path(config.data_dir), config.id, pubends, options)
     for torn in storage.torn:
         log.warning("removed an incomplete write: %s", torn)
     return Disk(storage, config.storage.retention_bytes, loop, report, failed)

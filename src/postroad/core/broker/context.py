@@ -38,6 +38,7 @@ class BrokerConfig:
     subscriber_grace_s: float = 30.0  # how long the logs are held for a client that lost its connection
     keep_s: float = 0.0  # how long messages are kept at least, even if nobody needs them
     publish_window_bytes: int = 4 << 20
+    pubends: int = 0  # new publishers are spread over the first so many of the hosted pubends; 0: over all
     subscriptions_max: int = 200_000
     newcomer_wait_s: float = 0.0  # how long a broker with empty files waits for reports of a former life before it begins
     replaces: bool = False  # the operator knows that the files of a former life are lost

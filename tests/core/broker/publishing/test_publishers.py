@@ -5,10 +5,12 @@ One broker and its publishers; `test_pubend.py` is about the stream that the mes
 
 from __future__ import annotations
 
-from tests.core.broker.machines import Log
+from tests.core.broker.machines import Log, Machine
 from tests.core.broker.overlay import Overlay, Publisher
 
-from postroad.core.protocol.packets import OpenPublisher, Publish, pubend_id
+from postroad.core.broker.context import BrokerConfig
+from postroad.core.protocol.orders import ClientUp, Send
+from postroad.core.protocol.packets import OpenPublisher, Publish, PublisherOpened, pubend_id
 from postroad.errors import InvalidValueError, SkewError, StorageFullError, UnknownHandleError
 from postroad.types import MessageId
 
@@ -223,3 +225,46 @@ def test_after_a_refusal_for_its_clock_a_publisher_must_be_opened_again() -> Non
     publisher.open()
     publisher.publish("after opening")
     assert overlay.logged(HERE) == ["after opening"]
+
+
+# --- several pubends ---
+
+
+def overlay_with_pubends(spread_over: int, former: Machine | None = None) -> Overlay:
+    """Return one broker that has three logs on its disk and spreads new publishers over some of them."""
+    overlay = Overlay(BrokerConfig(pubends=spread_over))
+    if former is None:
+        overlay.start(HERE, logs={pubend_id(HERE, index): Log() for index in range(3)})
+    else:
+        overlay.start(HERE, former.metadata, incarnation=2, logs=former.logs)
+    overlay.run(0.2)
+    return overlay
+
+
+def test_publishers_are_spread_over_the_configured_pubends() -> None:
+    """New ones get the first two of three, in turn; the third log only stays readable."""
+    overlay = overlay_with_pubends(2)
+    for number in range(6):
+        overlay.publisher(at=HERE).publish(f"m{number}")
+        overlay.run(0.1)
+    assert [bool(log.batches) for log in overlay.nodes[HERE].logs.values()] == [True, True, False]
+
+
+def test_a_publisher_keeps_its_pubend_when_their_number_changes() -> None:
+    """What it sends again is recognised, though a new publisher with its number would get another log."""
+    before = overlay_with_pubends(1)
+    numbers = []
+    for _ in range(3):
+        publisher = before.publisher(at=HERE)
+        publisher.publish("doubtful")
+        before.run(0.1)
+        numbers.append(publisher.number)
+    after = overlay_with_pubends(3, before.nodes[HERE])
+    broker = after.nodes[HERE].broker
+    broker.fact(ClientUp(1, "writer"), now=after.now)
+    for number in numbers:
+        broker.receive(OpenPublisher(number), link=1, now=after.now, packet=1)
+    sent = [order.message for order in broker.outputs() if isinstance(order, Send)]
+    opened = [message for message in sent if isinstance(message, PublisherOpened)]
+    assert [message.pubend for message in opened] == [pubend_id(HERE)] * 3
+    assert all(message.last for message in opened)

@@ -130,8 +130,7 @@ class NamedWriters:
         if publisher is None:
             self._waiting.append((link, packet, request))
             return None
-        pubends = sorted(self._publishing.pubends)
-        writer = _Writer(publisher, pubends[publisher % len(pubends)], self._context.wall_ms, [])
+        writer = _Writer(publisher, self._publishing.spread(publisher).pubend, self._context.wall_ms, [])
         self._writers[packet.name] = writer
         return writer
 

@@ -59,7 +59,8 @@ class Publishing:
     def __init__(self, context: Context, pubends: Mapping[int, Pubend], publisher_next: int) -> None:
         self._context = context
         self.pubends = pubends
-        self._shared = [pubends[each] for each in sorted(pubends)]  # publishers are spread over them
+        shared = sorted(pubends)[: context.config.pubends or len(pubends)]
+        self._shared = [pubends[each] for each in shared]  # new publishers are spread over them
         self._next = publisher_next
         self._reserved = publisher_next  # ids below this are reserved on disk
         self._reserving = False
@@ -68,7 +69,8 @@ class Publishing:
         self._links: dict[int, LinkId] = {}  # publisher -> link
         self._storing_horizons = False
         self._skews: dict[int, _Skew] = {}  # of open publishers
-        self._homes: dict[int, int] = {}  # publisher -> its fixed pubend (named writers)
+        self._homes: dict[int, Pubend] = {}  # of open publishers
+        self._named: dict[int, None] = {}  # the open publishers of named writers
 
     # --- publishers ---
 
@@ -106,6 +108,10 @@ class Publishing:
         self._next += 1
         return self._next - 1
 
+    def spread(self, publisher: int) -> Pubend:
+        """Return the pubend for a publisher that has not published yet."""
+        return self._shared[publisher % len(self._shared)]
+
     def adopt(self, publisher: int, link: LinkId, pubend: int) -> int:
         """Let a link publish as this publisher. A link that did so before is refused. Return the tick of the last durable id."""
         before = self._links.get(publisher)
@@ -113,7 +119,8 @@ class Publishing:
             error = StaleEpochError("another attempt has replaced this one")
             self._context.send(before, PublishRefused(publisher, b"", b"", error.code, str(error)))
         self._links[publisher] = link
-        self._homes[publisher] = pubend
+        self._homes[publisher] = self.pubends[pubend]
+        self._named[publisher] = None
         self._skews.pop(publisher, None)
         return self.pubends[pubend].open(publisher, link)
 
@@ -142,6 +149,7 @@ class Publishing:
         self._links = {publisher: held for publisher, held in self._links.items() if held != link}
         self._skews = {publisher: skew for publisher, skew in self._skews.items() if publisher in self._links}
         self._homes = {publisher: pubend for publisher, pubend in self._homes.items() if publisher in self._links}
+        self._named = {publisher: None for publisher in self._named if publisher in self._links}
         for pubend in self.pubends.values():
             pubend.link_lost(link)
 
@@ -165,8 +173,8 @@ class Publishing:
     def append_failed(self, pubend_id: int, token: int, error: PostroadError) -> None:
         """Refuse the rows that could not be written. Named writers must open again before they repeat them."""
         self.pubends[pubend_id].append_failed(token, error)
-        for publisher, home in self._homes.items():
-            if home == pubend_id:
+        for publisher in self._named:
+            if self._homes[publisher].pubend == pubend_id:
                 self._links.pop(publisher, None)
 
     def silence(self) -> list[tuple[int, KnowledgeRange]]:
@@ -226,7 +234,7 @@ class Publishing:
             self.open(link, OpenPublisher(), request)
 
     def _opened(self, link: LinkId, publisher: int, request: int) -> None:
-        pubend = self._shared[publisher % len(self._shared)]
+        pubend = self._homes[publisher] = self._home_of(publisher)
         self._links[publisher] = link
         if self._skews.pop(publisher, None) in {_Skew.REFUSED_OLD, _Skew.OLD}:
             self._skews[publisher] = _Skew.OLD
@@ -238,8 +246,12 @@ class Publishing:
     def _pubend_of(self, link: LinkId, publisher: int) -> Pubend:
         if self._links.get(publisher) != link:
             raise UnknownHandleError(f"publisher {publisher} is not open on this connection")
-        home = self._homes.get(publisher)
-        return self._shared[publisher % len(self._shared)] if home is None else self.pubends[home]
+        return self._homes[publisher]
+
+    def _home_of(self, publisher: int) -> Pubend:
+        """Return the pubend that remembers a publisher, also after their number was changed."""
+        known = (pubend for pubend in self.pubends.values() if pubend.remembered(publisher) is not None)
+        return next(known, self.spread(publisher))
 
     def _is_timely(self, link: LinkId, pubend: Pubend, publisher: int, first: bytes, last: bytes, age_ms: int) -> bool:
         """Tell whether a frame's timestamps agree with our clock; send a refusal if they do not."""
