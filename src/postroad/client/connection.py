@@ -28,6 +28,7 @@ from postroad.client.writer import Writer
 from postroad.core.batch.batch import Batch
 from postroad.core.filters.filter import Filter
 from postroad.core.protocol.packets import DurableEntry, Packet, PubendSpan
+from postroad.core.protocol.status import BrokerReport
 from postroad.core.session.events import (
     Event,
     MessagesRefused,
@@ -63,7 +64,7 @@ from postroad.errors import (
 )
 from postroad.tracking.queries.explanation import Explanation
 from postroad.tracking.queries.packets import AskTracks, TracksAnswered
-from postroad.tracking.queries.questions import Question
+from postroad.tracking.queries.questions import Question, StatusQuestion
 from postroad.tracking.queries.reconstruction import Trace
 from postroad.transport.flush_scheduler import FlushScheduler
 
@@ -385,6 +386,18 @@ class Client:
     async def explain(self, message_id: AnyId, subscriber: str) -> Explanation:
         """Find out why a subscriber got a message, or why not."""
         return await Tracer(self._ask, self._home()).explain(message_id, subscriber)
+
+    async def status(self, broker: int | None = None, *, after: int = 0, page: int = 0, wanted: str = "") -> BrokerReport:
+        """Return how a broker is: links, streams, clients and figures; None: the broker this client is connected to.
+
+        With `page`, up to that many subscriptions whose numbers are above `after` come with it; with `wanted`, only those whose
+        name, client or filter contains this text.
+        """
+        return await Tracer(self._ask, self._home()).status(broker, StatusQuestion(after, page, wanted))
+
+    async def brokers(self) -> dict[int, list[int] | None]:
+        """Return the ids of all brokers of the overlay, each with its neighbours; None where they are not known."""
+        return await Tracer(self._ask, self._home()).brokers()
 
     def _home(self) -> int:
         self._check_open()

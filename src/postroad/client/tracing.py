@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 
 from postroad.core.protocol.packets import pubend_id
+from postroad.core.protocol.status import BrokerReport
 from postroad.core.session.machine import QUESTIONS_MAX
-from postroad.errors import InvalidValueError, ProtocolViolationError
+from postroad.errors import InvalidValueError, ProtocolViolationError, UnfinishedError
 from postroad.tracking.queries.explanation import Evidence, Explanation, approximate_tick, explain
 from postroad.tracking.queries.packets import TracksAnswered
 from postroad.tracking.queries.questions import (
@@ -22,6 +23,8 @@ from postroad.tracking.queries.questions import (
     MessageQuestion,
     Question,
     Status,
+    StatusAnswer,
+    StatusQuestion,
     TracksAnswer,
     TracksQuestion,
 )
@@ -72,6 +75,18 @@ class Tracer:
         question = CoverageQuestion(subscriber, pubend, approximate_tick(trace, message))
         coverage, unasked = await self._coverage(overlay, question)
         return explain(Evidence(trace, subscriber, overlay, message, coverage, unasked))
+
+    async def status(self, broker: int | None, question: StatusQuestion) -> BrokerReport:
+        """Ask one broker how it is; None: the home broker."""
+        wanted = self._home if broker is None else broker
+        answered = await self._ask(wanted, question)
+        if isinstance(answered.answer, StatusAnswer):
+            return answered.answer.report
+        raise UnfinishedError(f"broker {wanted} did not report its status: {answered.reason or 'it did not say why'}")
+
+    async def brokers(self) -> dict[int, list[int] | None]:
+        """Return every broker of the overlay with its neighbours; None: it has told none since the home broker started."""
+        return (await self._map()).brokers
 
     async def _map(self) -> MapAnswer:
         answered = await self._ask(self._home, MapQuestion())

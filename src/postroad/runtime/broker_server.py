@@ -34,6 +34,7 @@ from postroad.core.protocol.orders import (
     Stored,
 )
 from postroad.core.protocol.packets import Packet, ReadRange
+from postroad.core.protocol.status import BrokerReport
 from postroad.errors import (
     BufferLimitError,
     FilterError,
@@ -52,13 +53,24 @@ from postroad.runtime.links import Dialler, newer_wins
 from postroad.runtime.listener import Listener
 from postroad.runtime.peer import Peer
 from postroad.runtime.services import Service
+from postroad.runtime.status_report import make_report
 from postroad.tracking.files.catalog import TrackOptions
 from postroad.tracking.histories.settings import Strategy
 from postroad.tracking.process.parent import TrackingProcess
 from postroad.tracking.process.recording import LogIds
 from postroad.tracking.process.worker import Tracking, TrackKeeper
 from postroad.tracking.queries.answers import Findings
-from postroad.tracking.tap.orders import SearchTracks, Track, Tracked, TrackedFact, TrackedOrder, TracksSearched
+from postroad.tracking.queries.questions import StatusQuestion
+from postroad.tracking.tap.orders import (
+    ReportStatus,
+    SearchTracks,
+    StatusReported,
+    Track,
+    Tracked,
+    TrackedFact,
+    TrackedOrder,
+    TracksSearched,
+)
 from postroad.tracking.tap.tracked_broker import TrackedBroker, TrackedConfig
 from postroad.transport.budget import Budget
 from postroad.transport.flush_scheduler import FlushScheduler
@@ -125,6 +137,7 @@ class BrokerServer:
         self.tracking: TrackKeeper | None = None  # None: nothing is tracked
         self._listener: Listener | None = None
         self._started: list[Service] = []
+        self._started_ms = 0
         self._ended = False  # nothing more goes to the machine or comes from it
 
     # --- life ------------------------------------------------------------------------------------------------------------
@@ -132,6 +145,7 @@ class BrokerServer:
     async def start(self) -> None:
         """Read the disk back, start the services, listen, and dial the neighbours."""
         self._loop = asyncio.get_running_loop()
+        self._started_ms = _wall_ms()
         self._writes, self._turns = FlushScheduler(self._loop), Turns(self._loop)
         self._preparation = Preparation(self, self._loop)
         self.budget = Budget(self.config.limits.buffers_bytes_max, self._loop.time)
@@ -331,6 +345,21 @@ class BrokerServer:
             "streams": self._broker.streams(),
         }
 
+    def report(self, question: StatusQuestion) -> BrokerReport:
+        """Report how the broker is, with a page of its subscriptions."""
+        machine = self._broker.machine
+        return make_report(
+            stats=self.stats(),
+            name=self.config.title,
+            software=SOFTWARE,
+            address=self.url,
+            started_ms=self._started_ms,
+            wall_ms=_wall_ms(),
+            peers=self.peers.values(),
+            streams=machine.report_streams(),
+            subscriptions=machine.report_subscriptions(question.after, question.page, question.wanted),
+        )
+
     # --- the machine -----------------------------------------------------------------------------------------------------
 
     def _fact(self, fact: TrackedFact) -> None:
@@ -430,6 +459,8 @@ class BrokerServer:
                 self.tracking.track(order)
             case SearchTracks():
                 self._search_tracks(order)
+            case ReportStatus(token, question):
+                self._fact(StatusReported(token, self.report(question)))
             case Notice(text, error):
                 log.log(logging.ERROR if error else logging.INFO, text)
 
@@ -442,7 +473,7 @@ class BrokerServer:
                 self._fact(TracksSearched(order.token, StorageError(f"tracks could not be searched: {error}")))
             case Append() | Store() | ReleaseLog() | ReadLog():
                 self._fail(error)
-            case Track() | Notice():
+            case Track() | Notice() | ReportStatus():
                 pass  # tracks or the log lack something; messages flow on
 
     def _give_up(self, link: int) -> None:

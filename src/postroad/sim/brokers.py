@@ -31,6 +31,7 @@ from postroad.core.protocol.orders import (
     Store,
 )
 from postroad.core.protocol.packets import CatchUpReply, Deliver, Flow, Packet, Subscribe, pubend_id
+from postroad.core.protocol.status import BrokerReport
 from postroad.sim.disk import Disk, DiskProfile
 from postroad.sim.frames import Reader, Release, to_bytes
 from postroad.sim.history import (
@@ -50,7 +51,16 @@ from postroad.sim.history import (
 from postroad.sim.network import End, Network, Peer
 from postroad.sim.tracks import BrokerTracks
 from postroad.sim.world import World
-from postroad.tracking.tap.orders import SearchTracks, Track, TrackedFact, TrackedOrder, TracksSearched
+from postroad.tracking.queries.questions import StatusQuestion
+from postroad.tracking.tap.orders import (
+    ReportStatus,
+    SearchTracks,
+    StatusReported,
+    Track,
+    TrackedFact,
+    TrackedOrder,
+    TracksSearched,
+)
 from postroad.tracking.tap.tracing import ASKED_MAX, SEARCHES_MAX
 from postroad.tracking.tap.tracked_broker import TrackedBroker, TrackedConfig
 from postroad.wire.packets.session import Error
@@ -374,8 +384,17 @@ class BrokerNode:
                 self.tracks.take(order, self._fact)
             case Notice(text):
                 self.world.note("notice", f"broker {self.broker}: {text}")
+            case ReportStatus(token, question):
+                self.world.after(SEARCH_S, self._searched, machine, StatusReported(token, self._report(machine, question)))
             case SearchTracks(token, question):
                 self.world.after(SEARCH_S, self._searched, machine, TracksSearched(token, self.tracks.look_up(question)))
+
+    def _report(self, machine: TrackedBroker, question: StatusQuestion) -> BrokerReport:
+        figures = {key: float(value) for key, value in machine.stats().items()}
+        subscriptions = machine.machine.report_subscriptions(question.after, question.page, question.wanted)
+        streams = machine.machine.report_streams()
+        count = int(figures["subscriptions"])
+        return BrokerReport(self.broker, f"b{self.broker}", "sim", "", 0, 0, 0, figures, [], streams, [], subscriptions, count)
 
     def _count_overrun(self, order: Send, this_round: int) -> None:
         """Note rows for somebody of whom the machine knew, before it made this order, that he cannot take them.
@@ -386,7 +405,7 @@ class BrokerNode:
             known = [self._held_back.get((order.link, None)), self._held_back.get((order.link, order.message.handle))]
             self._overruns += any(since is not None and since < this_round for since in known)
 
-    def _searched(self, machine: TrackedBroker, fact: TracksSearched) -> None:
+    def _searched(self, machine: TrackedBroker, fact: TracksSearched | StatusReported) -> None:
         if self.machine is machine:
             self._fact(fact)
 

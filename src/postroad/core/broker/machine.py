@@ -43,6 +43,7 @@ from postroad.core.broker.relaying.link_state import LinkStateRouter
 from postroad.core.broker.relaying.nack_answers import CatchUpFromLog, GapFromLog, NackAnswers
 from postroad.core.broker.relaying.stream import Stream
 from postroad.core.broker.relaying.streams import Streams
+from postroad.core.broker.status_report import report_streams, report_subscriptions
 from postroad.core.broker.subscribing.acknowledgements import AcknowledgementsStored
 from postroad.core.broker.subscribing.activation import HomeStored, StartsStored
 from postroad.core.broker.subscribing.catching_up import PastFromLog
@@ -73,6 +74,7 @@ from postroad.core.protocol.orders import (
     Send,
     Stored,
 )
+from postroad.core.protocol.status import StreamReport, SubscriptionReport
 from postroad.errors import FilterError, ImplausibleError, PostroadError, TooManyError, WrongRoleError
 from postroad.types import COUNTER_BITS
 
@@ -364,6 +366,13 @@ class Broker:
             pubend: {**stream.stats(), "frontier": stream.cache.frontier, "delivered": self._edge.streams[pubend].delivered}
             for pubend, stream in self._streams.items()
         }
+
+    def report_streams(self) -> list[StreamReport]:
+        sizes = {pubend: stream.cache.size for pubend, stream in self._streams.items()}
+        return report_streams(self._pubends, self._streams, self._edge, sizes)
+
+    def report_subscriptions(self, after: int, page: int, wanted: str) -> list[SubscriptionReport]:
+        return report_subscriptions(self._edge, self._clients, after, page, wanted)
 
     # --- what an observer needs ---
 

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from postroad.core.batch.row_codec import Binary, IdBytes, WireRow
+from postroad.core.protocol.status import PAGE_MAX, BrokerReport
 from postroad.types import MESSAGE_ID_BYTES
 
 IDS_MAX: Final = 1024  # of one question
@@ -77,7 +78,18 @@ class MapQuestion(_Part, frozen=True, array_like=True, tag="map"):
     """Ask which brokers there are, and who is linked to whom."""
 
 
-Question = TracksQuestion | CoverageQuestion | MessageQuestion | MapQuestion
+class StatusQuestion(_Part, frozen=True, array_like=True, tag="status"):
+    """Ask how the broker is, with up to `page` of its subscriptions whose numbers are above `after`.
+
+    With `wanted`, only those whose name, client or filter contains this text.
+    """
+
+    after: U64 = 0
+    page: Annotated[int, Meta(ge=0, le=PAGE_MAX)] = 0
+    wanted: SubscriberName = ""
+
+
+Question = TracksQuestion | CoverageQuestion | MessageQuestion | MapQuestion | StatusQuestion
 
 
 class HoleFound(_Part, frozen=True, array_like=True):
@@ -177,4 +189,10 @@ class MapAnswer(_Part, frozen=True, array_like=True, tag="map"):
     wall_ms: U64
 
 
-Answer = TracksAnswer | CoverageAnswer | MessageAnswer | MapAnswer
+class StatusAnswer(_Part, frozen=True, array_like=True, tag="status"):
+    """How the broker is at this moment."""
+
+    report: BrokerReport
+
+
+Answer = TracksAnswer | CoverageAnswer | MessageAnswer | MapAnswer | StatusAnswer

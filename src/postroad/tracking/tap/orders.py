@@ -8,11 +8,12 @@ from typing import TypeAlias
 import msgspec
 
 from postroad.core.protocol.orders import Fact, Order
+from postroad.core.protocol.status import BrokerReport
 from postroad.errors import PostroadError
 from postroad.tracking.histories.elements import Horizon
 from postroad.tracking.histories.events import TrackEvent
 from postroad.tracking.queries.answers import Findings
-from postroad.tracking.queries.questions import CoverageQuestion, TracksQuestion
+from postroad.tracking.queries.questions import CoverageQuestion, StatusQuestion, TracksQuestion
 
 
 class Track(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -38,6 +39,22 @@ class SearchTracks:
 
 
 @dataclass(frozen=True, slots=True)
+class ReportStatus:
+    """Report how the broker is, and answer with `StatusReported`."""
+
+    token: int
+    question: StatusQuestion
+
+
+@dataclass(frozen=True, slots=True)
+class StatusReported:
+    """The answer to `ReportStatus`."""
+
+    token: int
+    report: BrokerReport
+
+
+@dataclass(frozen=True, slots=True)
 class Tracked:
     """Publisher histories are durable up to these horizons: after a crash the log is needed only beyond them.
 
@@ -56,5 +73,5 @@ class TracksSearched:
     found: Findings | PostroadError
 
 
-TrackedOrder: TypeAlias = Order | Track | SearchTracks
-TrackedFact: TypeAlias = Fact | Tracked | TracksSearched
+TrackedOrder: TypeAlias = Order | Track | SearchTracks | ReportStatus
+TrackedFact: TypeAlias = Fact | Tracked | TracksSearched | StatusReported

@@ -21,6 +21,7 @@ from postroad.core.batch.row_codec import split_rows
 from postroad.core.broker.context import FULL_HOPS
 from postroad.core.broker.machine import Broker
 from postroad.core.protocol.orders import LinkId, LogRead, ReadLog
+from postroad.core.protocol.status import BrokerReport
 from postroad.errors import PostroadError
 from postroad.tracking.queries.answering import coverage_answer, tracks_answer
 from postroad.tracking.queries.answers import Covered, Findings, Searched
@@ -35,15 +36,18 @@ from postroad.tracking.queries.questions import (
     MessageQuestion,
     Question,
     Status,
+    StatusAnswer,
+    StatusQuestion,
     TracksQuestion,
 )
-from postroad.tracking.tap.orders import SearchTracks
+from postroad.tracking.tap.orders import ReportStatus, SearchTracks
 from postroad.tracking.tap.recorder import Recorder
 from postroad.types import COUNTER_BITS, MESSAGE_ID_BYTES, MessageId
 
 ASKED_MAX: Final = 1024  # questions of our clients that wait for other brokers
 ASKED_BY_ONE_MAX: Final = 64
 SEARCHES_MAX: Final = 256  # searches and readings under way for anybody
+REPORTS_MAX: Final = 64
 PATIENCE_S: Final = 5.0
 READ_BYTES: Final = 4 << 20  # of the log, at a time
 READ_BYTES_MAX: Final = 256 << 20  # of the log, for one message
@@ -110,6 +114,8 @@ class Tracing:
         self._asked: dict[int, _Asked] = {}  # by request
         self._searches: dict[int, _SearchOrder] = {}  # by token
         self._wanted: list[SearchTracks] = []
+        self._reports: dict[int, _Asker] = {}  # by token
+        self._report_orders: list[ReportStatus] = []
         self._readings = 0
 
     # --- our clients ---
@@ -178,10 +184,11 @@ class Tracing:
         """Whether there is something to be searched."""
         return bool(self._wanted)
 
-    def take_orders(self) -> list[SearchTracks]:
-        """Return what is to be searched: after all that was noted has been ordered to be tracked."""
-        wanted, self._wanted = self._wanted, []
-        return wanted
+    def take_orders(self) -> list[SearchTracks | ReportStatus]:
+        """Return what is to be searched: after all that was noted has been ordered to be tracked. Reports come first."""
+        orders: list[SearchTracks | ReportStatus] = [*self._report_orders, *self._wanted]
+        self._wanted, self._report_orders = [], []
+        return orders
 
     def _reply(self, asker: _Asker, status: Status, reason: str, answer: Answer | None) -> None:
         """Send an answer to the one who asked."""
@@ -201,6 +208,22 @@ class Tracing:
                 self._begin_reading(question, asker)
             case MapQuestion():
                 self._reply(asker, Status.ANSWERED, "", self._map())
+            case StatusQuestion():
+                self._ask_for_report(question, asker)
+
+    def _ask_for_report(self, question: StatusQuestion, asker: _Asker) -> None:
+        if len(self._reports) >= REPORTS_MAX:
+            self._reply(asker, Status.BUSY, "it has too many questions in progress", None)
+            return
+        token = self._context.next_token()
+        self._reports[token] = asker
+        self._report_orders.append(ReportStatus(token, question))
+
+    def reported(self, token: int, report: BrokerReport) -> None:
+        """Pass on what the driver reported of this broker."""
+        asker = self._reports.pop(token, None)
+        if asker is not None:
+            self._reply(asker, Status.ANSWERED, "", StatusAnswer(report))
 
     def _search(self, question: TracksQuestion | CoverageQuestion, asker: _Asker) -> None:
         if self._recorder is None:

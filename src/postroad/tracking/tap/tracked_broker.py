@@ -44,7 +44,7 @@ from postroad.core.protocol.packets import CatchUpReply, Knowledge, LinkState, P
 from postroad.errors import FilterError
 from postroad.tracking.histories.settings import OFF, Strategy, TrackingSettings
 from postroad.tracking.queries.packets import AskTracks, TrackQuery, TrackReply
-from postroad.tracking.tap.orders import Track, Tracked, TrackedFact, TrackedOrder, TracksSearched
+from postroad.tracking.tap.orders import StatusReported, Track, Tracked, TrackedFact, TrackedOrder, TracksSearched
 from postroad.tracking.tap.recorder import Recorder, name_subscriber
 from postroad.tracking.tap.tracing import MessageFromLog, Tracing
 
@@ -113,6 +113,8 @@ class TrackedBroker:
                 self._take_tracked(fact, now)
             case TracksSearched(token, found):
                 self._tracing.searched(token, found)
+            case StatusReported(token, report):
+                self._tracing.reported(token, report)
             case LogRead() if isinstance(purpose := self.machine.log_reads.purpose(fact.token), MessageFromLog):
                 answered = self.machine.log_reads.answered(fact)
                 assert answered is not None

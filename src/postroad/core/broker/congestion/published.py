@@ -34,6 +34,11 @@ class PublishedCount:
         self._was_held_back, self.held_back = self.held_back, False
 
     @property
+    def total(self) -> int:
+        """Messages since the broker started."""
+        return self._total
+
+    @property
     def is_held_back(self) -> bool:
         """Tell whether publishers use up their rate."""
         return self.held_back or self._was_held_back

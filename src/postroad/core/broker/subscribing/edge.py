@@ -77,7 +77,11 @@ class EdgeStream:
     @property
     def lag_ms(self) -> int:
         """How far the doubt horizon is behind what is known of the stream."""
-        return max(tick_milliseconds(self.stream.cache.frontier) - tick_milliseconds(self.delivered), 0)
+        return self.lag_from(self.delivered)
+
+    def lag_from(self, tick: int) -> int:
+        """Return how far a tick is behind what is known of the stream."""
+        return max(tick_milliseconds(self.stream.cache.frontier) - tick_milliseconds(tick), 0)
 
     def need_at(self, tick: int) -> tuple[int, int]:
         """Return the label required for the ticks after `tick`, and the tick up to which that label applies."""
