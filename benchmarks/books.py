@@ -136,7 +136,7 @@ class Books:
             }
             tasks, subscriptions = [], []
             for wish in self.wishes:
-                subscription = await clients[wish.broker].subscribe(wish.filter, name=wish.name, timeout_s=60)
+                subscription = await clients[wish.broker].subscribe(wish.filter, name=wish.name, timeout=60)
                 subscriptions.append(subscription)
                 act.received[wish.name] = []
                 tasks.append(asyncio.create_task(_receive(subscription, act.received[wish.name])))

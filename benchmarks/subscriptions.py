@@ -62,7 +62,7 @@ def line(count: int) -> Iterator[list[BrokerProcess]]:
 async def subscribe(client: postroad.Client, filters: Sequence[str]) -> list[postroad.Subscription]:
     found: list[postroad.Subscription] = []
     for at in range(0, len(filters), AT_ONCE):
-        found += await asyncio.gather(*(client.subscribe(f, timeout_s=WAIT_S) for f in filters[at : at + AT_ONCE]))
+        found += await asyncio.gather(*(client.subscribe(f, timeout=WAIT_S) for f in filters[at : at + AT_ONCE]))
     return found
 
 

@@ -9,12 +9,9 @@ from postroad.types import MessageId
 if TYPE_CHECKING:
     from postroad.client.connection import Client, ClientConfig, connect
     from postroad.client.publisher import Publisher
-    from postroad.client.subscription import ReceivedMessage, Subscription
+    from postroad.client.subscription import Message, Subscription
     from postroad.core.batch.batch import Batch
-    from postroad.core.batch.message import Message
     from postroad.core.filters.filter import Filter
-    from postroad.core.filters.index.filter_index import FilterIndex
-    from postroad.core.filters.language.limits import FilterLimits
     from postroad.tracking.queries.explanation import Explanation
     from postroad.tracking.queries.reconstruction import Trace
 
@@ -26,14 +23,11 @@ __all__ = [
     "ClientConfig",
     "Explanation",
     "Filter",
-    "FilterIndex",
-    "FilterLimits",
     "FilterSyntaxError",
     "Message",
     "MessageId",
     "PostroadError",
     "Publisher",
-    "ReceivedMessage",
     "Subscription",
     "Trace",
     "__version__",
@@ -47,15 +41,16 @@ _LATER: Final = {
     "ClientConfig": "postroad.client.connection",
     "Explanation": "postroad.tracking.queries.explanation",
     "Filter": "postroad.core.filters.filter",
-    "FilterIndex": "postroad.core.filters.index.filter_index",
-    "FilterLimits": "postroad.core.filters.language.limits",
-    "Message": "postroad.core.batch.message",
+    "Message": "postroad.client.subscription",
     "Publisher": "postroad.client.publisher",
-    "ReceivedMessage": "postroad.client.subscription",
     "Subscription": "postroad.client.subscription",
     "Trace": "postroad.tracking.queries.reconstruction",
     "connect": "postroad.client.connection",
 }
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "errors", "sync", "testing", "topics"]
 
 
 def __getattr__(name: str) -> Any:

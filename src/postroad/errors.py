@@ -43,6 +43,12 @@ class BatchLimitError(BatchError):
         super().__init__(f"{reason}; the limit {limit} is {maximum:,}")
 
 
+class PayloadError(PostroadError, ValueError):
+    """A payload is not JSON, or not JSON of the type that was asked for."""
+
+    code = 104
+
+
 class FilterError(PostroadError, ValueError):
     """A filter cannot be used."""
 

@@ -134,7 +134,7 @@ def test_bad_questions_are_refused() -> None:
                 with pytest.raises(FilterSyntaxError):
                     await numbers(client, PUBEND, 0, 10, "n >")
                 with pytest.raises(UnfinishedError):
-                    await anext(client.read(PUBEND, 0, (1 << 63) - 1, timeout_s=0.3))
+                    await anext(client.read(PUBEND, 0, (1 << 63) - 1, timeout=0.3))
             with pytest.raises(ClosedError):
                 client.read(PUBEND, 0, 10)
 

@@ -43,7 +43,7 @@ class Received:
         value = attributes["value"]
         return attributes["kind"] in self.kinds and isinstance(value, int) and value >= self.threshold
 
-    def take(self, message: postroad.ReceivedMessage) -> None:
+    def take(self, message: postroad.Message) -> None:
         self.ids.append(message.id)
         self.ticks.setdefault(message.pubend, []).append(message.tick)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from postroad.client.subscription import ReceivedMessage
+from postroad.client.subscription import Message
 from postroad.errors import InvalidValueError
 from postroad.types import AttributeValue
 
@@ -47,7 +47,7 @@ def _attribute(name: str, value: Any) -> AttributeValue:
     raise InvalidValueError(f"attribute {name!r} must be a boolean, number or string, not {type(value).__name__}")
 
 
-def write_line(message: ReceivedMessage) -> bytes:
+def write_line(message: Message) -> bytes:
     """Return a message as one line, its end included."""
     attributes = {
         name: {"base64": base64.b64encode(value).decode()} if isinstance(value, bytes) else value

@@ -1,7 +1,11 @@
-"""Where brokers are: `postroad://host:port,host2:port2`, or several such."""
+"""Where brokers are: `postroad://host:port,host2:port2` or `host:port`, or several such.
+
+Without an address, the environment variable `POSTROAD_URL` counts, and without that the broker on this machine.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
@@ -9,6 +13,8 @@ from postroad.errors import InvalidValueError
 
 SCHEME: Final = "postroad://"
 DEFAULT_PORT: Final = 7400
+DEFAULT_URL: Final = f"{SCHEME}127.0.0.1:{DEFAULT_PORT}"
+URL_VARIABLE: Final = "POSTROAD_URL"
 
 
 class Address(NamedTuple):
@@ -19,8 +25,15 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def parse_addresses(urls: str | Iterable[str]) -> list[Address]:
+def default_url() -> str:
+    """Return the address to use when none is given."""
+    return os.environ.get(URL_VARIABLE) or DEFAULT_URL
+
+
+def parse_addresses(urls: str | Iterable[str] | None) -> list[Address]:
     """Return the addresses in the order they should be tried."""
+    if urls is None:
+        urls = default_url()
     texts = [urls] if isinstance(urls, str) else list(urls)
     addresses = [address for text in texts for address in _parse(text)]
     if not addresses:
@@ -29,7 +42,7 @@ def parse_addresses(urls: str | Iterable[str]) -> list[Address]:
 
 
 def _parse(url: str) -> Iterable[Address]:
-    if not url.startswith(SCHEME):
+    if "://" in url and not url.startswith(SCHEME):
         raise InvalidValueError(f"the address of a broker has the form postroad://host:port, not {url[:200]!r}")
     for part in url.removeprefix(SCHEME).rstrip("/").split(","):
         yield _address(part, url)

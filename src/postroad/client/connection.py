@@ -13,15 +13,17 @@ import random
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, Literal, Self
+from typing import Final, Self
 
 from postroad.client.addresses import Address, parse_addresses
 from postroad.client.link import Link, dial
+from postroad.client.payloads import MISSING
 from postroad.client.positions import load_positions
-from postroad.client.publisher import Publisher
+from postroad.client.publisher import NO_ATTRIBUTES, Publisher
 from postroad.client.range_reads import Request, read_durables, read_pubends, read_range
+from postroad.client.starts import Start, positions_at, start_tick
 from postroad.client.subscription import OnGap, Subscription
 from postroad.client.tracing import AnyId, Tracer
 from postroad.client.writer import Writer
@@ -55,7 +57,6 @@ from postroad.errors import (
     ClosedError,
     DurableElsewhereError,
     GapError,
-    InvalidValueError,
     NotConnectedError,
     PostroadError,
     PublishRefusedError,
@@ -67,6 +68,7 @@ from postroad.tracking.queries.packets import AskTracks, TracksAnswered
 from postroad.tracking.queries.questions import Question, StatusQuestion
 from postroad.tracking.queries.reconstruction import Trace
 from postroad.transport.flush_scheduler import FlushScheduler
+from postroad.types import AttributeValue, MessageId
 
 log = logging.getLogger("postroad.client")
 
@@ -92,13 +94,38 @@ class ClientConfig:
     session: SessionConfig = field(default_factory=SessionConfig)
 
 
-def connect(urls: str | Iterable[str], config: ClientConfig | None = None) -> Client:
-    """Return a client to be used with `async with`; the addresses are tried in order, again and again."""
-    return Client(parse_addresses(urls), config or ClientConfig())
+def connect(
+    urls: str | Iterable[str] | None = None,
+    config: ClientConfig | None = None,
+    *,
+    name: str | None = None,
+    timeout: float | None = None,
+) -> Client:
+    """Return a client to be used with `async with`; the addresses are tried in order, again and again.
+
+    An address is `postroad://host:port` or `host:port`; commas separate several. Without one, the environment variable
+    `POSTROAD_URL` counts, and without that the broker on this machine. `name` is what the broker shows, and whose queue messages
+    these are; `timeout` is how many seconds to try before `NotConnectedError`.
+
+        async with postroad.connect("postroad://a:7400,b:7400") as client:
+            await client.publish({"symbol": "ACME", "price": 101.5}, b"payload")
+    """
+    chosen = config or ClientConfig()
+    if name is not None:
+        chosen = replace(chosen, name=name)
+    if timeout is not None:
+        chosen = replace(chosen, connect_s=timeout)
+    return Client(parse_addresses(urls), chosen)
 
 
 class Client:
-    """Made by `connect`."""
+    """A connection to the brokers: publish, subscribe, use queues, trace. Made by `connect`.
+
+    async with postroad.connect() as client:
+        quotes = await client.subscribe("symbol = 'ACME' AND price > 100")
+        await client.publish({"symbol": "ACME", "price": 101.5}, b"a good day")
+        print(await quotes.get(timeout=5))
+    """
 
     def __init__(self, addresses: list[Address], config: ClientConfig) -> None:
         self.session: Final = Session(config.session)
@@ -110,6 +137,7 @@ class Client:
         self._homes: dict[int, Link] = {}
         self._known: dict[int, Address] = {}  # broker -> where it was seen
         self._publishers: dict[int, Publisher] = {}
+        self._own_publisher: Publisher | None = None  # of `publish`
         self._subscriptions: dict[int, Subscription] = {}
         self._requests: dict[int, Request] = {}
         self._writers: dict[int, Writer] = {}
@@ -219,6 +247,30 @@ class Client:
 
     # --- publishing ------------------------------------------------------------------------------------------------------
 
+    async def publish(
+        self,
+        attributes: Mapping[str, AttributeValue] = NO_ATTRIBUTES,
+        payload: bytes | str = b"",
+        *,
+        json: object = MISSING,
+        timeout: float | None = 30.0,
+    ) -> MessageId:
+        """Publish one message; when this returns, it is on the disk of its broker. Return its id.
+
+        Raises `PublishRefusedError` when the broker refused it, and `UnfinishedError` after `timeout` seconds: the client
+        then goes on sending the message, so it may still become durable. For many messages one after the other, `publisher()` is faster.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                if self._own_publisher is None:
+                    self._own_publisher = self.publisher(on_refused=lambda _: None)  # whoever published is told
+                publisher = self._own_publisher
+                message_id = await publisher.publish(attributes, payload, json=json)
+                await publisher.confirmed(message_id)
+        except TimeoutError:
+            raise UnfinishedError(f"the message is not acknowledged after {timeout:g} s; it may become durable later") from None
+        return message_id
+
     def publisher(self, *, on_refused: Callable[[PublishRefusedError], None] | None = None) -> Publisher:
         """Begin to publish. `on_refused` hears of messages a broker did not take; without it `flush` raises them."""
         self._check_open()
@@ -238,30 +290,38 @@ class Client:
         filter: str | Filter = "",  # noqa: A002  # the word of the whole system
         *,
         name: str | None = None,
-        start: Literal["new", "earliest"] = "new",
+        start: Start = "new",
         positions: Mapping[int, int] | None = None,
         position_file: str | os.PathLike[str] | None = None,
         on_gap: OnGap = "raise",
         auto_ack: bool | None = None,
-        timeout_s: float | None = 30.0,
+        timeout: float | None = 30.0,
     ) -> Subscription:
-        """Subscribe; when this returns, every matching message after the ticks in `starts` will come.
+        """Subscribe; when this returns, every matching message that is published from now on will come.
 
-        A `name` makes the subscription durable: messages wait for it while the client is away. `positions` (from
+        `start` is where a new subscription begins: with what is published from now on ("new"), with the oldest message that is
+        still there ("earliest"), or with what was published at a time (a `datetime`) or less than some time ago (a `timedelta`).
+
+        A `name` makes the subscription durable: messages wait for it while the client is away. One that exists already goes on
+        where it was, whatever `start` says. `positions` (from
         `Subscription.positions()`) or a `position_file` say where to go on; the file is kept up to date by `ack()`. Messages that
         were released before they could be delivered are reported by `on_gap`: "raise" a `GapError` in their place and go on with
         the next call, "skip" them, or a function to call.
         """
         self._check_open()
         text = str(filter if isinstance(filter, Filter) else Filter(filter))
-        if start not in {"new", "earliest"}:
-            raise InvalidValueError(f"start is 'new' or 'earliest', not {start!r}")
+        begin = start_tick(start)
         path = None if position_file is None else Path(position_file)
         if path is not None:
             positions = {**await asyncio.to_thread(load_positions, path, text), **(positions or {})}
         if auto_ack is None:
             auto_ack = name is None and path is None
-        key = self.session.subscribe(text, name=name, positions=positions, earliest=start == "earliest", saved=path is not None)
+        if begin is not None and not positions and not await self._is_durable(name, timeout):
+            positions = positions_at(begin, await self.pubends(timeout))
+        else:
+            begin = 0
+        earliest = start == "earliest" or begin > 0
+        key = self.session.subscribe(text, name=name, positions=positions, earliest=earliest, saved=path is not None)
         subscription = Subscription(
             self,
             key,
@@ -271,18 +331,23 @@ class Client:
             on_gap=on_gap,
             auto_ack=auto_ack,
             receive_bytes=self._config.receive_bytes,
+            begun_at=(begin, positions or {}) if begin else (0, {}),
         )
         self._subscriptions[key] = subscription
         self.plan_pump()
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout):
                 await subscription.wait_active()
         except BaseException as error:
             self._abandon(key)
             if isinstance(error, TimeoutError):
-                raise UnfinishedError(f"the subscription is not active after {timeout_s:g} s") from None
+                raise UnfinishedError(f"the subscription is not active after {timeout:g} s") from None
             raise
         return subscription
+
+    async def _is_durable(self, name: str | None, timeout: float | None) -> bool:
+        """Tell whether a durable subscription of this name exists: it goes on where it was."""
+        return name is not None and any(each.name == name for each in await self.durables(timeout))
 
     def _abandon(self, key: int) -> None:
         self._subscriptions.pop(key, None)
@@ -304,7 +369,7 @@ class Client:
 
     # --- writing ---------------------------------------------------------------------------------------------------------
 
-    def writer(self, name: str, epoch: int, *, timeout_s: float | None = 30.0) -> Writer:
+    def writer(self, name: str, epoch: int, *, timeout: float | None = 30.0) -> Writer:
         """Begin batch number `epoch` of a named writer, to be used with `async with`; then `write` rows and `finish`.
 
         A batch that is written again, after any failure, with the same rows in the same order is published once. Batches of
@@ -312,7 +377,7 @@ class Client:
         """
         self._check_open()
         key = self.session.open_writer(name, epoch)
-        writer = self._writers[key] = Writer(self, key, timeout_s)
+        writer = self._writers[key] = Writer(self, key, timeout)
         self.plan_pump()
         return writer
 
@@ -322,20 +387,20 @@ class Client:
 
     # --- reading ---------------------------------------------------------------------------------------------------------
 
-    async def pubends(self, timeout_s: float | None = 30.0) -> dict[int, PubendSpan]:
+    async def pubends(self, timeout: float | None = 30.0) -> dict[int, PubendSpan]:
         """Return every pubend within reach with its span: ticks in (released, horizon] can be read."""
         self._check_open()
-        spans, _ = await read_pubends(self, timeout_s)
+        spans, _ = await read_pubends(self, timeout)
         return spans
 
-    async def durables(self, timeout_s: float | None = 30.0) -> list[DurableEntry]:
+    async def durables(self, timeout: float | None = 30.0) -> list[DurableEntry]:
         """Return the durable subscriptions of the overlay, by name: filter, home broker, and how far behind each is."""
         self._check_open()
-        return await read_durables(self, timeout_s)
+        return await read_durables(self, timeout)
 
-    async def forget(self, name: str, timeout_s: float | None = 30.0) -> None:
+    async def forget(self, name: str, timeout: float | None = 30.0) -> None:
         """Delete a durable subscription: nothing waits for it any more. Raise `UnknownDurableError` when there is none."""
-        entry = next((each for each in await self.durables(timeout_s) if each.name == name), None)
+        entry = next((each for each in await self.durables(timeout) if each.name == name), None)
         if entry is None:
             raise UnknownDurableError(f"no durable subscription is named {name!r}")
         if entry.filter is None:
@@ -350,19 +415,19 @@ class Client:
         hi: int,
         filter: str | Filter = "",  # noqa: A002  # the word of the whole system
         *,
-        timeout_s: float | None = 30.0,
+        timeout: float | None = 30.0,
         bare: bool = False,
     ) -> AsyncIterator[Batch]:
         """Read the ticks in (lo, hi] of a pubend, hosted by any broker: yield batches of the messages that match, in order.
 
         When the iteration ends, all of them have come. A `GapError` says that some were released, an `UnknownPubendError` or
-        `PubendUnreachableError` that nobody can give them now; `timeout_s` is how long to wait without a step forward.
+        `PubendUnreachableError` that nobody can give them now; `timeout` is how long to wait without a step forward.
         Nothing is held back for a reader: to be sure of what is published from now on, subscribe. With `bare`, payloads and
         attributes stay where they are.
         """
         self._check_open()
         text = str(filter if isinstance(filter, Filter) else Filter(filter))
-        return read_range(self, pubend, lo, hi, text, timeout_s=timeout_s, bare=bare)
+        return read_range(self, pubend, lo, hi, text, timeout=timeout, bare=bare)
 
     def request(self, key: int) -> Request:
         request = self._requests[key] = Request(self, key)
@@ -455,8 +520,12 @@ class Client:
         """Send what the session wants sent and tell what it has to tell."""
         self.session.clock(self.clock_ms())
         self._writes.during(self._send)
-        for event in self.session.events():
+        events = self.session.events()
+        for event in events:
             self._tell(event)
+        if events:
+            for publisher in self._publishers.values():
+                publisher.settle()
         self._set_timer(self.session.deadline())
         if self.session.homes():
             self._homes_wanted.set()

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
+from postroad.client.confirmations import Confirmations
+from postroad.client.payloads import MISSING, with_json
 from postroad.core.batch.batch import Batch
 from postroad.core.batch.schema import DEFAULT_LIMITS
 from postroad.core.session.publishing import Doubt, Registration
@@ -22,13 +25,23 @@ if TYPE_CHECKING:
 Columns: TypeAlias = Mapping[str, Any]
 Rows: TypeAlias = Iterable[tuple[Mapping[str, AttributeValue], bytes]]
 
+NO_ATTRIBUTES: Final[Mapping[str, AttributeValue]] = MappingProxyType({})
 REFUSALS_MAX: Final = 1024
 CHUNK_ROWS: Final = 4096
 TURN_ROWS: Final = 2000  # published in one turn of the event loop; then others have theirs
 
 
 class Publisher:
-    """Made by `Client.publisher`. One publisher's messages reach every subscriber in the order they were published."""
+    """Publishes a stream of messages without waiting for each. Made by `Client.publisher`.
+
+    One publisher's messages reach every subscriber in the order they were published.
+
+        publisher = client.publisher()
+        first = await publisher.publish({"symbol": "ACME", "price": 101.5}, b"payload")
+        await publisher.publish({"symbol": "ACME", "price": 102.0}, json={"note": "up"})
+        await publisher.confirmed(first)  # this one is durable
+        await publisher.flush()  # all are
+    """
 
     def __init__(self, client: Client, key: int, on_refused: Callable[[PublishRefusedError], None] | None) -> None:
         self._client: Final = client
@@ -38,15 +51,27 @@ class Publisher:
         self._refusals: list[PublishRefusedError] = []
         self._failure: Exception | None = None
         self._changed: Final = asyncio.Event()
+        self._confirmations: Final = Confirmations(client.session, key)
         self._since_turn = 0
 
-    async def publish(self, attributes: Mapping[str, AttributeValue], payload: bytes = b"") -> MessageId:
+    async def publish(
+        self,
+        attributes: Mapping[str, AttributeValue] = NO_ATTRIBUTES,
+        payload: bytes | str = b"",
+        *,
+        json: object = MISSING,
+    ) -> MessageId:
         """Publish one message and return its id, which is valid from now on.
 
-        Returns as soon as the message is in the window of those not yet acknowledged; `flush` waits until all are durable.
+        Returns as soon as the message is in the window of those not yet acknowledged. `confirmed` waits until this message is
+        durable, `flush` until all are. Text is encoded as UTF-8; `json` is a value to encode instead of a payload.
         """
+        if json is not MISSING:
+            attributes, payload = with_json(attributes, payload, json)
+        elif type(payload) is str:
+            payload = payload.encode()
         registration = self._session.registration(self._key) or await self._room()
-        message_id = registration.add(attributes, payload, time.monotonic_ns() // 1_000_000)  # as `Client.clock_ms` does
+        message_id = registration.add(attributes, payload, time.monotonic_ns() // 1_000_000)  # type: ignore[arg-type]  # bytes by now; the clock is `Client.clock_ms`
         self._since_turn += 1
         if self._since_turn >= TURN_ROWS:
             self._since_turn = 0
@@ -88,16 +113,37 @@ class Publisher:
             self._client.pump()
         return MessageIds(ids)
 
-    async def flush(self, timeout_s: float | None = None) -> None:
+    async def confirmed(self, published: MessageId | Iterable[MessageId], *, timeout: float | None = None) -> None:
+        """Wait until a message, or each of several, is durable at its broker.
+
+        Raises `PublishRefusedError` when the broker refused one, and `UnfinishedError` after `timeout` seconds: the message may
+        still become durable later.
+        """
+        ids = [published] if isinstance(published, MessageId) else list(published)
+        self._client.pump()  # a refusal that has just come is known to the session, and told by this
+        self._check()
+        futures = [self._confirmations.wait_for(each) for each in ids]
+        try:
+            async with asyncio.timeout(timeout):
+                for future in futures:
+                    await future
+        except TimeoutError:
+            left = sum(not future.done() for future in futures)
+            raise UnfinishedError(f"{left} of {len(ids)} messages are not acknowledged after {timeout:g} s") from None
+        finally:
+            for future in futures:
+                future.cancel()
+
+    async def flush(self, timeout: float | None = None) -> None:
         """Wait until every message is durable at its broker. Raises what the broker refused since the last flush."""
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout):
                 while self._session.outstanding(self._key) and not self._failure:
                     self._client.plan_pump()
                     await self._wait()
         except TimeoutError:
             left = self._session.outstanding(self._key)
-            raise UnfinishedError(f"{left} messages are not acknowledged after {timeout_s:g} s") from None
+            raise UnfinishedError(f"{left} messages are not acknowledged after {timeout:g} s") from None
         self._check()
         self._client.pump()  # a refusal that has just come is known to the session, and told by this
         if self._refusals:
@@ -113,14 +159,14 @@ class Publisher:
         """Say which messages were given to a broker that is away: they are sent again when it is back, and only to it."""
         return self._session.doubtful(self._key)
 
-    async def close(self, *, flush: bool = True, timeout_s: float | None = None) -> None:
+    async def close(self, *, flush: bool = True, timeout: float | None = None) -> None:
         """End the publisher, by default after everything is durable."""
         try:
             if flush:
-                await self.flush(timeout_s)
+                await self.flush(timeout)
         finally:
             self._client.forget_publisher(self._key)
-            self._failure = self._failure or ClosedError("the publisher was closed")
+            self.failed(self._failure or ClosedError("the publisher was closed"))
 
     async def __aenter__(self) -> Self:
         return self
@@ -133,7 +179,12 @@ class Publisher:
     def changed(self) -> None:
         self._changed.set()
 
+    def settle(self) -> None:
+        """Tell who waits for messages that became durable; called when all that was refused has been told."""
+        self._confirmations.changed()
+
     def refused(self, error: PublishRefusedError) -> None:
+        self._confirmations.refused(error)
         if self._on_refused is not None:
             self._on_refused(error)
         elif len(self._refusals) < REFUSALS_MAX:
@@ -142,6 +193,7 @@ class Publisher:
 
     def failed(self, error: Exception) -> None:
         self._failure = error
+        self._confirmations.failed(error)
         self._changed.set()
 
     # --- inside ----------------------------------------------------------------------------------------------------------

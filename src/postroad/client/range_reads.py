@@ -34,11 +34,11 @@ class Request:
         self._failure = error
         self._changed.set()
 
-    async def next(self, timeout_s: float | None) -> PubendsListed | RangePiece:
+    async def next(self, timeout: float | None) -> PubendsListed | RangePiece:
         """Wait for the next piece; what a broker refused for the time being is raised only if nothing better comes in time."""
         last: PostroadError | None = None
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout):
                 while True:
                     while self._events:
                         event = self._events.popleft()
@@ -52,40 +52,40 @@ class Request:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            raise self._why_nothing_came(last, timeout_s) from None
+            raise self._why_nothing_came(last, timeout) from None
 
-    def _why_nothing_came(self, last: PostroadError | None, timeout_s: float | None) -> PostroadError:
+    def _why_nothing_came(self, last: PostroadError | None, timeout: float | None) -> PostroadError:
         if last is not None:
             return last
         if self._client.broker is None:
-            return NotConnectedError(f"no broker could be reached for {timeout_s:g} s")
-        return UnfinishedError(f"received nothing for {timeout_s:g} s")
+            return NotConnectedError(f"no broker could be reached for {timeout:g} s")
+        return UnfinishedError(f"received nothing for {timeout:g} s")
 
     def end(self) -> None:
         self._client.forget_request(self.key)
 
 
-async def read_pubends(client: Client, timeout_s: float | None) -> tuple[dict[int, PubendSpan], list[int]]:
+async def read_pubends(client: Client, timeout: float | None) -> tuple[dict[int, PubendSpan], list[int]]:
     """Return the spans of the pubends within reach, and the pubends that are not."""
-    listed = await _list(client, ListPubends(), timeout_s)
+    listed = await _list(client, ListPubends(), timeout)
     return {span.pubend: span for span in sorted(listed.spans, key=lambda span: span.pubend)}, list(listed.unreachable)
 
 
-async def read_durables(client: Client, timeout_s: float | None) -> list[DurableEntry]:
+async def read_durables(client: Client, timeout: float | None) -> list[DurableEntry]:
     """Return the durable subscriptions of the overlay, by name."""
     found: list[DurableEntry] = []
     more = True
     while more:
-        page = await _list(client, ListPubends(durables=True, after=found[-1].name if found else ""), timeout_s)
+        page = await _list(client, ListPubends(durables=True, after=found[-1].name if found else ""), timeout)
         found += page.durables
         more = page.more and bool(page.durables)
     return found
 
 
-async def _list(client: Client, listing: ListPubends, timeout_s: float | None) -> PubendsListed:
+async def _list(client: Client, listing: ListPubends, timeout: float | None) -> PubendsListed:
     request = client.request(client.session.list_pubends(listing))
     try:
-        listed = await request.next(timeout_s)
+        listed = await request.next(timeout)
     finally:
         request.end()
     assert isinstance(listed, PubendsListed)
@@ -93,7 +93,7 @@ async def _list(client: Client, listing: ListPubends, timeout_s: float | None) -
 
 
 async def read_range(
-    client: Client, pubend: int, lo: int, hi: int, filter_text: str, *, timeout_s: float | None, bare: bool
+    client: Client, pubend: int, lo: int, hi: int, filter_text: str, *, timeout: float | None, bare: bool
 ) -> AsyncIterator[Batch]:
     """Yield the matching messages of (lo, hi]. The generator ends when all of it was told."""
     if hi <= lo:
@@ -102,7 +102,7 @@ async def read_range(
     try:
         reached = lo
         while reached < hi:
-            piece = await request.next(timeout_s)
+            piece = await request.next(timeout)
             assert isinstance(piece, RangePiece)
             reached = piece.hi
             client.session.taken(request.key)

@@ -3,38 +3,64 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import length_hint
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias, overload
 
+from postroad.client.acknowledging import Acknowledgements, GivenBatch
+from postroad.client.handlers import as_coroutine, run_handlers
 from postroad.client.positions import save_positions
+from postroad.core.batch import message as core
 from postroad.core.batch.batch import Batch
-from postroad.core.batch.message import Message, RowColumns
-from postroad.errors import ClosedError, GapError, UnfinishedError
+from postroad.core.batch.message import RowColumns
+from postroad.errors import ClosedError, GapError, PostroadError, UnfinishedError
 
 if TYPE_CHECKING:
     from postroad.client.connection import Client
+
+log = logging.getLogger("postroad.client")
 
 OnGap: TypeAlias = Literal["raise", "skip"] | Callable[[GapError], None]
 
 IDLE_SAVE_S: Final = 5.0
 FLOOD_BYTES: Final = 128 << 20  # beyond its bound, before we give the broker up: more than can be on its way
+STORE_S: Final = 10.0  # how long the end of `run` waits until the last acknowledgements are stored
 AUTO_ACK_S: Final = 0.5  # how far behind acknowledgements may be that nobody asked for
 
 
-class ReceivedMessage(Message):
-    """A message with the pubend whose stream it came from."""
+class Message(core.Message):
+    """A message that a subscription received.
 
-    __slots__ = ("pubend",)
+    async for message in subscription:
+        print(message.id, message.time, message["price"], message.attributes, message.payload)
+        await message.ack()
+    """
 
-    def __init__(self, columns: RowColumns, row: int, pubend: int) -> None:
+    __slots__ = ("_given",)
+
+    def __init__(self, columns: RowColumns, row: int, given: GivenBatch) -> None:
         self._columns = columns  # as the base does, without the call: there is one of these for every message
         self._row = row
         self._attributes = None
-        self.pubend = pubend
+        self._given = given
+
+    @property
+    def pubend(self) -> int:
+        """The stream it came from: messages of one stream come in order."""
+        return self._given.pubend
+
+    async def ack(self, *, wait: bool = True) -> None:
+        """Say that this message is done with, so that it does not come again.
+
+        Messages may be acknowledged in any order. When this returns, the acknowledgement is stored, unless a message before it in
+        its stream is not acknowledged yet: then it is noted, and stored together with that one. A crash before that repeats it.
+        `wait=False` does not wait for the broker. A subscription without a name or a position file acknowledges by itself.
+        """
+        await self._given.subscription.ack_one(self, self._given, self._row, wait=wait)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +72,11 @@ class _Arrived:
 
 class Subscription:
     """Made by `Client.subscribe`. Iterate over it for messages, or over `batches()` for columns; not both at a time.
+
+        async with await client.subscribe("symbol = 'ACME'", name="my-ticker") as quotes:
+            first = await quotes.get(timeout=5)  # None after five seconds
+            several = await quotes.fetch(100, timeout=1)  # what came, at most 100
+            await quotes.run(handle, concurrency=8)  # until it is cancelled
 
     Messages of one pubend come in order, each once. `ack()` says that the application has done with all it was given; what is not
     acknowledged comes again after a crash of the client, if the subscription has a name or a position file. What `ack()` has
@@ -63,6 +94,7 @@ class Subscription:
         on_gap: OnGap,
         auto_ack: bool,
         receive_bytes: int,
+        begun_at: tuple[int, Mapping[int, int]] = (0, {}),  # the tick of a start at a time, and where it is in each stream
     ) -> None:
         self.filter: Final = filter_text
         self.name: Final = name
@@ -75,6 +107,9 @@ class Subscription:
         self._receive_bytes: Final = receive_bytes
         self._buffered = 0  # bytes received and not finished by the application
         self._open = True
+        self._not_before, self._begun_at = begun_at
+        self._acknowledgements: Final = Acknowledgements()
+        self._taking: Final = asyncio.Lock()
         self._waiting: deque[_Arrived | GapError] = deque()
         self._arrived: Final = asyncio.Event()
         self._active: Final[asyncio.Future[None]] = asyncio.get_running_loop().create_future()
@@ -82,10 +117,10 @@ class Subscription:
         self._stored: Final = asyncio.Event()  # set when the broker confirmed acknowledgements, and when it never will
         self._failure: Exception | None = None
         self._not_deleted: Exception | None = None
-        self._current: Iterator[ReceivedMessage] = iter(())
+        self._current: Iterator[Message] = iter(())
         self._current_arrived: _Arrived | None = None
         self._given: dict[int, int] = {}  # pubend -> tick of the last message of the batches the application has finished
-        self._last: ReceivedMessage | None = None  # what the application got last of the present batch
+        self._last: Message | None = None  # what the application got last of the present batch
         self._saved: dict[int, int] = {}
         self._saver: asyncio.Task[None] | None = None
         self._ack_timer: asyncio.TimerHandle | None = None
@@ -96,18 +131,68 @@ class Subscription:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> ReceivedMessage:
+    async def __anext__(self) -> Message:
         message = next(self._current, None)
         while message is None:
             self._release_current()
             arrived = await self._next()
             self._current_arrived = arrived
-            rows = arrived.batch.rows()
-            pubend = arrived.pubend
-            self._current = iter([ReceivedMessage(rows, row, pubend) for row in range(len(arrived.batch))])
+            rows, given = arrived.batch.rows(), self._given_of(arrived)
+            if not self._auto_ack:
+                self._acknowledgements.begin(given)
+            self._current = iter([Message(rows, row, given) for row in range(len(arrived.batch))])
             message = next(self._current, None)
         self._last = message
         return message
+
+    @overload
+    async def get(self) -> Message: ...
+
+    @overload
+    async def get(self, timeout: float | None) -> Message | None: ...
+
+    async def get(self, timeout: float | None = None) -> Message | None:
+        """Return the next message; with a `timeout`, None when none comes within so many seconds.
+
+        Raises `ClosedError` when the subscription has ended.
+        """
+        try:
+            async with asyncio.timeout(timeout), self._taking:
+                return await self.__anext__()
+        except TimeoutError:
+            return None
+        except StopAsyncIteration:
+            raise ClosedError("the subscription has ended") from None
+
+    async def fetch(self, limit: int, *, timeout: float | None = None) -> list[Message]:
+        """Wait for a message, at most `timeout` seconds, and return it with the others that are here, at most `limit`."""
+        first = await self.get(timeout)
+        found = [] if first is None else [first]
+        while found and len(found) < limit and self.waiting:
+            found.append(await self.__anext__())
+        return found
+
+    async def run(self, handler: Callable[[Message], Any], *, concurrency: int = 8) -> None:
+        """Call a handler with each message, `concurrency` at a time, and acknowledge a message when its handler returns.
+
+        A handler is a coroutine function, or a plain function, which runs in a thread. With `concurrency=1` messages are handled
+        in order. When a handler raises, no more messages are taken, the handlers that have begun finish, and the error is raised;
+        its message is not acknowledged. When `run` is cancelled, the handlers that have begun finish first as well.
+        """
+        call = as_coroutine(handler)
+
+        async def take() -> Message:
+            async with self._taking:
+                return await self.__anext__()
+
+        async def handle(message: Message) -> None:
+            await call(message)
+            await message.ack(wait=False)
+
+        try:
+            await run_handlers(take, handle, concurrency)
+        finally:
+            await self._store_acknowledged()
 
     async def batches(self) -> AsyncIterator[Batch]:
         """Yield the messages as batches: columns `tick`, `id`, `payload` and one per attribute."""
@@ -123,7 +208,7 @@ class Subscription:
             except StopAsyncIteration:
                 return
             self._current_arrived = arrived
-            self._last = ReceivedMessage(arrived.batch.rows(), len(arrived.batch) - 1, arrived.pubend)
+            self._last = Message(arrived.batch.rows(), len(arrived.batch) - 1, self._given_of(arrived))
             yield arrived.pubend, arrived.batch
 
     async def _next(self) -> _Arrived:
@@ -139,6 +224,9 @@ class Subscription:
                 raise StopAsyncIteration
             self._arrived.clear()
             await self._arrived.wait()
+
+    def _given_of(self, arrived: _Arrived) -> GivenBatch:
+        return GivenBatch(self, arrived.pubend, len(arrived.batch), arrived.batch.last_tick)
 
     def _tell_gap(self, gap: GapError) -> None:
         if self._on_gap == "raise":
@@ -166,7 +254,7 @@ class Subscription:
 
     # --- acknowledging ---------------------------------------------------------------------------------------------------
 
-    async def ack(self, message: ReceivedMessage | None = None, *, wait: bool = True) -> None:
+    async def ack(self, message: Message | None = None, *, wait: bool = True) -> None:
         """Say that everything given so far is done with, or everything of its pubend up to one message.
 
         When this returns, the acknowledgement is stored: with a position file in the file, else, if the subscription has a
@@ -184,12 +272,47 @@ class Subscription:
             message = self._last
         if message is not None:
             ticks[message.pubend] = message.tick
-        wait = wait and self.name is not None and self._file is None
-        self._acknowledge(ticks, confirm=wait)
+            self._acknowledgements.finish_through(ticks, message._given, message._row)  # noqa: SLF001  # its own
+        else:
+            self._acknowledgements.finish_through(ticks)
+        confirm = wait and self.name is not None and self._file is None
+        self._acknowledge(ticks, confirm=confirm)
         if self._file is not None:
             await self._save()
-        elif wait:
+        elif confirm:
             await self._wait_stored(ticks)
+
+    async def ack_one(self, message: Message, given: GivenBatch, row: int, *, wait: bool) -> None:
+        """Do what `Message.ack` says."""
+        if self._auto_ack:
+            return
+        reached = self._acknowledgements.finish(given, row, message.tick)
+        if reached is None:
+            return
+        ticks = {given.pubend: reached}
+        confirm = wait and self.name is not None and self._file is None
+        self._acknowledge(ticks, confirm=confirm)
+        if wait and self._file is not None:
+            await self._save()
+        elif confirm:
+            await self._wait_stored(ticks)
+
+    async def _store_acknowledged(self) -> None:
+        """Wait a moment until what was acknowledged without waiting is stored."""
+        if self._auto_ack or self._failure is not None or self._ended.is_set():
+            return
+        try:
+            async with asyncio.timeout(STORE_S):
+                if self._file is not None:
+                    await self._save()
+                elif self.name is not None:
+                    positions = self.positions()
+                    self._acknowledge(positions, confirm=True)
+                    await self._wait_stored(positions)
+        except (TimeoutError, PostroadError) as error:
+            log.warning(
+                "the last acknowledgements of %r may not be stored: %s", self.name, str(error) or f"no answer in {STORE_S:g} s"
+            )
 
     def _acknowledge(self, ticks: dict[int, int], *, confirm: bool = False) -> None:
         session = self._client.session
@@ -276,6 +399,11 @@ class Subscription:
         self.starts.setdefault(pubend, tick)
 
     def delivered(self, pubend: int, batch: Batch, size: int) -> None:
+        if self._not_before:
+            later = self._cut_early(pubend, batch)
+            if later is None:
+                return
+            batch = later
         self._waiting.append(_Arrived(pubend, batch, size))
         self._arrived.set()
         self._buffered += size
@@ -285,10 +413,22 @@ class Subscription:
         elif self._buffered > self._receive_bytes + FLOOD_BYTES:
             self._client.flooded(self._buffered)
 
+    def _cut_early(self, pubend: int, batch: Batch) -> Batch | None:
+        """Leave out what was published before the start that was asked for: such messages are done with."""
+        if batch.ticks()[0] > self._not_before:
+            return batch
+        if batch.last_tick > self._not_before:
+            return batch.within(self._not_before, batch.last_tick)
+        if not self._auto_ack:
+            self._acknowledge({pubend: batch.last_tick})
+        return None
+
     def acknowledgement_stored(self) -> None:
         self._stored.set()
 
     def missed(self, gap: GapError) -> None:
+        if self._begun_at.get(gap.pubend) == gap.lo:
+            return  # what was asked for begins before the oldest message: begin with that one
         self._waiting.append(gap)
         self._arrived.set()
 
@@ -322,4 +462,5 @@ class Subscription:
         self._current_arrived = self._last = None
         self._buffered = 0
         self._waiting.clear()
+        self._acknowledgements.clear()
         self._current = iter(())

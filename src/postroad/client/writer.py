@@ -21,11 +21,11 @@ CHUNK_ROWS: Final = 8192
 class Writer:
     """Made by `Client.writer`: one batch of a named writer, published exactly once however often it is tried."""
 
-    def __init__(self, client: Client, key: int, timeout_s: float | None) -> None:
+    def __init__(self, client: Client, key: int, timeout: float | None) -> None:
         self._client: Final = client
         self._state: Final[WriterState] = client.session.writing.writers[key]
         self._key: Final = key
-        self._timeout_s: Final = timeout_s
+        self._timeout: Final = timeout
         self._changed: Final = asyncio.Event()
         self._failure: Exception | None = None
         self._last_error: PostroadError | None = None
@@ -83,7 +83,7 @@ class Writer:
             raise self._failure
         self._changed.clear()
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._timeout):
                 await self._changed.wait()
         except TimeoutError:
             raise self._why_nothing_happened() from None
@@ -94,5 +94,5 @@ class Writer:
         if self._last_error is not None:
             return self._last_error
         if self._client.broker is None:
-            return NotConnectedError(f"no broker could be reached for {self._timeout_s:g} s")
-        return UnfinishedError(f"the broker acknowledged nothing for {self._timeout_s:g} s")
+            return NotConnectedError(f"no broker could be reached for {self._timeout:g} s")
+        return UnfinishedError(f"the broker acknowledged nothing for {self._timeout:g} s")

@@ -348,7 +348,7 @@ class QueueClient:
         *,
         receiver: int | None = None,
         priority: int = 5,
-        timeout: float = 30.0,  # noqa: ASYNC109 - it travels to the broker, which waits
+        timeout: float = 30.0,
     ) -> QueueMessage:
         """Put a request and return its response, or raise `NoResponseError` after `timeout` seconds."""
         context = secrets.randbelow(CONTEXT_MAX) + 1
@@ -369,7 +369,7 @@ class QueueClient:
         *,
         mode: ReadMode = ReadMode.PRIORITY,
         sender: int | None = None,
-        timeout: float = 0.0,  # noqa: ASYNC109 - it travels to the broker, which waits
+        timeout: float = 0.0,
         lease: float | None = None,
     ) -> Delivery | None:
         """Lease one message, waiting up to `timeout` seconds for it. `lease` in seconds; the queue's own by default."""
@@ -383,7 +383,7 @@ class QueueClient:
         *,
         mode: ReadMode = ReadMode.PRIORITY,
         sender: int | None = None,
-        timeout: float = 0.0,  # noqa: ASYNC109 - it travels to the broker, which waits
+        timeout: float = 0.0,
         lease: float | None = None,
     ) -> list[Delivery]:
         """Lease up to `limit` messages, waiting up to `timeout` seconds for the first."""
@@ -397,7 +397,7 @@ class QueueClient:
         *,
         mode: ReadMode = ReadMode.PRIORITY,
         sender: int | None = None,
-        timeout: float = 0.0,  # noqa: ASYNC109 - it travels to the broker, which waits
+        timeout: float = 0.0,
     ) -> QueueMessage | None:
         """Take one message without a lease, as the report does: it is gone when it is handed over, arrived or not."""
         packet = t.ReadMessage(_id(queue), sender, mode, _ms(timeout))

@@ -60,7 +60,7 @@ class LivePiece:
         with connected(self.urls, self.timeout_s) as (loop, client):
             while lo < self.hi:
                 try:
-                    for batch in loop.iterate(client.read(self.pubend, lo, self.hi, text, timeout_s=self.timeout_s)):
+                    for batch in loop.iterate(client.read(self.pubend, lo, self.hi, text, timeout=self.timeout_s)):
                         lo = int(batch.ticks()[-1])
                         yield batch
                 except GapError as error:
@@ -156,7 +156,7 @@ class Overlay:
     async def _sample(self, client: Client, pubend: int, lo: int, hi: int) -> list[Layout]:
         found: list[Layout] = []
         rows = 0
-        batches = client.read(pubend, lo, hi, self._options.filter, timeout_s=self._options.timeout_s)
+        batches = client.read(pubend, lo, hi, self._options.filter, timeout=self._options.timeout_s)
         try:
             async for batch in batches:
                 found.append(batch.layout)
@@ -169,7 +169,7 @@ class Overlay:
 
     async def _count(self, client: Client, pubend: int, lo: int, hi: int, rows: int, text: str) -> tuple[int, int]:
         count = 0
-        async for batch in client.read(pubend, lo, hi, text, timeout_s=self._options.timeout_s, bare=True):
+        async for batch in client.read(pubend, lo, hi, text, timeout=self._options.timeout_s, bare=True):
             if count + len(batch) > rows:
                 return (int(batch.ticks()[rows - count - 1]) if rows > count else lo), rows
             count += len(batch)

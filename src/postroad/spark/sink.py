@@ -124,7 +124,7 @@ def write_part(options: WriteOptions, name: str, epoch: int, rows: Iterable[pa.R
 
 
 async def _opened(client: Client, name: str, epoch: int, timeout_s: float) -> Writer:
-    return client.writer(name, epoch, timeout_s=timeout_s)
+    return client.writer(name, epoch, timeout=timeout_s)
 
 
 def _columns(batch: pa.RecordBatch) -> tuple[dict[str, Any], Any]:

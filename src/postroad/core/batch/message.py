@@ -8,13 +8,21 @@ is two words, the shared columns and its row.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, cast, overload
+from datetime import UTC, datetime
+from typing import Any, Final, TypeVar, cast, overload
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
 from postroad.core.batch.schema import ATTRIBUTE_PREFIX, ID, PAYLOAD, SYSTEM_COLUMNS, TICK
+from postroad.errors import PayloadError
 from postroad.types import MESSAGE_ID_BYTES, AttributeValue, MessageId, Tick
+
+JsonT = TypeVar("JsonT")
+
+CONTENT_TYPE: Final = "content_type"
+"""The reserved attribute that says how the payload is encoded, where that is known."""
 
 UNDECIDED: Final = Tick(0)
 """The tick of a message that no pubend has placed yet."""
@@ -125,6 +133,21 @@ class Message:
             self._attributes = {name: value for name, values in columns.items() if (value := values[row]) is not None}
         return self._attributes
 
+    @property
+    def time(self) -> datetime:
+        """When the message was published, by the clock of its broker."""
+        return datetime.fromtimestamp(self.id.milliseconds / 1000, UTC)
+
+    @overload
+    def json(self) -> Any: ...
+
+    @overload
+    def json(self, type: type[JsonT], /) -> JsonT: ...
+
+    def json(self, type: Any = Any, /) -> Any:  # noqa: A002  # as msgspec calls it
+        """Return the payload read as JSON; with a type, checked and converted to it. Raise `PayloadError` when it is not that."""
+        return decode_json(self.payload, type)
+
     def __getitem__(self, name: str) -> AttributeValue:
         """Return one attribute; cheaper than `attributes[name]` when only a few are read."""
         value = self.get(name)
@@ -155,6 +178,14 @@ class Message:
 
     def __repr__(self) -> str:
         return f"Message(id={self.id}, tick={self.tick}, attributes={dict(self.attributes)!r}, payload={len(self.payload)} bytes)"
+
+
+def decode_json(payload: bytes, type: Any = Any) -> Any:  # noqa: A002  # as msgspec calls it
+    """Read a payload as JSON, or raise `PayloadError`."""
+    try:
+        return msgspec.json.decode(payload, type=type)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise PayloadError(f"the payload is not the JSON that was asked for: {error}") from error
 
 
 def id_array(column: pa.Array[Any]) -> np.ndarray[tuple[int], np.dtype[np.void]]:

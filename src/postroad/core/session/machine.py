@@ -91,6 +91,7 @@ class _PublisherLife:
     key: int
     registrations: dict[int, Registration] = field(default_factory=dict)  # by broker
     current: Registration | None = None
+    made: set[tuple[int, int]] = field(default_factory=set)  # (broker, publisher id) of every registration it ever had
     refusals: int = 0
     skews: int = 0  # refusals for skew since the last acknowledgement
     retry_at: float | None = None
@@ -311,6 +312,17 @@ class Session:
         """Count the messages that are not known to be durable, wherever they were sent."""
         return sum(registration.messages for registration in self.publishers[key].registrations.values())
 
+    def is_publishers(self, key: int, broker: int, publisher_id: int) -> bool:
+        """Tell whether a publisher ever made ids with this publisher id at this broker."""
+        return key in self.publishers and (broker, publisher_id) in self.publishers[key].made
+
+    def first_outstanding(self, key: int, broker: int, publisher_id: int) -> int | None:
+        """Return the tick of the first id of a registration that is neither durable nor refused; None when there is none."""
+        registration = self.publishers[key].registrations.get(broker) if key in self.publishers else None
+        if registration is None or registration.publisher != publisher_id:
+            return None
+        return registration.first_outstanding()
+
     def doubtful(self, key: int) -> list[Doubt]:
         """Say what was given to brokers other than the present one, or is unacknowledged while none is there."""
         return self._doubts(key)
@@ -342,7 +354,7 @@ class Session:
 
     def _ask_to_open(self, publisher: _PublisherLife, link: LinkId, broker: int, registration: Registration | None) -> None:
         resume = None if registration is None else registration.publisher
-        packet = self._next_packet()
+        packet = self.next_packet()
         self._openings[packet] = _Opening(publisher.key, link, broker, resume)
         self._outputs.append(Send(link, OpenPublisher(resume), packet=packet))
 
@@ -374,6 +386,7 @@ class Session:
         while len(publisher.registrations) >= REGISTRATIONS_MAX and idle:
             del publisher.registrations[idle.pop(0)]
         publisher.registrations[registration.broker] = registration
+        publisher.made.add((registration.broker, registration.publisher))
 
     def _use(self, publisher: _PublisherLife, registration: Registration) -> None:
         publisher.current = registration
@@ -533,7 +546,7 @@ class Session:
         if self.main is not None and subscription.handle and subscription.retry_at is None:
             if subscription.active and subscription.has_news():
                 self._send_acknowledgement(subscription)
-            packet = subscription.unsubscribing = self._next_packet()
+            packet = subscription.unsubscribing = self.next_packet()
             self._unsubscribing[packet] = key
             self._outputs.append(Send(self.main, Unsubscribe(subscription.handle, forget), packet=packet))
         else:
@@ -560,7 +573,7 @@ class Session:
         subscription.handle = self._handle
         subscription.active = False
         self._handles[subscription.handle] = subscription
-        packet = self._next_packet()
+        packet = self.next_packet()
         self._subscribing[packet] = subscription.key
         self._outputs.append(Send(self.main, subscription.request(), packet=packet))
 
@@ -604,7 +617,7 @@ class Session:
                 f"pubend {message.pubend:x} was delivered with holes {subscription.holes} times in a row"
             )
         assert self.main is not None
-        self._outputs.append(Send(self.main, Unsubscribe(subscription.handle), packet=self._next_packet()))
+        self._outputs.append(Send(self.main, Unsubscribe(subscription.handle), packet=self.next_packet()))
         self._subscribe(subscription)
 
     def _advance(self, message: Advance) -> None:
@@ -699,7 +712,7 @@ class Session:
     def _question(self, message: Packet) -> int:
         if self.main is None:
             return 0
-        packet = self._next_packet()
+        packet = self.next_packet()
         self._outputs.append(Send(self.main, message, packet=packet))
         return packet
 
@@ -712,7 +725,7 @@ class Session:
         """
         if self.main is None or len(self._questions) >= QUESTIONS_MAX:
             return None
-        packet = self._next_packet()
+        packet = self.next_packet()
         self._questions[packet] = None
         self._outputs.append(Send(self.main, question, packet=packet))
         return packet
@@ -730,7 +743,8 @@ class Session:
         self._keys += 1
         return self._keys
 
-    def _next_packet(self) -> int:
+    def next_packet(self) -> int:
+        """Return a new packet id; a driver that sends packets of its own over a link takes theirs from here."""
         self._packets = self._packets % 0xFFFF_FFFF + 1
         return self._packets
 

@@ -281,6 +281,12 @@ class Registration:
                 self._frames.append(Frame(first, last, (), batch, sum(sizes[start:end])))
                 start = end  # noqa: PLW2901  # the batches of one part follow each other
 
+    def first_outstanding(self) -> int | None:
+        """Return the tick of the first id that is neither durable nor refused, if there is one."""
+        if self._frames:
+            return self._frames[0].first
+        return id_tick(self._waiting[0][0]) if self._waiting else None
+
     def doubt(self) -> Doubt | None:
         """Say what is not acknowledged, if anything."""
         if not self.messages:
