@@ -257,8 +257,8 @@ class Client:
     ) -> MessageId:
         """Publish one message; when this returns, it is on the disk of its broker. Return its id.
 
-        Raises `PublishRefusedError` when the broker refused it. After `timeout` seconds it raises `UnfinishedError`: the client goes
-        on sending the message, so it may still become durable. For many messages one after the other, `publisher()` is faster.
+        Raises `PublishRefusedError` when the broker refused it. After `timeout` seconds it raises `UnfinishedError`: the client
+        goes on sending the message, so it may still become durable. For many messages, `publisher()` is faster.
         """
         try:
             async with asyncio.timeout(timeout):
