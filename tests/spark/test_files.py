@@ -234,7 +234,7 @@ def test_bad_options_are_refused_with_what_was_meant(
 
 def test_a_directory_that_is_no_brokers_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """The error says what is missing."""
-    with pytest.raises(PySparkException, match=r"StorageFormatError.*no data directory of a broker"):
+    with pytest.raises(PySparkException, match=r"StorageFormatError.*not the data directory of a broker"):
         load(spark, tmp_path)
     with pytest.raises(PySparkException, match=r"SparkOptionError.*no data directory of a broker matches"):
         load(spark, tmp_path / "*")
@@ -245,7 +245,7 @@ def test_a_directory_that_is_no_brokers_is_refused(spark: SparkSession, tmp_path
     [
         ("tick string", "SparkSchemaError.*column tick is bigint, not string"),
         ("price decimal(10,2)", r"SparkSchemaError.*column price is decimal\(10,2\); attributes can be read as"),
-        ("`@` string", "SparkSchemaError.*names no attribute"),
+        ("`@` string", "SparkSchemaError.*is not the name of an attribute"),
     ],
 )
 def test_a_schema_that_messages_cannot_have_is_refused(spark: SparkSession, quotes: Path, schema: str, text: str) -> None:

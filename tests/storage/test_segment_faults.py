@@ -171,7 +171,7 @@ def test_a_failure_to_cut_back_ends_the_use_of_the_log(tmp_path: Path) -> None:
     with pytest.raises(StorageFullError):
         log.append([batch_of([2])])
     disk.room = None
-    with pytest.raises(StorageFailedError, match="cut back"):
+    with pytest.raises(StorageFailedError, match="could not be truncated"):
         log.append([batch_of([2])])
     log.abandon()
     log = SegmentLog.open(tmp_path, PUBEND)
