@@ -9,7 +9,9 @@ from postroad.types import MessageId
 if TYPE_CHECKING:
     from postroad.client.connection import Client, ClientConfig, connect
     from postroad.client.publisher import Publisher
+    from postroad.client.queues import WorkQueue
     from postroad.client.subscription import Message, Subscription
+    from postroad.client.telesto import Delivery, QueuedMessage
     from postroad.core.batch.batch import Batch
     from postroad.core.filters.filter import Filter
     from postroad.tracking.queries.explanation import Explanation
@@ -21,6 +23,7 @@ __all__ = [
     "Batch",
     "Client",
     "ClientConfig",
+    "Delivery",
     "Explanation",
     "Filter",
     "FilterSyntaxError",
@@ -28,8 +31,10 @@ __all__ = [
     "MessageId",
     "PostroadError",
     "Publisher",
+    "QueuedMessage",
     "Subscription",
     "Trace",
+    "WorkQueue",
     "__version__",
     "connect",
 ]
@@ -39,12 +44,15 @@ _LATER: Final = {
     "Batch": "postroad.core.batch.batch",
     "Client": "postroad.client.connection",
     "ClientConfig": "postroad.client.connection",
+    "Delivery": "postroad.client.telesto",
     "Explanation": "postroad.tracking.queries.explanation",
     "Filter": "postroad.core.filters.filter",
     "Message": "postroad.client.subscription",
     "Publisher": "postroad.client.publisher",
+    "QueuedMessage": "postroad.client.telesto",
     "Subscription": "postroad.client.subscription",
     "Trace": "postroad.tracking.queries.reconstruction",
+    "WorkQueue": "postroad.client.queues",
     "connect": "postroad.client.connection",
 }
 

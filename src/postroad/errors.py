@@ -188,6 +188,18 @@ class RemoteError(QueueError):
     code = 613
 
 
+class QueueSettingsError(QueueError):
+    """The queue exists with other settings than the ones it was declared with."""
+
+    code = 614
+
+
+class RequestFailedError(QueueError):
+    """The handler that served a request raised an error; the text is the error's."""
+
+    code = 615
+
+
 class MalformedFrameError(WireError):
     """The header of a frame is invalid. `frames` are the valid frames before it in the same chunk."""
 

@@ -1,6 +1,6 @@
 """Postroad for programs without an event loop: the names of `postroad`, blocking."""
 
 from postroad.client.connection import ClientConfig
-from postroad.client.sync import Client, Message, Publisher, Subscription, connect
+from postroad.client.sync import Client, Delivery, Message, Publisher, Subscription, WorkQueue, connect
 
-__all__ = ["Client", "ClientConfig", "Message", "Publisher", "Subscription", "connect"]
+__all__ = ["Client", "ClientConfig", "Delivery", "Message", "Publisher", "Subscription", "WorkQueue", "connect"]

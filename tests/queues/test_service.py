@@ -12,6 +12,7 @@ import pytest
 from tests.private_postgres import PrivatePostgres
 from tests.waiting import until
 
+from postroad.client.telesto import Delivery
 from postroad.errors import (
     ConnectionLostError,
     FrameTooLargeError,
@@ -28,7 +29,7 @@ from postroad.errors import (
     UnknownClientError,
     UnknownQueueError,
 )
-from postroad.queues.client import Delivery, QueueClient
+from postroad.queues.client import QueueClient
 from postroad.queues.limits import QueueLimits
 from postroad.queues.server import QueueServer
 from postroad.queues.service import QueueService, Session

@@ -17,12 +17,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Self
 
+import msgspec
+
 from postroad.client.addresses import Address, parse_addresses
 from postroad.client.link import Link, dial
 from postroad.client.payloads import MISSING
 from postroad.client.positions import load_positions
 from postroad.client.publisher import NO_ATTRIBUTES, Publisher
+from postroad.client.queues import ClientQueues, QueueOptions, WorkQueue
 from postroad.client.range_reads import Request, read_durables, read_pubends, read_range
+from postroad.client.service_calls import ServiceCalls
 from postroad.client.starts import Start, positions_at, start_tick
 from postroad.client.subscription import OnGap, Subscription
 from postroad.client.tracing import AnyId, Tracer
@@ -138,6 +142,8 @@ class Client:
         self._known: dict[int, Address] = {}  # broker -> where it was seen
         self._publishers: dict[int, Publisher] = {}
         self._own_publisher: Publisher | None = None  # of `publish`
+        self.services: Final = ServiceCalls(self)
+        self.queues: Final = ClientQueues(self)
         self._subscriptions: dict[int, Subscription] = {}
         self._requests: dict[int, Request] = {}
         self._writers: dict[int, Writer] = {}
@@ -189,6 +195,7 @@ class Client:
                 await self._end_all()
         finally:
             self._closed = True
+            self._connected.set()  # whoever waits for a connection hears that none will come
             for subscription in self._subscriptions.values():
                 subscription.stop()
             for task in self._tasks:
@@ -239,6 +246,7 @@ class Client:
         for future in self._questions.values():
             if not future.done():
                 future.set_exception(error)
+        self.services.failed(error)
 
     @property
     def broker(self) -> int | None:
@@ -464,6 +472,44 @@ class Client:
         """Return the ids of all brokers of the overlay, each with its neighbours; None where they are not known."""
         return await Tracer(self._ask, self._home()).brokers()
 
+    # --- queues ----------------------------------------------------------------------------------------------------------
+
+    def queue(
+        self,
+        name: str,
+        *,
+        lease: float | None = None,
+        max_deliveries: int | None = None,
+        dead_letter: str | None = None,
+    ) -> WorkQueue:
+        """Return the queue of this name; the first use creates it when it does not exist.
+
+        The options count when it is created. For a queue that exists with other settings than those given here, the first use
+        raises `QueueSettingsError`. `lease` is how many seconds a taken message is hidden from others (30). After
+        `max_deliveries` unfinished deliveries a message goes to the queue `dead_letter`, by default the name with `.dead` added.
+
+            jobs = client.queue("jobs")
+            await jobs.put(b"resize 17.png")
+            async with await jobs.take() as delivery:
+                print(delivery.payload)
+        """
+        self._check_open()
+        return WorkQueue(self.queues, name, QueueOptions(lease, max_deliveries, dead_letter))
+
+    @property
+    def queue_name(self) -> str:
+        """Whose queue messages these are: the client's name, or the machine's for a client without one."""
+        return self._config.name or socket.gethostname()
+
+    async def main_link(self) -> Link:
+        """Return the link to the present broker; wait for one."""
+        while True:
+            self._check_open()
+            if self._main is not None and not self._main.channel.closing:
+                return self._main
+            self._connected.clear()
+            await self._connected.wait()
+
     def _home(self) -> int:
         self._check_open()
         if self._main is None:
@@ -624,7 +670,12 @@ class Client:
         self.session.clock(self.clock_ms())
         self.session.receive(packet, link=link.number, now=self._loop.time(), batch=batch, packet=packet_id)
 
+    def link_answer(self, link: Link, packet: msgspec.Struct, packet_id: int) -> None:
+        self.services.answered(link, packet, packet_id)
+
     def link_error(self, link: Link, error: PostroadError, packet_id: int) -> None:
+        if self.services.refused(link, error, packet_id):
+            return
         self.session.refused(packet_id, error, link=link.number, now=self._loop.time())
 
     def link_arrived(self) -> None:
@@ -672,6 +723,8 @@ class Client:
         try:
             await asyncio.shield(link.gone)
         finally:
+            self._connected.clear()
+            self.services.lost(link)
             if not self._closed:
                 self._main = None
                 self.session.disconnected(link.number, now=self._loop.time())

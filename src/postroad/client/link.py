@@ -31,6 +31,7 @@ from postroad.wire.packets.session import (
     Role,
     Welcome,
 )
+from postroad.wire.registry import Packet as ServicePacket
 
 log = logging.getLogger("postroad.client")
 
@@ -43,6 +44,9 @@ class LinkOwner(Protocol):
 
     def link_packet(self, link: Link, packet: Packet, batch: Batch | None, packet_id: int) -> None:
         """Take a packet."""
+
+    def link_answer(self, link: Link, packet: msgspec.Struct, packet_id: int) -> None:
+        """Take a service's answer to a request."""
 
     def link_error(self, link: Link, error: PostroadError, packet_id: int) -> None:
         """Take the refusal of a request."""
@@ -98,6 +102,8 @@ class Link:
                 pass
             case Goodbye():
                 self._give_up(NotConnectedError(f"the broker closed the connection: {packet.reason}"))
+            case ServicePacket():
+                self._owner.link_answer(self, packet, packet_id)
             case _:
                 raise HandshakeError(f"a broker must not send {type(packet).__name__} to this client")
 

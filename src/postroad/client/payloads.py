@@ -7,13 +7,15 @@ reserved attribute `content_type` with the value `application/json`, which filte
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar, overload
 
 import msgspec
 
-from postroad.core.batch.message import CONTENT_TYPE
+from postroad.core.batch.message import CONTENT_TYPE, decode_json
 from postroad.errors import InvalidValueError
 from postroad.types import AttributeValue
+
+JsonT = TypeVar("JsonT")
 
 JSON_TYPE: Final = "application/json"
 
@@ -26,6 +28,26 @@ class _Missing:
 
 
 MISSING: Final = _Missing()
+
+
+class JsonPayload:
+    """What has a payload that may be JSON."""
+
+    __slots__ = ()
+
+    @property
+    def payload(self) -> bytes:
+        raise NotImplementedError
+
+    @overload
+    def json(self) -> Any: ...
+
+    @overload
+    def json(self, type: type[JsonT]) -> JsonT: ...
+
+    def json(self, type: Any = Any) -> Any:  # noqa: A002  # as msgspec calls it
+        """Return the payload read as JSON; with a type, checked and converted to it. Raise `PayloadError` when it is not that."""
+        return decode_json(self.payload, type)
 
 
 def encode_json(value: object) -> bytes:

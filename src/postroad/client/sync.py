@@ -9,12 +9,16 @@ Each call is a round trip to that thread (about 50 us); use `publish_many` and `
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from datetime import datetime
 from typing import Any, Self, overload
 
-from postroad.client import connection, publisher, subscription
+from postroad.client import connection, publisher, queues, subscription, telesto
 from postroad.client.connection import ClientConfig
+from postroad.client.payloads import JsonPayload
 from postroad.errors import PublishRefusedError
 from postroad.transport.background import BackgroundLoop, Blocking, iterate, run, wait_for, wait_for_twin
+from postroad.types import AttributeValue
+from postroad.wire.packets.telesto import QueueMessage
 
 
 def connect(
@@ -114,11 +118,103 @@ class Subscription(Blocking[subscription.Subscription]):
 
     def run(self, handler: Callable[[Message], Any], *, concurrency: int = 8) -> None:
         """See `postroad.Subscription.run`; the handler runs in threads, `concurrency` of them at a time."""
-        self.loop.call(self.inner.run(lambda message: handler(Message(self.loop, message)), concurrency=concurrency))
+        run_all = self.inner.run(lambda message: handler(Message(self.loop, message)), concurrency=concurrency)
+        self.loop.call_to_the_end(run_all)
 
     def ack(self, message: Message | None = None, *, wait: bool = True) -> None:
         """See `postroad.Subscription.ack`."""
         self.loop.call(self.inner.ack(message, wait=wait))
+
+
+class Delivery(Blocking[telesto.Delivery], JsonPayload):
+    """See `postroad.Delivery`. As a context manager: done when the block ends, released when it raises."""
+
+    done = wait_for(telesto.Delivery.done)
+    extend = wait_for(telesto.Delivery.extend)
+    release = wait_for(telesto.Delivery.release)
+    reply = wait_for(telesto.Delivery.reply)
+    __exit__ = wait_for(telesto.Delivery.__aexit__)
+
+    @property
+    def message(self) -> QueueMessage:
+        return self.inner.message
+
+    @property
+    def payload(self) -> bytes:
+        return self.inner.payload
+
+    @property
+    def attributes(self) -> dict[str, AttributeValue]:
+        return self.inner.attributes
+
+    @property
+    def time(self) -> datetime:
+        return self.inner.time
+
+    @property
+    def delivery(self) -> int:
+        return self.inner.delivery
+
+
+class WorkQueue(Blocking[queues.WorkQueue]):
+    """See `postroad.WorkQueue`. Handlers run in threads, `concurrency` of them at a time."""
+
+    bind = wait_for(queues.WorkQueue.bind)
+    declare = wait_for(queues.WorkQueue.declare)
+    delete = wait_for(queues.WorkQueue.delete)
+    messages = iterate(queues.WorkQueue.messages)
+    put = wait_for(queues.WorkQueue.put)
+    put_many = wait_for(queues.WorkQueue.put_many)
+    redrive = wait_for(queues.WorkQueue.redrive)
+    request = wait_for(queues.WorkQueue.request)
+    stats = wait_for(queues.WorkQueue.stats)
+    unbind = wait_for(queues.WorkQueue.unbind)
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    @property
+    def dead(self) -> WorkQueue:
+        return WorkQueue(self.loop, self.inner.dead)
+
+    @overload
+    def take(self, *, lease: float | None = None, sender: int | None = None) -> Delivery: ...
+
+    @overload
+    def take(self, timeout: float | None, *, lease: float | None = None, sender: int | None = None) -> Delivery | None: ...
+
+    def take(self, timeout: float | None = None, *, lease: float | None = None, sender: int | None = None) -> Delivery | None:
+        """See `postroad.WorkQueue.take`."""
+        taken = self.loop.call(self.inner.take(timeout, lease=lease, sender=sender))
+        return None if taken is None else Delivery(self.loop, taken)
+
+    def take_many(
+        self, limit: int, *, timeout: float | None = None, lease: float | None = None, sender: int | None = None
+    ) -> list[Delivery]:
+        """See `postroad.WorkQueue.take_many`."""
+        taken = self.loop.call(self.inner.take_many(limit, timeout=timeout, lease=lease, sender=sender))
+        return [Delivery(self.loop, each) for each in taken]
+
+    def work(
+        self,
+        handler: Callable[[Delivery], Any],
+        *,
+        concurrency: int = 8,
+        retries: int = 5,
+        backoff: queues.Backoff = 1.0,
+        lease: float = queues.LEASE_S,
+    ) -> None:
+        """See `postroad.WorkQueue.work`. Ctrl-C waits for the handlers that have begun."""
+        work = self.inner.work(self._handler(handler), concurrency=concurrency, retries=retries, backoff=backoff, lease=lease)
+        self.loop.call_to_the_end(work)
+
+    def serve(self, handler: Callable[[Delivery], Any], *, concurrency: int = 8, lease: float = queues.LEASE_S) -> None:
+        """See `postroad.WorkQueue.serve`."""
+        self.loop.call_to_the_end(self.inner.serve(self._handler(handler), concurrency=concurrency, lease=lease))
+
+    def _handler(self, handler: Callable[[Delivery], Any]) -> Callable[[telesto.Delivery], Any]:
+        return lambda delivery: handler(Delivery(self.loop, delivery))
 
 
 class Client(Blocking[connection.Client]):
@@ -163,3 +259,10 @@ class Client(Blocking[connection.Client]):
         return Publisher(self.loop, self._publisher(on_refused=on_refused))
 
     _publisher = run(connection.Client.publisher)
+
+    def queue(
+        self, name: str, *, lease: float | None = None, max_deliveries: int | None = None, dead_letter: str | None = None
+    ) -> WorkQueue:
+        """See `postroad.Client.queue`."""
+        inner = self.inner.queue(name, lease=lease, max_deliveries=max_deliveries, dead_letter=dead_letter)
+        return WorkQueue(self.loop, inner)

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+import msgspec
+
+from postroad.core.batch.schema import check_message
 from postroad.errors import InvalidValueError, QueueLimitError, UnknownBindingError, UnknownClientError, UnknownQueueError
 from postroad.storage.queues.base import QueueSettings
+from postroad.wire.packets.telesto import CONTEXT_MAX
 
 ID_MAX: Final = (1 << 31) - 1
 """Client and queue ids are 32-bit integers in the database, as the report's `serial`."""
-CONTEXT_MAX: Final = (1 << 63) - 1
 PRIORITY_MIN: Final = 1
 PRIORITY_MAX: Final = 10
 DAY_MS: Final = 86_400_000
+
+
+_ATTRIBUTES: Final = msgspec.msgpack.Decoder(dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
     name_chars_max: int = 255
     payload_bytes_max: int = 1 << 20
+    attribute_bytes_max: int = 64 << 10
     batch_rows_max: int = 1_000
     batch_bytes_max: int = 8 << 20
     put_queues_max: int = 1_024
@@ -43,6 +50,19 @@ class QueueLimits:
         if len(payload) > self.payload_bytes_max:
             raise QueueLimitError(f"a message has {len(payload):,} bytes; at most {self.payload_bytes_max:,} are allowed")
         return payload
+
+    def check_attributes(self, packed: bytes | None) -> bytes | None:
+        """Attributes of a put obey the bounds of published ones."""
+        if packed is None:
+            return None
+        if len(packed) > self.attribute_bytes_max:
+            raise QueueLimitError(f"attributes have {len(packed):,} bytes; at most {self.attribute_bytes_max:,} are allowed")
+        try:
+            attributes = _ATTRIBUTES.decode(packed)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise InvalidValueError(f"the attributes of a put are not a map of attributes: {error}") from error
+        check_message(attributes, b"")
+        return packed
 
     def check_batch(self, rows: int, size: int = 0) -> None:
         if not 1 <= rows <= self.batch_rows_max:

@@ -332,6 +332,7 @@ class QueueService:
             self.limits.check_delay_ms(message.delay_ms, "a delay"),
             None if ttl_ms is None else self.limits.check_delay_ms(ttl_ms, "a time to live"),
             self.limits.check_key(message.key),
+            self.limits.check_attributes(message.attributes),
         )
 
     async def _put(self, rows: Sequence[NewMessage]) -> list[PutResult]:

@@ -15,42 +15,20 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, ParamSpec
 
-from postroad.queues.client import Delivery, QueueClient
+from postroad.client import sync
+from postroad.client.telesto import Delivery
+from postroad.queues.client import QueueClient
 from postroad.transport.background import BackgroundLoop, Blocking, iterate, wait_for, wait_for_twin
-from postroad.types import AttributeValue
-from postroad.wire.packets.telesto import QueueMessage
 
 P = ParamSpec("P")
 
 
-class SyncDelivery(Blocking[Delivery]):
-    """A leased message. As a context manager: done when the block ends, released when it raises."""
-
-    done = wait_for(Delivery.done)
-    extend = wait_for(Delivery.extend)
-    release = wait_for(Delivery.release)
-    reply = wait_for(Delivery.reply)
-    __exit__ = wait_for(Delivery.__aexit__)
-
-    @property
-    def message(self) -> QueueMessage:
-        return self.inner.message
-
-    @property
-    def payload(self) -> bytes:
-        return self.inner.payload
-
-    @property
-    def attributes(self) -> dict[str, AttributeValue]:
-        return self.inner.attributes
+def _to_twins(loop: BackgroundLoop, deliveries: list[Delivery]) -> list[sync.Delivery]:
+    return [sync.Delivery(loop, delivery) for delivery in deliveries]
 
 
-def _to_twins(loop: BackgroundLoop, deliveries: list[Delivery]) -> list[SyncDelivery]:
-    return [SyncDelivery(loop, delivery) for delivery in deliveries]
-
-
-def _to_twin(loop: BackgroundLoop, delivery: Delivery | None) -> SyncDelivery | None:
-    return None if delivery is None else SyncDelivery(loop, delivery)
+def _to_twin(loop: BackgroundLoop, delivery: Delivery | None) -> sync.Delivery | None:
+    return None if delivery is None else sync.Delivery(loop, delivery)
 
 
 def _connect(make: Callable[P, QueueClient]) -> classmethod[Any, P, SyncQueueClient]:
@@ -109,13 +87,13 @@ class SyncQueueClient(Blocking[QueueClient]):
     def name(self) -> str:
         return self.inner.name
 
-    def done(self, deliveries: Sequence[SyncDelivery]) -> None:
+    def done(self, deliveries: Sequence[sync.Delivery]) -> None:
         self.loop.call(self.inner.done([each.inner for each in deliveries]))
 
-    def release(self, deliveries: Sequence[SyncDelivery], *, delay: float = 0.0) -> None:
+    def release(self, deliveries: Sequence[sync.Delivery], *, delay: float = 0.0) -> None:
         self.loop.call(self.inner.release([each.inner for each in deliveries], delay=delay))
 
-    def extend(self, deliveries: Sequence[SyncDelivery], lease: float) -> None:
+    def extend(self, deliveries: Sequence[sync.Delivery], lease: float) -> None:
         self.loop.call(self.inner.extend([each.inner for each in deliveries], lease))
 
     def close(self) -> None:

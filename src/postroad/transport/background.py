@@ -43,6 +43,24 @@ class BackgroundLoop:
             future.cancel()
             raise
 
+    def call_to_the_end(self, coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
+        """Run a coroutine and return its result. An interrupted caller cancels it, and waits until it has ended."""
+        ended = threading.Event()
+
+        async def run_and_tell() -> ResultT:
+            try:
+                return await coroutine
+            finally:
+                ended.set()
+
+        future = asyncio.run_coroutine_threadsafe(run_and_tell(), self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            if not future.done() and future.cancel():
+                ended.wait()
+            raise
+
     def iterate(self, items: AsyncIterator[ResultT]) -> Iterator[ResultT]:
         """Yield what an asynchronous iterator yields; each item is fetched when it is asked for."""
 

@@ -142,9 +142,9 @@ class Message:
     def json(self) -> Any: ...
 
     @overload
-    def json(self, type: type[JsonT], /) -> JsonT: ...
+    def json(self, type: type[JsonT]) -> JsonT: ...
 
-    def json(self, type: Any = Any, /) -> Any:  # noqa: A002  # as msgspec calls it
+    def json(self, type: Any = Any) -> Any:  # noqa: A002  # as msgspec calls it
         """Return the payload read as JSON; with a type, checked and converted to it. Raise `PayloadError` when it is not that."""
         return decode_json(self.payload, type)
 

@@ -33,7 +33,7 @@ class LeaseStatus(enum.IntEnum):
 
 
 class NewMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A message to put. With a key, a repeated put is one message."""
+    """A message to put. With a key, a repeated put is one message. `attributes` are a msgpack map, as in `QueueMessage`."""
 
     queue_id: QueueId
     message: Payload
@@ -43,6 +43,7 @@ class NewMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     delay_ms: Milliseconds = 0
     ttl_ms: Milliseconds | None = None
     key: Key | None = None
+    attributes: Payload | None = None
 
 
 class PutResult(msgspec.Struct, frozen=True, array_like=True, gc=False):

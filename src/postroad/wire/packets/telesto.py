@@ -54,6 +54,10 @@ class ReadMode(enum.IntEnum):
     ARRIVAL = 2
 
 
+CONTEXT_MAX: Final = (1 << 63) - 1
+"""Contexts of requests, which their answers repeat, are positive 64-bit integers of the database."""
+
+
 class MessageState(enum.IntEnum):
     """Where a message stands."""
 
