@@ -51,6 +51,7 @@ def url() -> Iterator[str]:
         (raw(packets.OpenPublisher()), 306),  # before the hello
         (raw(Hello(90, 99, Role.CLIENT, 0, "future")), 307),
         (raw(HELLO) + raw(HELLO, 2), 351),
+        (raw(Hello(1, 1, Role.BROKER, 0, "nobody")), 351),  # 0 stands for no broker
         (raw(HELLO) + struct.pack(">IHI", 1 << 30, 0x0203, 1), 302),  # too large after it, too
         (raw(HELLO) + struct.pack(">IHI", 14, 0x0211, 7) + b"\x91\xc0ab", 304),
         (raw(HELLO) + raw(packets.Nack(1, 1, []), 3), 305),  # only brokers may

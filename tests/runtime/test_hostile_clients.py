@@ -14,7 +14,8 @@ from tests.runtime.raw_client import HELLO, assert_still_serves, error_of, raw, 
 import postroad
 from postroad.core.broker.machine import Broker
 from postroad.core.protocol import packets
-from postroad.errors import ConfigError, HandshakeError, InternalError
+from postroad.errors import ConfigError, HandshakeError, InternalError, TooManyConnectionsError
+from postroad.runtime import broker_server
 from postroad.runtime.broker_server import BrokerServer
 from postroad.runtime.config import NodeConfig, parse_config
 from postroad.testing import broker, free_ports
@@ -111,6 +112,26 @@ def test_a_packet_on_which_the_machine_fails_costs_only_its_connection(tmp_path:
         await node.stop()
 
     asyncio.run(scenario())
+
+
+# --- links -----------------------------------------------------------------------------------------------------------------
+
+
+def test_links_to_other_brokers_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever claims to be one broker after the other does not make our link state too large for the others."""
+    monkeypatch.setattr(broker_server, "NEIGHBOURS_MAX", 2)
+
+    async def scenario() -> list[object]:
+        node = node_at(tmp_path)
+        await node.start()
+        claims = [raw(Hello(1, 1, Role.BROKER, number, f"broker {number}", incarnation=1)) for number in (7, 8, 9)]
+        talks = [asyncio.create_task(talk(node.url, claim, wait_s=0.5)) for claim in claims]
+        first: list[object] = [decode((await task)[0])[0] for task in talks]
+        await node.stop()
+        return first
+
+    refused = [packet.code for packet in asyncio.run(scenario()) if isinstance(packet, Error)]
+    assert refused == [TooManyConnectionsError.code]
 
 
 # --- floods ----------------------------------------------------------------------------------------------------------------

@@ -44,6 +44,7 @@ from postroad.errors import (
     PostroadError,
     ShuttingDownError,
     StorageError,
+    TooManyConnectionsError,
 )
 from postroad.runtime.config import NodeConfig, split_address
 from postroad.runtime.descriptors import connections_max
@@ -91,6 +92,7 @@ from postroad.wire.packets.session import (
 log = logging.getLogger("postroad.node")
 
 STOP_S_MAX: Final = 5.0
+NEIGHBOURS_MAX: Final = 1024  # a link state names at most 4,096
 ORDERS_MAX: Final = 256  # that wait for the end of a turn: one packet may ask for hundreds, each with a long filter
 REPLACE_WAIT_S: Final = 30.0  # for a neighbour to tell what is known of the broker that this one replaces
 TIMER_S: Final = 0.0005  # uvloop rounds to milliseconds: without it, timers came early, again and again until it was time
@@ -600,6 +602,10 @@ class BrokerServer:
             )
         else:
             bounds = OutboxLimits(links.backlog_data_bytes, links.backlog_control_bytes, 1 << 62, 0)
+            if not peer_id:
+                raise HandshakeError("a broker must state its id, a number above 0")
+            if len(self._by_broker) >= NEIGHBOURS_MAX and peer_id not in self._by_broker:
+                raise TooManyConnectionsError(f"this broker has links to {NEIGHBOURS_MAX} other brokers and takes no more")
             if peer_id == self.config.id:
                 raise HandshakeError(f"broker {peer_id} was configured to link to itself, or two brokers have this id")
         peer.identified(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from tests.core.broker.machines import Machine, Machines
 
+from postroad.core.broker.context import KNOWN_KEY
 from postroad.core.broker.holding.table import HOLD_KEY
+from postroad.core.broker.incarnations import HEARD_KEY
 from postroad.core.broker.publishing.publishers import HORIZON_KEY
 from postroad.core.protocol.observations import Output
 from postroad.core.protocol.orders import Send, Store
-from postroad.core.protocol.packets import Hold, HoldConfirmed, pubend_id
+from postroad.core.protocol.packets import Hold, HoldConfirmed, LinkState, pubend_id
 
 PUBEND = pubend_id(1)
 
@@ -64,3 +66,24 @@ def test_of_holds_that_come_during_a_write_only_the_newest_is_stored() -> None:
     assert with_key(node.unfinished, HOLD_KEY) == 1
     machines.finish_writes()
     assert machines.confirmed == [1000, 1049]
+
+
+def test_lists_of_brokers_are_written_one_at_a_time() -> None:
+    """A neighbour that floods link states orders no pile of writes, and what came last is on disk in the end."""
+    machines = Machines()
+    node = machines.start(1)
+    machines.start(2)
+    machines.link(1, 2)
+    machines.run(1.0)
+    machines.writes_finish = False
+    link = next(iter(node.links))
+    for number in range(10, 60):
+        machines.give(1, LinkState(number, 1, 1, [], [pubend_id(number)], 1000 + number), link=link)
+    assert with_key(node.unfinished, HEARD_KEY) == with_key(node.unfinished, KNOWN_KEY) == 1
+    machines.writes_finish = True
+    machines.finish_writes()
+    stored = node.metadata
+    assert not node.broker._context.newest
+    restarted = Machines().start(1, stored, incarnation=2).broker
+    assert set(range(10, 60)) <= restarted._context.known.keys()
+    assert restarted._lives._heard.lives.keys() == node.broker._lives._heard.lives.keys()

@@ -6,15 +6,19 @@ from functools import partial
 
 import pytest
 
-from postroad.core.broker.trust import COUNT_MAX, INCARNATION_MAX
+from postroad.core.broker.trust import COUNT_MAX, INCARNATION_MAX, RESERVED_SHIFT, STEP_SHIFT, leaves_room
 from postroad.core.protocol.packets import (
     HOPS_MAX,
     DurableHome,
     Hold,
     HoldConfirmed,
+    HomeQuery,
+    HomeReply,
     InterestActive,
     Knowledge,
     LinkState,
+    NameAnswer,
+    NameReserve,
     Packet,
     Released,
     pubend_id,
@@ -91,6 +95,29 @@ def test_an_origin_outbids_a_newer_record_of_itself(record: LinkState) -> None:
     assert machine(overlay, 1).machine._context.incarnation > record.incarnation - 1
 
 
+@pytest.mark.parametrize(
+    ("incarnation", "sequence"),
+    [(INCARNATION_MAX - 1, COUNT_MAX - 1), (INCARNATION_MAX - 1, 1), (1, COUNT_MAX - 1), (2, COUNT_MAX - 2)],
+)
+def test_the_highest_numbers_of_a_link_state_shut_nobody_out(incarnation: int, sequence: int) -> None:
+    """A record that its origin could not outbid is left out, also by those who know nothing of the origin yet."""
+    overlay = line()
+    for to, by in ((1, 2), (2, 3), (3, 2)):
+        overlay.at(3.0, partial(say, overlay, to, by, LinkState(1, incarnation, sequence, [], [])))
+    overlay.run(4.0)
+    assert machine(overlay, 3).machine._router.reachable(1)
+    finish(overlay, 1)
+
+
+def test_numbers_near_their_bound_rise_in_small_steps() -> None:
+    """Where a number was taken as high as it may be, its owner goes on above it, many times."""
+    top = COUNT_MAX - (COUNT_MAX >> RESERVED_SHIFT) + (COUNT_MAX >> STEP_SHIFT) - 1
+    assert leaves_room(top, 0, COUNT_MAX)
+    assert not leaves_room(top + 1, 0, COUNT_MAX)
+    assert leaves_room(top + 1, top, COUNT_MAX)
+    assert not leaves_room(COUNT_MAX - 1, top, COUNT_MAX)
+
+
 def test_incarnations_rise_over_one_that_was_outbid() -> None:
     """Each later start has a higher one, so that no number of a life is used again."""
     overlay = line()
@@ -120,7 +147,19 @@ def test_a_home_with_a_version_beyond_its_bound_is_refused(number: int) -> None:
     assert overlay.violations() == []
 
 
-@pytest.mark.parametrize(("incarnation", "version"), [(1, 1 << 40), (60, 1), (1, COUNT_MAX), (1 << 63, 1), (INCARNATION_MAX, 1)])
+@pytest.mark.parametrize(
+    ("incarnation", "version"),
+    [
+        (1, 1 << 40),
+        (60, 1),
+        (1, COUNT_MAX),
+        (1 << 63, 1),
+        (INCARNATION_MAX, 1),
+        (1, COUNT_MAX - 1),
+        (INCARNATION_MAX - 1, 1),
+        (INCARNATION_MAX - 1, COUNT_MAX - 1),
+    ],
+)
 def test_a_hold_in_the_name_of_another_broker_is_outbid(incarnation: int, version: int) -> None:
     """The broker it names is told, and its later holds count again."""
     overlay = line()
@@ -135,6 +174,46 @@ def test_a_hold_in_the_name_of_another_broker_is_outbid(incarnation: int, versio
     overlay.run(9.0)
     assert overlay.settle(20.0)
     assert overlay.violations() == []
+
+
+def test_a_hold_of_a_broker_from_another_broker_is_ignored() -> None:
+    """Otherwise its own holds would be older than that one, and no subscription at it would ever become active."""
+    overlay = line()
+    overlay.at(3.0, partial(say, overlay, 1, 2, Hold(1, 1, HOPS_MAX, 9, 1 << 20, {})))
+    overlay.client("late", 1)
+    overlay.at(4.0, lambda: overlay.clients["late"].follow(overlay.filter(everything()), subscription="late"))
+    overlay.run(6.0)
+    state = overlay.clients["late"].session
+    assert state is not None
+    assert all(each.active for each in state.subscriptions.values())
+    overlay.run(9.0)
+    assert overlay.settle(20.0)
+    assert overlay.violations() == []
+
+
+@pytest.mark.parametrize("number", [*HUGE, COUNT_MAX - 1])
+@pytest.mark.parametrize("kind", ["query", "reply", "answer", "reserve", "home"])
+def test_a_version_of_a_name_that_leaves_no_room_is_ignored(kind: str, number: int) -> None:
+    """In whatever packet it comes, the home of the name writes a record that it can read, and that others believe."""
+    overlay = line()
+    overlay.client("durable", 1)
+    overlay.at(2.0, lambda: overlay.clients["durable"].follow(overlay.filter(everything()), subscription="kept", name="kept"))
+    forged: dict[str, Packet] = {
+        "query": HomeQuery(1, 9, HOPS_MAX, "kept", number, doubtful=True),
+        "reply": HomeReply(1, 9, HOPS_MAX, "new", 1, True, False, "", {}, home_version=number),
+        "answer": NameAnswer(1, 9, HOPS_MAX, "new", 1 << 32 | 1, True, 0, number, 0, 0, [9]),
+        "reserve": NameReserve(1, 9, HOPS_MAX, "new", 1, number),
+        "home": DurableHome("kept", number, 9, settled=True),
+    }
+    overlay.at(3.0, partial(say, overlay, 1, 2, forged[kind]))
+    overlay.run(5.0)
+    for broker in (1, 2, 3):
+        overlay.node(broker).crash()
+        overlay.node(broker).start()
+    overlay.run(9.0)
+    assert overlay.settle(20.0)
+    assert overlay.violations() == []
+    assert machine(overlay, 1).machine._durables.here["kept"].version < COUNT_MAX >> 1
 
 
 def test_a_hold_keeps_to_what_its_target_hosts_and_has_announced() -> None:

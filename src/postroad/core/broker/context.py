@@ -60,6 +60,13 @@ class SendWhenStored:
 
 
 @dataclass(frozen=True, slots=True)
+class NewestStored:
+    """Work after a write of `store_newest`: write the newer value, if there is one."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
 class Write:
     """A change of metadata that is being written, and the work that waits for it."""
 
@@ -81,6 +88,7 @@ class Context:
     wall_ms: int = 0
     keep_all_until: float = 0.0  # nothing is released before: other brokers must repeat their holds on our logs first
     writes: dict[int, Write] = field(default_factory=dict)
+    newest: dict[str, bytes | None] = field(default_factory=dict)  # keys `store_newest` writes -> the value that follows
     token: int = 0
     epoch: int = 0
     request: int = 0
@@ -129,6 +137,19 @@ class Context:
         self.writes[token] = Write(changes, then)
         self.orders.append(Store(token, changes))
 
+    def store_newest(self, key: str, value: bytes) -> None:
+        """Write a value that replaces the former one. While one is being written, only the newest waits: disks may be slow."""
+        if key in self.newest:
+            self.newest[key] = value
+            return
+        self.newest[key] = None
+        self.store(((key, value),), NewestStored(key))
+
+    def newest_stored(self, stored: NewestStored) -> None:
+        value = self.newest.pop(stored.key)
+        if value is not None:
+            self.store_newest(stored.key, value)
+
     def remember_broker(self, broker: int, pubends: list[int]) -> None:
         """Remember that a broker exists, and store it with the next orders.
 
@@ -142,7 +163,7 @@ class Context:
         """Store which brokers exist, if that changed; one write for all changes of a turn."""
         if self.known_changed:
             self.known_changed = False
-            self.store(((KNOWN_KEY, msgspec.msgpack.encode(self.known)),))
+            self.store_newest(KNOWN_KEY, msgspec.msgpack.encode(self.known))
 
     def send(self, link: LinkId, packet: Packet, request: int = 0) -> None:
         self.orders.append(Send(link, packet, packet=request))

@@ -30,7 +30,7 @@ import msgspec
 
 from postroad.core.broker.context import FULL_HOPS, Context
 from postroad.core.broker.lost_ranges import Loss, Losses
-from postroad.core.broker.trust import COUNT_MAX, INCARNATION_MAX, believable
+from postroad.core.broker.trust import COUNT_MAX, INCARNATION_MAX, believable, leaves_room
 from postroad.core.broker.views import ConfirmedHolds, HostedPubends, RelayedStreams
 from postroad.core.protocol.observations import RangeLost
 from postroad.core.protocol.orders import LinkId, Notice
@@ -114,7 +114,6 @@ class Incarnations:
         self._keeper = keeper
         self._count = context.incarnation - stored.base
         self._adopting = context.incarnation  # the highest incarnation that is stored or being stored
-        self._hold_version = 0
         self._born = dict(stored.born)
         self._found = {p: max(pubend.horizon, self._born.get(p, 0)) for p, pubend in pubends.items()}
         self._last = {p: max(pubend.last, pubend.released) for p, pubend in pubends.items()}  # of messages
@@ -129,6 +128,7 @@ class Incarnations:
         self._heard = stored.heard
         self._untold: dict[int, Remembered] = {}  # broker -> what to send to it once there is a route
         self._store_at = now + HEARD_STORE_S
+        self._lives_changed = False  # since they were stored
         for pubend, tick in self._found.items():
             stream = streams[pubend]
             if pubend not in self._new:
@@ -202,6 +202,8 @@ class Incarnations:
 
     def told(self, packet: Remembered, now: float, *, is_neighbour: bool) -> None:
         """Handle what another broker remembers of our former lives."""
+        if not leaves_room(packet.incarnation, self._context.incarnation, INCARNATION_MAX):
+            return
         knows_this_life = self._context.routes.started_ms in packet.starts  # then it describes this life, not a former one
         if packet.incarnation and not knows_this_life:
             wall_ms = self._context.wall_ms
@@ -213,7 +215,7 @@ class Incarnations:
     def _former_life(self, incarnation: int, horizons: Positions, rows: Positions, now: float) -> None:
         fallen = incarnation >= self._context.incarnation
         if fallen:
-            self._outbid(min(incarnation + 1, INCARNATION_MAX - 1))
+            self._outbid(incarnation + 1)
         for pubend in self._pubends:
             heard = horizons.get(pubend, 0)
             self._remembered[pubend] = max(heard, self._remembered.get(pubend, 0))
@@ -280,7 +282,7 @@ class Incarnations:
         known.incarnation = max(incarnation, known.incarnation)
         if started_ms not in known.starts:
             known.starts = [*known.starts, started_ms][-LIVES_MAX:]
-        self._context.store(((HEARD_KEY, msgspec.msgpack.encode(self._heard)),))
+        self._lives_changed = True
 
     def tell_neighbour(self, link: LinkId, broker: int) -> None:
         """Send a new neighbour what we remember of it, even if that is nothing: it may wait for this packet."""
@@ -304,8 +306,13 @@ class Incarnations:
         if now < self._store_at:
             return
         self._store_at = now + HEARD_STORE_S
-        if self._hear():
-            self._context.store(((HEARD_KEY, msgspec.msgpack.encode(self._heard)),))
+        self._lives_changed = self._hear() or self._lives_changed
+
+    def store_lives(self) -> None:
+        """Store new lives of other brokers; one write for all of a turn."""
+        if self._lives_changed:
+            self._lives_changed = False
+            self._context.store_newest(HEARD_KEY, msgspec.msgpack.encode(self._heard))
 
     def _hear(self) -> bool:
         """Record how far other brokers' streams are; tell whether one advanced."""
@@ -329,11 +336,15 @@ class Incarnations:
         ours = (self._context.incarnation, self._keeper.version)
         if (packet.incarnation, packet.version) <= ours:
             return  # we have sent a newer hold since the one that was refused
-        if packet.incarnation == self._context.incarnation and packet.version + 1 < COUNT_MAX:
+        incarnation, version = ours
+        if not leaves_room(packet.incarnation, incarnation, INCARNATION_MAX) or not leaves_room(
+            packet.version, version, COUNT_MAX
+        ):
+            return  # no broker has accepted such a hold
+        if packet.incarnation == incarnation:
             self._keeper.adopt(packet.incarnation, packet.version)
-            return
-        self._hold_version = packet.version if packet.incarnation + 1 >= INCARNATION_MAX else 0
-        self._outbid(min(packet.incarnation + 1, INCARNATION_MAX - 1))
+        else:
+            self._outbid(packet.incarnation + 1)
 
     def _outbid(self, incarnation: int) -> None:
         if incarnation <= self._adopting:
@@ -353,7 +364,7 @@ class Incarnations:
             return
         self._context.incarnation = incarnation
         self._context.routes.adopt(incarnation)
-        self._keeper.adopt(incarnation, self._hold_version)
+        self._keeper.adopt(incarnation, 0)
 
 
 def _base(metadata: Mapping[str, bytes]) -> int:

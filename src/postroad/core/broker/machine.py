@@ -29,7 +29,7 @@ import numpy as np
 
 from postroad.core.batch.batch import Batch
 from postroad.core.broker.congestion.feedback import Feedback
-from postroad.core.broker.context import BrokerConfig, Context, SendWhenStored
+from postroad.core.broker.context import BrokerConfig, Context, NewestStored, SendWhenStored
 from postroad.core.broker.holding.keeper import HoldKeeper
 from postroad.core.broker.holding.release import HoldStored, Releasing
 from postroad.core.broker.incarnations import FirstTicksStored, Incarnations, IncarnationStored
@@ -52,7 +52,7 @@ from postroad.core.broker.subscribing.edge import Edge
 from postroad.core.broker.subscribing.naming import ReservationStored
 from postroad.core.broker.subscribing.range_reads import OF_A_READ, RangeFromLog, RangeReads
 from postroad.core.broker.subscribing.subscribing import Subscribing
-from postroad.core.broker.trust import believable, check, latest_tick
+from postroad.core.broker.trust import COST_MAX, believable, check, latest_tick
 from postroad.core.filters.filter import Filter
 from postroad.core.protocol import packets as p
 from postroad.core.protocol.observations import Output, Published, Routed
@@ -80,8 +80,9 @@ from postroad.types import COUNTER_BITS
 
 FAST_S: Final = 0.05  # how often gaps and catch-ups are checked
 TELLING_PERIODS: Final = 5  # every client is sent its positions once in so many periods of `silence_s`
-STREAMS_MAX: Final = 1 << 16
+UNANNOUNCED_MAX: Final = 1024  # streams that neighbours ask for and no broker has announced
 PARKED_MAX: Final = 4096
+PARKED_BYTES_MAX: Final = 16 << 20
 _OfSubscription: TypeAlias = p.Subscribe | p.Unsubscribe | p.Flow | p.Acknowledge
 
 
@@ -96,6 +97,7 @@ class Broker:
         self._clients: dict[LinkId, str] = {}  # links to clients, with their names
         self._disbelieved = 0  # packets of other brokers that were ignored; see `trust`
         self._parked: list[tuple[LinkId, _OfSubscription, int]] = []  # client packets that wait for the first ticks
+        self._parked_bytes = 0  # the memory of those packets, about
         self._now = now  # of the last input
         self._slow_at = now
         self._fast_at = now
@@ -216,6 +218,8 @@ class Broker:
             return
         self._durables.stored(write.changes)
         match write.then:
+            case NewestStored():
+                self._context.newest_stored(write.then)
             case SendWhenStored(link, packet, request):
                 self._context.send(link, packet, request)
             case StartsStored():
@@ -326,6 +330,7 @@ class Broker:
             self._tell_holds = False
             self._releasing.tell(again=True)
         self._context.store_known()
+        self._lives.store_lives()
         self._publishing.commit(self._now)
         taken = list(self._orders)
         self._orders.clear()
@@ -443,7 +448,9 @@ class Broker:
 
         Until then this broker may have had a former life, whose subscriptions others still have to report.
         """
-        if len(self._parked) >= PARKED_MAX:
+        self._parked_bytes += _memory_of(message)
+        if len(self._parked) >= PARKED_MAX or self._parked_bytes > PARKED_BYTES_MAX:
+            self._parked_bytes -= _memory_of(message)
             raise TooManyError(f"this broker has just started and lets at most {PARKED_MAX} subscriptions wait")
         self._parked.append((link, message, packet))
 
@@ -458,7 +465,7 @@ class Broker:
             return
         self._publishing.begin(anew_ms=self._lives.anew_ms)
         if self._parked:
-            parked, self._parked = self._parked, []
+            parked, self._parked, self._parked_bytes = self._parked, [], 0
             for link, message, packet in parked:
                 self.receive(message, link=link, now=now, packet=packet)
 
@@ -512,6 +519,8 @@ class Broker:
             raise
         latest = latest_tick(self._context.wall_ms)
         match message:
+            case p.Unicast() if message.source == message.target == self._context.broker:
+                return False  # nobody else speaks in our name
             case p.Knowledge():
                 return self._is_parent(message.pubend, link) and message.hi <= latest
             case p.InterestActive() | p.Released():
@@ -531,8 +540,10 @@ class Broker:
 
     def _child_stream(self, pubend: int) -> Stream:
         """Return the stream that a neighbour is interested in. We may not have received its broker's link state yet."""
-        if pubend not in self._streams and len(self._streams) >= STREAMS_MAX:
-            raise TooManyError(f"this broker supports at most {STREAMS_MAX} pubends")
+        if pubend not in self._streams and len(self._streams) >= len(self._router.pubends()) + UNANNOUNCED_MAX:
+            raise TooManyError(
+                f"pubend {pubend:x} is not announced, and neither are {UNANNOUNCED_MAX} others that were mentioned"
+            )
         return self._streams.ensure(pubend)
 
     def _link_state(self, record: p.LinkState, link: LinkId, now: float) -> None:
@@ -620,6 +631,7 @@ class Broker:
     # --- links and time ---
 
     def _link_up(self, link: LinkId, broker: int, cost: int, now: float) -> None:
+        cost = min(max(cost, 1), COST_MAX)  # else other brokers would refuse our link state
         self._neighbours[link] = broker
         self._router.link_up(link, broker, cost)
         for home in self._durables.told_to_others():
@@ -632,6 +644,7 @@ class Broker:
             del self._clients[link]
             self._publishing.link_lost(link)
             self._parked = [entry for entry in self._parked if entry[0] != link]
+            self._parked_bytes = sum(_memory_of(message) for _, message, _ in self._parked)
             self._subscribing.link_lost(link, now)
             self._range_reads.link_lost(link)
             self._writing.link_lost(link)
@@ -676,3 +689,14 @@ class Broker:
         self._releasing.release(now)
         if self._durables.dirty:
             self._context.store(self._durables.changes())
+
+
+def _memory_of(message: _OfSubscription) -> int:
+    """Estimate the bytes of memory that a decoded packet takes."""
+    match message:
+        case p.Subscribe():
+            return 256 + 2 * len(message.filter) + 100 * (len(message.positions) + len(message.acknowledged))
+        case p.Acknowledge():
+            return 256 + 100 * len(message.positions)
+        case _:
+            return 256

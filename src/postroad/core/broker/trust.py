@@ -4,9 +4,11 @@ Brokers of one overlay trust each other to follow the protocol. A broker with a 
 not stop the others. Therefore numbers have bounds with room above them, and a broker may only make statements about itself:
 
 - An incarnation counts the starts of a broker. It stays below `INCARNATION_MAX`, so that `incarnation << 32 | n` fits 64 bits.
-- Sequences and versions stay below `COUNT_MAX`, so a broker can always write a record newer than one it receives of itself.
+- Sequences and versions stay below `COUNT_MAX`.
+- These numbers rise by one, and a broker must always be able to write a record newer than any that others have. So the numbers
+  next to a bound are believed only one small step after the other; see `leaves_room`.
 - A tick contains a time. A tick more than `AHEAD_MS` ahead of our clock is ignored, whoever sends it.
-- A broker reports only its own pubends. Rows lie inside the range they are sent with.
+- A broker reports only its own pubends. Rows lie inside the range they are sent with. Nobody else speaks in our name.
 
 A violation that a wrong clock cannot explain is an `ImplausibleError`: the packet is refused and changes nothing. A tick too far
 ahead is ignored without an error, because the wrong clock may be ours; `stats()` counts it under `disbelieved`.
@@ -23,9 +25,13 @@ from postroad.core.protocol.packets import (
     DurableHome,
     Hold,
     HoldConfirmed,
+    HomeQuery,
+    HomeReply,
     Knowledge,
     LinkState,
     LogDamaged,
+    NameAnswer,
+    NameReserve,
     Packet,
     Remembered,
     pubend_broker,
@@ -36,6 +42,8 @@ from postroad.types import COUNTER_BITS
 INCARNATION_MAX: Final = 1 << 31
 COUNT_MAX: Final = 1 << 48
 COST_MAX: Final = 1 << 20
+RESERVED_SHIFT: Final = 6  # the last 1/64 below a bound is reserved for small steps
+STEP_SHIFT: Final = 25  # a small step is 1/2**25 of the bound: 64 incarnations
 AHEAD_MS: Final = 24 * 3600 * 1000
 TICK_MS_MAX: Final = (1 << 47) - 1
 
@@ -49,6 +57,14 @@ def believable(positions: Mapping[int, int], wall_ms: int) -> dict[int, int]:
     """Return the positions whose ticks are plausible."""
     latest = latest_tick(wall_ms)
     return {pubend: tick for pubend, tick in positions.items() if tick <= latest}
+
+
+def leaves_room(number: int, known: int, bound: int) -> bool:
+    """Tell whether a reported number is believable: its owner can still choose many higher ones below the bound.
+
+    `known` is the highest number known before. Numbers next to the bound are believed only if they are a small step above it.
+    """
+    return number < max(bound - (bound >> RESERVED_SHIFT), known) + (bound >> STEP_SHIFT)
 
 
 def check(packet: Packet, batch: Batch | None) -> None:
@@ -65,6 +81,12 @@ def check(packet: Packet, batch: Batch | None) -> None:
             _check_count("the incarnation of a hold", packet.incarnation, INCARNATION_MAX)
             _check_count("the version of a hold", packet.version, COUNT_MAX)
             _check_owner(packet.source, packet.released)
+        case HomeQuery() if packet.doubtful:
+            _check_count("a durable subscription's version", packet.version, COUNT_MAX)
+        case HomeReply():
+            _check_count("a durable subscription's version", packet.home_version, COUNT_MAX)
+        case NameReserve() | NameAnswer():
+            _check_count("a durable subscription's version", packet.version, COUNT_MAX)
         case Remembered():
             _check_count("an incarnation", packet.incarnation, INCARNATION_MAX)
             _check_owner(packet.target, packet.horizons)

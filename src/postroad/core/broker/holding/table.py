@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from postroad.core.broker.trust import COUNT_MAX, INCARNATION_MAX
+from postroad.core.broker.trust import COUNT_MAX, INCARNATION_MAX, leaves_room
 from postroad.core.protocol.packets import Hold
 
 HOLD_KEY: Final = "hold/"
@@ -69,6 +69,9 @@ class HoldTable:
         known = self._records.get(hold.source)
         if known is not None and (known.incarnation, known.version) > (hold.incarnation, hold.version):
             return Taken(accepted=False, store=False, newer=known)
+        incarnation, version = (known.incarnation, known.version) if known is not None else (0, 0)
+        if not leaves_room(hold.incarnation, incarnation, INCARNATION_MAX) or not leaves_room(hold.version, version, COUNT_MAX):
+            return Taken(accepted=False, store=False)
         if known is None and not self._has_room():
             return Taken(accepted=False, store=False)
         before = known.ticks if known is not None else {}

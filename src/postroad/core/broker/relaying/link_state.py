@@ -17,7 +17,7 @@ from __future__ import annotations
 import heapq
 from typing import Final, NamedTuple
 
-from postroad.core.broker.trust import COUNT_MAX, INCARNATION_MAX
+from postroad.core.broker.trust import COUNT_MAX, INCARNATION_MAX, leaves_room
 from postroad.core.protocol.observations import Output
 from postroad.core.protocol.orders import LinkId, Send
 from postroad.core.protocol.packets import LinkState, pubend_broker
@@ -87,6 +87,9 @@ class LinkStateRouter:
             return False
         if record.origin == self.broker or (known is None and len(self._records) >= BROKERS_MAX):
             return False
+        incarnation, sequence = (known.incarnation, known.sequence) if known is not None else (0, 0)
+        if not _leaves_room(record, incarnation, sequence):
+            return False
         before = known.pubends if known is not None else []
         if self._pubend_count + len(record.pubends) - len(before) > PUBENDS_MAX:
             return False
@@ -99,18 +102,15 @@ class LinkStateRouter:
 
         Return the incarnation that we need to be newer; None if the record is not newer, or a higher sequence was enough.
         """
-        if record.incarnation < self._incarnation:
+        if record.incarnation < self._incarnation or not _leaves_room(record, self._incarnation, self._sequence):
             return None
         if record.incarnation == self._incarnation and record.started_ms in (0, self.started_ms):
             if record.sequence <= self._sequence:
                 return None
-            if record.sequence + 1 < COUNT_MAX:
-                self._sequence = record.sequence
-                self._announce()
-                return None
-        if record.incarnation + 1 >= INCARNATION_MAX:
-            self._sequence = max(self._sequence, record.sequence)
-        return min(record.incarnation + 1, INCARNATION_MAX - 1)
+            self._sequence = record.sequence
+            self._announce()
+            return None
+        return record.incarnation + 1
 
     def adopt(self, incarnation: int) -> None:
         """Continue with a higher incarnation."""
@@ -225,3 +225,8 @@ class LinkStateRouter:
                 elif total == distance[other]:
                     first[other].update(begins)
         return {broker: tuple(hops) for broker, hops in first.items()}
+
+
+def _leaves_room(record: LinkState, incarnation: int, sequence: int) -> bool:
+    """Tell whether the origin of a record can write newer ones; the numbers are those that were known before."""
+    return leaves_room(record.incarnation, incarnation, INCARNATION_MAX) and leaves_room(record.sequence, sequence, COUNT_MAX)

@@ -347,9 +347,10 @@ class Activation:
             self._catching_up.next_piece(subscription, pubend, subscription.progress[pubend], now)
 
     def _reachable(self) -> tuple[int, ...]:
+        """Return the announced pubends that have a route. A stream may be one that only a neighbour has mentioned."""
         brokers: dict[int, bool] = {}
         found: list[int] = []
-        for pubend in self._streams:
+        for pubend in self._context.routes.pubends():
             broker = pubend_broker(pubend)
             reached = brokers.get(broker)
             if reached is None:

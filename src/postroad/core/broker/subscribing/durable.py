@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from postroad.core.broker.trust import COUNT_MAX
+from postroad.core.broker.trust import COUNT_MAX, leaves_room
 from postroad.core.protocol.orders import LinkId
 from postroad.core.protocol.packets import DurableHome, Positions
 from postroad.types import COUNTER_BITS
@@ -27,6 +27,7 @@ from postroad.types import COUNTER_BITS
 DURABLE_KEY: Final = "durable/"
 HOME_KEY: Final = "home/"
 DURABLES_MAX: Final = 1 << 16
+"""Names that a broker knows, of all brokers together. Deleted ones are forgotten first, the oldest of them before others."""
 CLOCKS_APART_MS: Final = 60_000  # if two brokers' clocks differ by more, the first messages of a new pubend may be missed
 
 
@@ -93,6 +94,7 @@ class Durables:
         self.here: dict[str, Durable] = {}
         self._dirty: dict[str, None] = {}
         self._dirty_homes: dict[str, None] = {}
+        self._deleted: dict[str, None] = {}  # the names in `homes` that have no home, the oldest first
 
     def load(self, key: str, value: bytes) -> None:
         """Read a stored entry: a record of this broker, or the home of another subscription."""
@@ -140,7 +142,24 @@ class Durables:
     def _know(self, home: DurableHome) -> None:
         known = self.homes.get(home.name)
         if known is None or _rank(home) > _rank(known):
-            self.homes[home.name] = home
+            self._put(home)
+
+    def _put(self, home: DurableHome) -> None:
+        self.homes[home.name] = home
+        self._deleted.pop(home.name, None)
+        if not home.broker:
+            self._deleted[home.name] = None
+
+    def has_room(self, name: str) -> bool:
+        """Tell whether one more name can be known; if necessary, forget the one whose deletion was heard of first."""
+        if name in self.homes or len(self.homes) < DURABLES_MAX:
+            return True
+        oldest = next((deleted for deleted in self._deleted if deleted not in self.here), None)
+        if oldest is None:
+            return False
+        del self.homes[oldest], self._deleted[oldest]
+        self._dirty_homes[oldest] = None
+        return True
 
     def drop_unsettled(self) -> None:
         """After a restart, drop records that never settled here: nobody was told of them, and the former home has its own.
@@ -185,14 +204,19 @@ class Durables:
         """Return every broker that is the home of some durable subscription."""
         return frozenset(home.broker for home in self.homes.values() if home.broker)
 
+    def believes(self, name: str, version: int) -> bool:
+        """Tell whether a reported version of a name leaves room for higher ones."""
+        known = max((records[name].version for records in (self.here, self.homes) if name in records), default=0)
+        return leaves_room(version, known, COUNT_MAX)
+
     def outbid(self, name: str, version: int) -> None:
         """Record that a version of a name is in use, so that our next version is higher.
 
         The entry is not flooded: others would take it for a deletion and end their holds.
         """
         known = self.homes.get(name)
-        if version and (known is None or known.version < version):
-            self.homes[name] = DurableHome(name, version, 0, settled=False)
+        if version and (known is None or known.version < version) and self.believes(name, version) and self.has_room(name):
+            self._put(DurableHome(name, version, 0, settled=False))
             self._dirty_homes[name] = None
 
     def told_to_others(self) -> list[DurableHome]:
@@ -215,7 +239,7 @@ class Durables:
     def settle(self, name: str) -> DurableHome:
         """Become the home of a record that is on disk as settled; the caller floods the result."""
         self.here[name].settled = True
-        self.homes[name] = self._home(self.here[name])
+        self._put(self._home(self.here[name]))
         return self.homes[name]
 
     def give_up(self, name: str) -> None:
@@ -238,19 +262,21 @@ class Durables:
         self.here.pop(name, None)
         self._dirty[name] = None
         self._dirty_homes[name] = None  # others may name us as its home after a crash
-        self.homes[name] = DurableHome(name, version, 0, settled=True, created_ms=created_ms)
+        self._put(DurableHome(name, version, 0, settled=True, created_ms=created_ms))
         return self.homes[name]
 
     def learn(self, home: DurableHome) -> tuple[DurableHome | None, Durable | None]:
         """Handle a flooded record; return the record to pass on, if any, and the subscription that it takes from here."""
         known = self.homes.get(home.name)
+        if not self.believes(home.name, home.version):
+            return None, None
         if known is not None:
             home = _after_deletion(known, home)
         if known is not None and _rank(known) >= _rank(home):
             return None, None
-        if known is None and len(self.homes) >= DURABLES_MAX:
+        if not self.has_room(home.name):
             return None, None
-        self.homes[home.name] = home
+        self._put(home)
         if home.broker != self._broker:
             self._dirty_homes[home.name] = None
         gone = self.here.get(home.name)
@@ -349,7 +375,9 @@ class Durables:
                 durable.stored = True
             changes.append((DURABLE_KEY + name, value))
         self._dirty = {}
-        changes.extend((HOME_KEY + name, msgspec.msgpack.encode(self.homes[name])) for name in self._dirty_homes)
+        for name in self._dirty_homes:
+            home = self.homes.get(name)
+            changes.append((HOME_KEY + name, None if home is None else msgspec.msgpack.encode(home)))
         self._dirty_homes = {}
         return tuple(changes)
 

@@ -105,6 +105,10 @@ class Naming:
         """Read stored reservations, without our own: they are from before the restart, and nobody waits for them."""
         self._reservations = {name: each for name, each in reservations.items() if each.creator != self._context.broker}
 
+    def __len__(self) -> int:
+        """Return how many clients wait for a vote."""
+        return len(self._creations)
+
     def is_creating(self, name: str) -> bool:
         return name in self._creations
 
@@ -158,6 +162,10 @@ class Naming:
             self._refuse(creation, _busy(query.name))
         self.let_go(query.name)
         return False
+
+    def is_waiting(self, link: LinkId, handle: int) -> bool:
+        """Tell whether the client of a link waits for a creation with this handle."""
+        return any((each.link, each.packet.handle) == (link, handle) for each in self._creations.values())
 
     def give_up(self, link: LinkId, handle: int | None = None) -> bool:
         """End the creations that the client of a link waits for, or only that of one handle; tell whether there were any."""

@@ -23,7 +23,7 @@ from postroad.core.broker.log_reads import LogReads
 from postroad.core.broker.subscribing.acknowledgements import Acknowledgements
 from postroad.core.broker.subscribing.activation import Activation, HomeStored
 from postroad.core.broker.subscribing.catching_up import CatchingUp
-from postroad.core.broker.subscribing.durable import Durable, Durables, Move
+from postroad.core.broker.subscribing.durable import DURABLES_MAX, Durable, Durables, Move
 from postroad.core.broker.subscribing.edge import Edge
 from postroad.core.broker.subscribing.naming import Creation, NameExists, NameWon, Naming, ReservationStored
 from postroad.core.broker.subscribing.subscription import Subscription
@@ -52,6 +52,7 @@ from postroad.errors import (
     UnknownHandleError,
 )
 
+WAITING_MAX: Final = 1024  # clients that wait for a vote on a name, or for its former home
 DOUBTS_S: Final = 1.0  # how often the former home of a damaged record is asked
 
 
@@ -88,7 +89,7 @@ class Subscribing:
 
     def subscribe(self, link: LinkId, packet: Subscribe, request: int, now: float) -> None:
         context = self._context
-        if self._edge.find(link, packet.handle) is not None:
+        if self._is_in_use(link, packet.handle):
             context.refuse(link, request, DuplicateHandleError(f"handle {packet.handle} is in use on this connection"))
             return
         if len(self._edge.subscriptions) >= context.config.subscriptions_max:
@@ -110,6 +111,11 @@ class Subscribing:
             self.activation.begin(link, request, packet, positions, done, now)
         else:
             self._subscribe_durable(link, request, packet, packet.name, now)
+
+    def _is_in_use(self, link: LinkId, handle: int) -> bool:
+        """Tell whether a connection has a subscription with this handle, or waits for one."""
+        moving = any((move.link, move.handle) == (link, handle) for move in self._moves.values())
+        return moving or self.naming.is_waiting(link, handle) or self._edge.find(link, handle) is not None
 
     def unsubscribe(self, link: LinkId, packet: Unsubscribe, request: int, now: float) -> None:
         subscription = self._edge.find(link, packet.handle)
@@ -191,7 +197,7 @@ class Subscribing:
 
     def home_learned(self, home: DurableHome, link: LinkId, now: float) -> None:
         """Handle a flooded `DurableHome`: a subscription has moved, or was deleted."""
-        if self._is_rival(home):
+        if self._is_rival(home) and self._durables.believes(home.name, home.version):
             self._claim(home)
             return
         news, gone = self._durables.learn(home)
@@ -213,7 +219,8 @@ class Subscribing:
     def home_asked(self, query: HomeQuery) -> None:
         """Answer a broker where a client wants to continue a subscription whose home is, or was, here."""
         durable = self._durables.here.get(query.name)
-        if query.doubtful and durable is not None and query.version >= durable.version and not durable.damaged:
+        contradicts = query.doubtful and durable is not None and query.version >= durable.version and not durable.damaged
+        if contradicts and self._durables.believes(query.name, query.version):
             self._claim(DurableHome(query.name, query.version, query.source, settled=False))
         known = durable is not None
         busy = durable.subscription is not None if durable is not None else not query.doubtful and self.naming.asked(query)
@@ -313,6 +320,14 @@ class Subscribing:
             positions = durables.positions(durable.cursors, packet.positions)
             self.activation.begin(link, request, packet, positions, durables.positions(durable.cursors, packet.acknowledged), now)
             return
+        if len(self._moves) + len(self.naming) >= WAITING_MAX:
+            text = f"this broker creates or moves at most {WAITING_MAX} durable subscriptions at a time"
+            self._context.refuse(link, request, TooManyError(text))
+            return
+        if not durables.has_room(name) or len(durables.here) >= DURABLES_MAX:
+            text = f"an overlay has at most {DURABLES_MAX} durable subscriptions; delete those that are not needed"
+            self._context.refuse(link, request, TooManyError(text))
+            return
         home = durables.elsewhere(name)
         if home is None:
             self.naming.begin(link, request, packet, name, now)
@@ -403,7 +418,7 @@ class Subscribing:
 
     def _move_without_home(self, move: Move, now: float) -> None:
         if not self._names_every_pubend(move.positions):
-            home = self._durables.homes[move.name].broker
+            home = self._durables.elsewhere(move.name) or 0
             self._context.refuse(move.link, move.packet, _elsewhere(move.name, home))
             return
         self._begin_move(move, None, now)
@@ -415,8 +430,9 @@ class Subscribing:
             dict(reply.cursors) if reply is not None else self.activation.likely_positions(move.positions, move.acknowledged)
         )
         starts = dict(reply.starts) if reply is not None else {}
-        home = durables.homes[move.name]
-        known_ms = home.created_ms if home.broker else self._context.wall_ms  # deleted meanwhile: this is a new creation
+        home = durables.homes.get(move.name)
+        deleted = home is None or not home.broker  # meanwhile: then this is a new creation
+        known_ms = self._context.wall_ms if home is None or deleted else home.created_ms
         created_ms = (reply.created_ms if reply is not None else 0) or known_ms
         durable = durables.take_home(move.name, move.filter, cursors, created_ms=created_ms, starts=starts)
         self._durables.join_all(durable, self._context.routes.pubends())
