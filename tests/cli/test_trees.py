@@ -112,7 +112,7 @@ def test_an_explanation_shows_the_filter_and_the_message() -> None:
     assert "blob = b'\\x00', price = 5" in text
     plain = msgspec.json.decode(msgspec.json.encode(explanation_json(found)))
     assert plain["attributes"] == {"blob": {"base64": "AA=="}, "price": 5}
-    assert (plain["verdict"], plain["broker"], plain["tick"]) == ("filtered", 2, 7)
+    assert (plain["verdict"], plain["broker"], plain["tick"]) == ("filtered", 2, "7")
 
 
 def test_a_time_beyond_the_calendar_is_shown_as_it_is() -> None:

@@ -73,7 +73,7 @@ def test_many_durable_names_come_in_pages(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_durable_name_with_a_filter_is_forgotten_without_saying_the_filter() -> None:
-    """By `subscribe --forget`, by `subscriptions --forget`, and in a program; a name that is unknown is told."""
+    """By `subscribe --forget`, by `subscriptions forget`, and in a program; a name that is unknown is told."""
     with postroad.testing.broker() as url:
         for name in ("one", "two"):
             assert run("subscribe", "--url", url, "--name", name, "--filter", "price > 10", "--timeout", "0.1").returncode == 0
@@ -81,9 +81,9 @@ def test_a_durable_name_with_a_filter_is_forgotten_without_saying_the_filter() -
         assert [(each["name"], each["filter"]) for each in listed] == [("one", "price > 10"), ("two", "price > 10")]
         assert "price > 10" in run("subscriptions", "--url", url).stdout
         assert run("subscribe", "--url", url, "--name", "one", "--forget", "--timeout", "0.1").returncode == 0
-        assert run("subscriptions", "--url", url, "--forget", "two").returncode == 0
+        assert run("subscriptions", "forget", "two", "--url", url).returncode == 0
         assert run("subscriptions", "--url", url, "--json").stdout == ""
-        missing = run("subscriptions", "--url", url, "--forget", "two")
+        missing = run("subscriptions", "forget", "two", "--url", url)
         assert missing.returncode == 1
         assert f"[error {UnknownDurableError.code}]" in missing.stderr
 

@@ -185,7 +185,7 @@ def test_the_command_draws_the_tree_and_writes_json(tree: Tree) -> None:
     ):
         assert part in drawn.stdout, drawn.stdout
     given = "\n".join(map(str, tree.ids[:20]))
-    lines = command("trace", "-", "--broker", tree.url(6), "--json", text=given)
+    lines = command("trace", "-", "--url", tree.url(6), "--json", text=given)
     assert lines.returncode == 0, lines.stderr
     found = [json.loads(line) for line in lines.stdout.splitlines()]
     assert [each["id"] for each in found] == [str(each) for each in tree.ids[:20]]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
 import click
 
 from postroad.errors import PostroadError
+
+INTERRUPTED: Final = 130
+"""The exit code after Ctrl-C."""
 
 
 class LazyGroup(click.Group):
@@ -36,5 +40,8 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            sys.exit(INTERRUPTED)
         except PostroadError as error:
             raise click.ClickException(f"{error}  [error {error.code}]") from error

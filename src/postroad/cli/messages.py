@@ -21,9 +21,9 @@ class Line(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     attributes: dict[str, Any] = {}
     payload: str | None = None
     payload_base64: str | None = None
-    # written, and ignored when read, so that what one command writes the other reads
+    # written (numbers beyond 2^53 as strings), and ignored when read, so that what one command writes the other reads
     id: str | None = None
-    tick: int | None = None
+    tick: str | int | None = None
     pubend: str | None = None
 
 
@@ -53,7 +53,7 @@ def write_line(message: Message) -> bytes:
         name: {"base64": base64.b64encode(value).decode()} if isinstance(value, bytes) else value
         for name, value in message.attributes.items()
     }
-    line = Line(attributes, id=str(message.id), tick=message.tick, pubend=f"{message.pubend:x}")
+    line = Line(attributes, id=str(message.id), tick=str(message.tick), pubend=f"{message.pubend:x}")
     try:
         line.payload = message.payload.decode()
     except UnicodeDecodeError:

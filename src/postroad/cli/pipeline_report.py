@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Literal
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from postroad.cli.pipeline_options import (
@@ -18,6 +17,7 @@ from postroad.cli.pipeline_options import (
     on_damage_option,
     published_in,
 )
+from postroad.cli.shared import console
 from postroad.figures import markdown, page
 from postroad.spark.jobs import rates as measuring
 from postroad.spark.jobs.report import document, gather
@@ -45,7 +45,7 @@ def rates(data: tuple[str, ...], lake: str | None, by: str | None, out: str | No
         numbers = (entry.mean, entry.peak_1s, entry.peak_10s, entry.peak_60s, entry.p99, entry.trend_per_day)
         cells = [str(entry.broker), str(entry.publisher), entry.value or "", f"{entry.messages:,}"]
         table.add_row(*cells, *(f"{number:,.1f}" for number in numbers))
-    Console().print(table)
+    console().print(table)
     if len(made.entries) > SHOWN_MAX:
         click.echo(f"and {len(made.entries) - SHOWN_MAX:,} more" + ("" if out else "; --out writes them all"))
 

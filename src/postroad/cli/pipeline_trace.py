@@ -21,6 +21,7 @@ from postroad.cli.pipeline_options import (
     out_option,
     published_in,
 )
+from postroad.cli.shared import console
 from postroad.errors import InvalidValueError
 from postroad.spark.jobs import trace as tracing
 from postroad.spark.jobs.published import all_ids
@@ -127,7 +128,7 @@ def _tell_traces(traces: DataFrame, by_chance: float) -> None:
         ("ids in a hole of some track", f"{rows['holes']:,}"),
     ):
         table.add_row(title, value)
-    Console().print(table)
+    console().print(table)
 
 
 def _tell_each(traces: DataFrame) -> None:

@@ -6,10 +6,10 @@ import sys
 import time
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from postroad.cli.pipeline_options import checked, data_option, master_option, on_damage_option
+from postroad.cli.shared import console
 from postroad.spark.jobs import compact as compacting
 from postroad.spark.jobs import ingest as ingesting
 from postroad.spark.jobs.running import running
@@ -62,7 +62,7 @@ def compact(data: tuple[str, ...], out: str | None, in_place: bool, expire_days:
     table = Table("", "before", "after")
     for name in ("files", "elements", "bytes"):
         table.add_row(name, f"{totals[name]:,}", f"{totals[name + '_left']:,}")
-    Console().print(table)
+    console().print(table)
     problems = [row["problem"] for row in rows if row["problem"]]
     for problem in problems:
         click.echo(f"not compacted: {problem}", err=True)

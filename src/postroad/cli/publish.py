@@ -15,28 +15,20 @@ from typing import Final
 
 import click
 
+from postroad.cli.lazy import INTERRUPTED
 from postroad.cli.messages import read_line
-from postroad.client.addresses import DEFAULT_PORT
-from postroad.client.connection import ClientConfig, connect
+from postroad.cli.shared import connected, url_option
 from postroad.errors import InvalidValueError
 from postroad.transport.loops import run
 from postroad.types import AttributeValue
 
-DEFAULT_URL = f"postroad://127.0.0.1:{DEFAULT_PORT}"
 READ_BYTES: Final = 1 << 16
 LINE_BYTES_MAX: Final = 64 << 20
-INTERRUPTED: Final = 128 + signal.SIGINT
+PROGRESS_S: Final = 1.0
 
 
 @click.command()
-@click.option(
-    "--url",
-    "urls",
-    multiple=True,
-    default=[DEFAULT_URL],
-    show_default=True,
-    help="URL of a broker; may be repeated to give alternatives.",
-)
+@url_option
 @click.option(
     "--attribute", "-a", "pairs", multiple=True, metavar="NAME=VALUE", help="Attribute of a single message; may be repeated."
 )
@@ -54,13 +46,13 @@ def publish(urls: tuple[str, ...], pairs: tuple[str, ...], payload: str | None, 
     messages before it are published. After Ctrl-C the command reads no more lines, waits until the messages it has read are
     durable, and returns 130. A second Ctrl-C ends it immediately.
     """  # noqa: D301  # click wants the backspace itself
-    single = dict(map(_pair, pairs)) if pairs or payload is not None else None
+    single = dict(map(read_pair, pairs)) if pairs or payload is not None else None
     progress = _Progress()
     try:
-        run(_publish(list(urls), single, (payload or "").encode(), timeout, progress, show_ids=ids))
+        run(_publish(urls, single, (payload or "").encode(), timeout, progress, show_ids=ids))
     finally:
         if progress.durable:
-            click.echo(f"{progress.count} messages published", err=True)
+            click.echo(("\r" if sys.stderr.isatty() else "") + f"{progress.count} messages published", err=True)
     if progress.interrupted:
         sys.exit(INTERRUPTED)
 
@@ -72,7 +64,7 @@ class _Progress:
     interrupted: bool = False
 
 
-def _pair(text: str) -> tuple[str, AttributeValue]:
+def read_pair(text: str) -> tuple[str, AttributeValue]:
     """Read NAME=VALUE; a value that looks like a number or boolean is one, quotes make it a string."""
     name, equals, value = text.partition("=")
     if not equals:
@@ -88,7 +80,7 @@ def _pair(text: str) -> tuple[str, AttributeValue]:
 
 
 async def _publish(
-    urls: list[str],
+    urls: tuple[str, ...],
     single: dict[str, AttributeValue] | None,
     payload: bytes,
     timeout_s: float,
@@ -96,7 +88,7 @@ async def _publish(
     *,
     show_ids: bool,
 ) -> None:
-    async with connect(urls, ClientConfig(connect_s=min(timeout_s, 10.0))) as client:
+    async with connected(urls, name="postroad publish", timeout=min(timeout_s, 10.0)) as client:
         publisher = client.publisher()
 
         async def publish_all() -> None:
@@ -108,12 +100,22 @@ async def _publish(
 
         task = asyncio.create_task(publish_all())
         _stop_on_signals(task, progress)
+        showing = asyncio.create_task(_show_progress(progress))
         try:
             with suppress(asyncio.CancelledError):
                 await task
         finally:
             await publisher.flush(timeout_s)
+            showing.cancel()
             progress.durable = True
+
+
+async def _show_progress(progress: _Progress) -> None:
+    """Show a person how far long work is."""
+    while sys.stderr.isatty():
+        before = progress.count
+        await asyncio.sleep(PROGRESS_S)
+        click.echo(f"\r{progress.count:,} messages, {(progress.count - before) / PROGRESS_S:,.0f}/s ", err=True, nl=False)
 
 
 def _stop_on_signals(task: asyncio.Task[None], progress: _Progress) -> None:

@@ -6,33 +6,19 @@ import sys
 from collections.abc import Sequence
 
 import click
-import msgspec
-from rich.console import Console
 
-from postroad.cli.publish import DEFAULT_URL
+from postroad.cli.shared import connected, console, json_option, print_json, url_option
 from postroad.cli.trees import draw, draw_explanation, explanation_json, trace_json
-from postroad.client.connection import ClientConfig, connect
 from postroad.tracking.queries.explanation import Explanation
 from postroad.tracking.queries.reconstruction import Trace
 from postroad.transport.loops import run
 from postroad.types import MessageId
 
-_URL = click.option(
-    "--url",
-    "--broker",
-    "urls",
-    multiple=True,
-    default=[DEFAULT_URL],
-    show_default=True,
-    help="URL of a broker; may be repeated to give alternatives.",
-)
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
-
 
 @click.command()
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
-@_URL
-@_JSON
+@url_option
+@json_option
 def trace(ids: tuple[str, ...], urls: tuple[str, ...], as_json: bool) -> None:
     """Show the paths of messages: publisher, brokers, subscribers.
 
@@ -41,13 +27,13 @@ def trace(ids: tuple[str, ...], urls: tuple[str, ...], as_json: bool) -> None:
     tracks of the others. The exit code is 1 if a message was not found.
     """
     wanted = [MessageId.parse(text) for text in _given(ids)]
-    traces = run(_trace(list(urls), wanted))
-    console = Console(highlight=False)
+    traces = run(_trace(urls, wanted))
+    out = console()
     for each in traces:
         if as_json:
-            click.echo(msgspec.json.encode(trace_json(each)))
+            print_json(trace_json(each))
         else:
-            console.print(draw(each))
+            out.print(draw(each))
     if not all(each.found for each in traces):
         raise SystemExit(1)
 
@@ -57,8 +43,8 @@ def trace(ids: tuple[str, ...], urls: tuple[str, ...], as_json: bool) -> None:
 @click.option(
     "--subscriber", required=True, metavar="NAME", help="Name of a durable subscription, or the name that a trace shows."
 )
-@_URL
-@_JSON
+@url_option
+@json_option
 def explain(message_id: str, subscriber: str, urls: tuple[str, ...], as_json: bool) -> None:
     """Explain why a subscriber received a message, or why not.
 
@@ -66,22 +52,22 @@ def explain(message_id: str, subscriber: str, urls: tuple[str, ...], as_json: bo
     yet); not subscribed (at that time); gap (the broker reported to the subscriber that the message is lost); lost in a crash;
     missing; not published; unknown.
     """
-    explanation = run(_explain(list(urls), MessageId.parse(message_id), subscriber))
+    explanation = run(_explain(urls, MessageId.parse(message_id), subscriber))
     if as_json:
-        click.echo(msgspec.json.encode(explanation_json(explanation)))
+        print_json(explanation_json(explanation))
     else:
-        Console(highlight=False).print(draw_explanation(explanation))
+        console().print(draw_explanation(explanation))
 
 
 def _given(ids: Sequence[str]) -> list[str]:
     return [line.strip() for line in sys.stdin if line.strip()] if list(ids) == ["-"] else list(ids)
 
 
-async def _trace(urls: list[str], ids: list[MessageId]) -> list[Trace]:
-    async with connect(urls, ClientConfig(name="postroad trace")) as client:
+async def _trace(urls: tuple[str, ...], ids: list[MessageId]) -> list[Trace]:
+    async with connected(urls, name="postroad trace") as client:
         return await client.trace_many(ids)
 
 
-async def _explain(urls: list[str], message_id: MessageId, subscriber: str) -> Explanation:
-    async with connect(urls, ClientConfig(name="postroad explain")) as client:
+async def _explain(urls: tuple[str, ...], message_id: MessageId, subscriber: str) -> Explanation:
+    async with connected(urls, name="postroad explain") as client:
         return await client.explain(message_id, subscriber)

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 from rich.tree import Tree
 
+from postroad.cli.shared import console
 from postroad.tracking.queries.explanation import Explanation, Verdict
 from postroad.tracking.queries.reconstruction import Receipt, Trace, TrackHole, Visit
 from postroad.types import AttributeValue
@@ -141,7 +142,7 @@ def _shown(attributes: Any) -> str:
 
 
 def print_trace(trace: Trace) -> None:
-    Console(highlight=False).print(draw(trace))
+    console().print(draw(trace))
 
 
 # --- JSON -----------------------------------------------------------------------------------------------------------------
@@ -193,7 +194,7 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
         "filter": explanation.filter,
         "probability": explanation.probability,
         "attributes": None if attributes is None else {name: _plain(value) for name, value in sorted(attributes.items())},
-        "tick": explanation.tick,
+        "tick": None if explanation.tick is None else str(explanation.tick),
         "trace": trace_json(explanation.trace),
     }
 

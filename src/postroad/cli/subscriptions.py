@@ -1,0 +1,73 @@
+"""`postroad subscriptions`: list, show and delete durable subscriptions."""
+
+from __future__ import annotations
+
+import click
+
+from postroad.cli.shared import connected, console, json_option, print_json, url_option
+from postroad.cli.status import durable_json, durable_table
+from postroad.core.protocol.packets import DurableEntry
+from postroad.errors import UnknownDurableError
+from postroad.transport.loops import run
+
+
+@click.group(invoke_without_command=True)
+@url_option
+@json_option
+@click.pass_context
+def subscriptions(context: click.Context, urls: tuple[str, ...], as_json: bool) -> None:
+    """List, show or delete durable subscriptions; without a command, list them.
+
+    `behind` is the time between the newest message that the home broker has seen and the oldest position of the subscription. It
+    grows while no client is connected.
+    """
+    if context.invoked_subcommand is None:
+        context.invoke(list_all, urls=urls, as_json=as_json)
+
+
+@subscriptions.command("list")
+@url_option
+@json_option
+def list_all(urls: tuple[str, ...], as_json: bool) -> None:
+    """List the durable subscriptions of the overlay."""
+    found = run(_durables(urls))
+    if as_json:
+        for each in found:
+            print_json(durable_json(each))
+    else:
+        console().print(durable_table(found))
+
+
+@subscriptions.command()
+@click.argument("name")
+@url_option
+@json_option
+def show(name: str, urls: tuple[str, ...], as_json: bool) -> None:
+    """Show one durable subscription."""
+    found = next((each for each in run(_durables(urls)) if each.name == name), None)
+    if found is None:
+        raise UnknownDurableError(f"no durable subscription is named {name!r}")
+    if as_json:
+        print_json(durable_json(found))
+    else:
+        for label, value in durable_json(found).items():
+            click.echo(f"{label:10} {value}")
+
+
+@subscriptions.command()
+@click.argument("name")
+@url_option
+def forget(name: str, urls: tuple[str, ...]) -> None:
+    """Delete a durable subscription: no more messages are kept for it."""
+    run(_forget(urls, name))
+    click.echo(f"deleted {name}", err=True)
+
+
+async def _durables(urls: tuple[str, ...]) -> list[DurableEntry]:
+    async with connected(urls, name="postroad subscriptions") as client:
+        return await client.durables()
+
+
+async def _forget(urls: tuple[str, ...], name: str) -> None:
+    async with connected(urls, name="postroad subscriptions") as client:
+        await client.forget(name)
