@@ -10,7 +10,11 @@ Codes are grouped: 1xx values and batches, 2xx filters, 3xx wire, 4xx storage, 5
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Final, Protocol
+
+ADMISSION_REASONS_MAX: Final = 8
+ATTRIBUTES_SHOWN_MAX: Final = 8
 
 
 class PostroadError(Exception):
@@ -583,6 +587,69 @@ class EpochChangedError(OverlayError):
     """A named writer repeated a batch with other rows, or split differently, than the first time."""
 
     code = 564
+
+
+class BrokerRefusal(Protocol):
+    """Why one broker refuses a subscription; `core.protocol.admission.Refusal` says what the fields mean."""
+
+    @property
+    def broker(self) -> int: ...
+
+    @property
+    def resource(self) -> str: ...
+
+    @property
+    def neighbour(self) -> int: ...
+
+    @property
+    def demanded(self) -> int: ...
+
+    @property
+    def available(self) -> int: ...
+
+
+class AdmissionError(OverlayError):
+    """The overlay cannot serve this subscription now.
+
+    `refusals` says which brokers refuse, for want of which resource, and how much was demanded and is
+    available. `brokers` are all that were asked. `largest_rate` is the most that a subscription could
+    bring and fit, in messages per second, and `fitting_filter` the same filter with a narrower range
+    that would fit; None where that is not known.
+    """
+
+    code = 565
+    retryable = True
+
+    def __init__(
+        self,
+        refusals: Sequence[BrokerRefusal],
+        brokers: Sequence[int] = (),
+        largest_rate: float | None = None,
+        fitting_filter: str | None = None,
+    ) -> None:
+        self.refusals = tuple(refusals)
+        self.brokers = tuple(brokers)
+        self.largest_rate = largest_rate
+        self.fitting_filter = fitting_filter
+        reasons = "; ".join(str(each) for each in self.refusals[:ADMISSION_REASONS_MAX])
+        more = len(self.refusals) - ADMISSION_REASONS_MAX
+        text = f"the subscription was not admitted: {reasons}" + (f"; and {more} more" if more > 0 else "")
+        if largest_rate is not None:
+            text += f". At most {largest_rate:g} messages/s more would fit"
+        if fitting_filter is not None:
+            text += f". This would fit: {fitting_filter}"
+        super().__init__(text)
+
+
+class OutsideAdvertisementError(OverlayError):
+    """A message does not match what its client has advertised; `attributes` are those of the message."""
+
+    code = 566
+
+    def __init__(self, attributes: Mapping[str, object]) -> None:
+        self.attributes = dict(attributes)
+        shown = ", ".join(f"{name} = {value!r}" for name, value in list(self.attributes.items())[:ATTRIBUTES_SHOWN_MAX])
+        super().__init__(f"the message ({shown or 'without attributes'}) is outside of what its publisher has advertised")
 
 
 def error_of_code(code: int, text: str) -> PostroadError:

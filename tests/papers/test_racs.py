@@ -7,8 +7,9 @@ from random import Random
 import pytest
 
 from postroad.core.broker.admission.advertisements import AdvertisementGraph, Interval, Node, ancestors, descendants
-from postroad.core.broker.admission.criteria import CpuCapacity, Criterion, Policy
+from postroad.core.broker.admission.cpu_capacity import CpuCapacity
 from postroad.core.broker.admission.ledger import CPU, LOCAL, Capacities, Holder, Ledger
+from postroad.core.broker.admission_settings import Criterion, Policy
 from postroad.core.filters.filter import Filter
 
 PUBEND = 1

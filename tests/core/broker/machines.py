@@ -91,6 +91,7 @@ class Machines:
         self.writes_finish = True
         self.loses: tuple[type[Packet], ...] = ()  # packets between brokers that do not arrive
         self._config = config or BrokerConfig()
+        self.configs: dict[int, BrokerConfig] = {}  # of single brokers, in its place
         self._links = 100
         self._clocks_back_ms: dict[int, int] = {}  # broker -> by how much its clock is behind
         self._append_errors: dict[int, PostroadError] = {}
@@ -107,7 +108,9 @@ class Machines:
         kept, found = dict(metadata or {}), logs or {pubend_id(number): Log(released=released)}
         pubends = tuple(log.state(pubend) for pubend, log in found.items())
         state = BrokerState(number, incarnation, pubends, tuple(kept.items()))
-        node = self.nodes[number] = Machine(Broker(state, self._config, now=self.now), number, kept, found)
+        node = self.nodes[number] = Machine(
+            Broker(state, self.configs.get(number, self._config), now=self.now), number, kept, found
+        )
         self._set_clock(node)
         return node
 

@@ -17,6 +17,7 @@ from tests.core.broker.machines import START_MS, Machine, Machines
 
 from postroad.core.batch.batch import Batch
 from postroad.core.broker.context import BrokerConfig
+from postroad.core.protocol.admission import Advertise, AdvertiseAccepted, SubscriptionRejected, Unadvertise, Unadvertised
 from postroad.core.protocol.orders import Congested, Drained, LogReleased, Refuse, Send
 from postroad.core.protocol.packets import (
     Acknowledge,
@@ -97,9 +98,10 @@ class Overlay(Machines):
         self._client_links = FIRST_CLIENT_LINK
 
     @classmethod
-    def line(cls, *brokers: int, config: BrokerConfig | None = None) -> Overlay:
-        """Start brokers and link each to the next."""
+    def line(cls, *brokers: int, config: BrokerConfig | None = None, configs: dict[int, BrokerConfig] | None = None) -> Overlay:
+        """Start brokers and link each to the next; `configs` are those of single brokers."""
         overlay = cls(config)
+        overlay.configs = configs or {}
         for number in brokers:
             overlay.start(number)
         for one, two in pairwise(brokers):
@@ -113,12 +115,19 @@ class Overlay(Machines):
         return Publisher(self, at)
 
     def subscriber(
-        self, at: int, filter_: str = "", *, name: str | None = None, earliest: bool = False, wait: bool = True
+        self,
+        at: int,
+        filter_: str = "",
+        *,
+        name: str | None = None,
+        earliest: bool = False,
+        wait: bool = True,
+        criterion: str = "",
     ) -> Subscriber:
-        """Connect an application that subscribes; return when it was told its starts, unless it shall not wait."""
-        subscriber = Subscriber(self, at, filter_, name, earliest=earliest)
+        """Connect an application that subscribes; return when it was told its starts or why not, unless it shall not wait."""
+        subscriber = Subscriber(self, at, filter_, name, earliest=earliest, criterion=criterion)
         if wait:
-            self.until(lambda: subscriber.is_subscribed)
+            self.until(lambda: subscriber.is_subscribed or subscriber.rejected is not None)
         return subscriber
 
     # --- time ---
@@ -290,6 +299,9 @@ class Publisher(Application):
         self.pubend = 0
         self.durable = 0  # the tick up to which its ids are acknowledged
         self.refused: list[PublishRefused] = []
+        self.advertised: dict[int, int] = {}  # handle -> the rate that was accepted, in thousandths
+        self.withdrawn: list[int] = []
+        self._handle = 0
         self._sent: dict[str, tuple[PlainRow, float]] = {}  # name -> (row, when it was made)
         super().__init__(overlay, broker)
         self.open(wait=wait)
@@ -303,6 +315,19 @@ class Publisher(Application):
         """Come back to the same broker as the same publisher."""
         self.connect(self.broker)
         self.open()
+
+    def advertise(self, filter_: str, rate: float = 0.0, *, name: str | None = None, wait: bool = True) -> int:
+        """Advertise; return the handle when it was accepted."""
+        self._handle += 1
+        handle = self._handle
+        self.send(Advertise(handle, filter_, int(rate * 1000), name))
+        if wait:
+            self.overlay.until(lambda: handle in self.advertised)
+        return handle
+
+    def unadvertise(self, handle: int, *, name: str | None = None) -> None:
+        self.send(Unadvertise(handle, name))
+        self.overlay.until(lambda: handle in self.withdrawn)
 
     def publish(self, *names: str, at_ms: int | None = None, **attributes: PlainValue) -> None:
         """Publish messages in one frame, all with these attributes; `at_ms` is the publisher's clock if it is another."""
@@ -335,6 +360,10 @@ class Publisher(Application):
                 self.durable = max(self.durable, packet.last)
             case PublishRefused():
                 self.refused.append(packet)
+            case AdvertiseAccepted():
+                self.advertised[packet.handle] = packet.millirate
+            case Unadvertised():
+                self.withdrawn.append(packet.handle)
             case _:
                 raise AssertionError(f"a publisher was sent {packet}")
 
@@ -345,8 +374,12 @@ class Subscriber(Application):
     It checks what every client may count on: in each pubend, what it is told joins what it was told before.
     """
 
-    def __init__(self, overlay: Overlay, broker: int, filter_: str, name: str | None, *, earliest: bool = False) -> None:
+    def __init__(
+        self, overlay: Overlay, broker: int, filter_: str, name: str | None, *, earliest: bool = False, criterion: str = ""
+    ) -> None:
         self.filter = filter_
+        self.criterion = criterion
+        self.rejected: SubscriptionRejected | None = None
         self.name = name
         self.received: list[str] = []
         self.ticks: list[tuple[int, int]] = []  # (pubend, tick) of what was received
@@ -362,7 +395,8 @@ class Subscriber(Application):
 
     def _subscribe(self, positions: dict[int, int], done: dict[int, int], *, earliest: bool = False) -> None:
         self.is_subscribed = False
-        self.send(Subscribe(1, self.filter, self.name, positions, earliest, done))
+        self.rejected = None
+        self.send(Subscribe(1, self.filter, self.name, positions, earliest, done, self.criterion))
 
     def come_back(self, at: int | None = None, *, knows: bool = True, wait: bool = True) -> None:
         """Connect again, at another broker if one is named; one that crashed itself `knows` nothing any more."""
@@ -371,7 +405,7 @@ class Subscriber(Application):
             self.positions, self.done = {}, {}
         self._subscribe(dict(self.positions), dict(self.done))
         if wait:
-            self.overlay.until(lambda: self.is_subscribed)
+            self.overlay.until(lambda: self.is_subscribed or self.rejected is not None)
 
     def acknowledge(self, *, confirm: bool = False) -> None:
         """Say that everything received so far was dealt with; with `confirm`, return when that is on disk."""
@@ -422,6 +456,8 @@ class Subscriber(Application):
                     self.positions[pubend] = tick
             case Unsubscribed():
                 self.ended = True
+            case SubscriptionRejected():
+                self.rejected = packet
             case _:
                 pass
 

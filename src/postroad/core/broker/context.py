@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from postroad.core.broker.admission_settings import AdmissionSettings
 from postroad.core.broker.congestion.settings import CongestionSettings
 from postroad.core.broker.views import Routes
 from postroad.core.filters.filter import Filter
@@ -47,6 +48,7 @@ class BrokerConfig:
     retired: tuple[int, ...] = ()  # brokers that will never return: they are not asked, and their holds do not count
     skew_tolerance_ms: int = 4_000  # how much a message's timestamp may differ from the broker's clock
     congestion: CongestionSettings = field(default_factory=CongestionSettings)
+    admission: AdmissionSettings = field(default_factory=AdmissionSettings)
     observed: bool = False  # emit observations, and keep in each log what the observer has not recorded
 
 

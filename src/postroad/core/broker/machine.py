@@ -13,9 +13,10 @@ A driver (`runtime` with real sockets and disks, `sim` with virtual ones) owns o
 - The same inputs give the same orders, byte for byte: no clock, no random numbers, no `hash()`, no iteration over a set.
 
 The machine has one object per role: `publishing` (pubends, publishers, named writers), `relaying` (streams, interest, routes,
-older messages for other brokers), `subscribing` (subscriptions, durable names, range reads) and `holding` (which broker needs
-which log from which tick on). Each owns its state and does not import the others. This module builds them, dispatches each input
-to its role, and passes on what one role learned and another needs. `docs/internals/overlay.md` explains the whole system.
+older messages for other brokers), `subscribing` (subscriptions, durable names, range reads), `holding` (which broker needs
+which log from which tick on) and `admission` (advertisements, reservations). Each owns its state and does not import the
+others. This module builds them, dispatches each input to its role, and passes on what one role learned and another needs.
+`docs/internals/overlay.md` explains the whole system.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import msgspec
 import numpy as np
 
 from postroad.core.batch.batch import Batch
+from postroad.core.broker.admission.admission import Admission
 from postroad.core.broker.congestion.feedback import Feedback
 from postroad.core.broker.context import BrokerConfig, Context, NewestStored, SendWhenStored
 from postroad.core.broker.holding.keeper import HoldKeeper
@@ -54,6 +56,7 @@ from postroad.core.broker.subscribing.range_reads import OF_A_READ, RangeFromLog
 from postroad.core.broker.subscribing.subscribing import Subscribing
 from postroad.core.broker.trust import COST_MAX, believable, check, latest_tick
 from postroad.core.filters.filter import Filter
+from postroad.core.protocol import admission as a
 from postroad.core.protocol import packets as p
 from postroad.core.protocol.observations import Output, Published, Routed
 from postroad.core.protocol.orders import (
@@ -62,6 +65,7 @@ from postroad.core.protocol.orders import (
     BrokerState,
     ClientUp,
     Congested,
+    CpuUsed,
     Drained,
     Fact,
     LinkId,
@@ -71,6 +75,7 @@ from postroad.core.protocol.orders import (
     LogReadFailed,
     LogReleased,
     Observed,
+    Refuse,
     Send,
     Stored,
 )
@@ -139,6 +144,11 @@ class Broker:
         )
         self._subscribing.naming.load(records.reservations)
         self._range_reads = RangeReads(self._context, self._pubends, self._streams, self._edge, self._durables, self._log_reads)
+        self._admission = Admission(self._context, self._router, self._pubends, self._durables.here)
+        self._publishing.gate = self._admission
+        self._subscribing.activation.reservations = self._admission
+        stored = {name: durable.filter for name, durable in self._durables.here.items() if not durable.damaged}
+        records.damaged += self._admission.load(stored, records.reserved, records.advertised)
         self._unknown_horizons = [pubend for pubend in records.unknown_horizons if pubend in self._pubends]
         self._orders.extend(records.notices())
         self._damaged = len(records.damaged)
@@ -200,6 +210,7 @@ class Broker:
                 self._link_up(link, broker, cost, now)
             case ClientUp(link, name):
                 self._clients[link] = name
+                self._admission.own.client_up(link, name)
             case LinkLost(link):
                 self._link_lost(link, now)
             case Congested(link):
@@ -210,6 +221,8 @@ class Broker:
                     self._subscribing.catching_up.serve(pubend, now)
             case Observed(ticks):
                 self._releasing.observed(ticks)
+            case CpuUsed(share):
+                self._admission.cpu_used(share, now)
 
     def _stored(self, token: int, now: float) -> None:
         """Continue with the work that waited for a write."""
@@ -243,6 +256,7 @@ class Broker:
                 self._tell_lost()
             case IncarnationStored(incarnation):
                 self._lives.incarnation_stored(incarnation)
+                self._admission.spread.adopt()
             case _:
                 assert write.then is None, write.then
         self._subscribing.activation.answer_ready(now)
@@ -291,7 +305,7 @@ class Broker:
 
     def receive(self, message: p.Packet, *, link: LinkId, now: float, batch: Batch | None = None, packet: int = 0) -> None:
         """Handle a packet. A fault of the peer becomes an error packet, never an exception."""
-        self._now = now
+        self._now = self._publishing.now = now
         try:
             if link in self._clients:
                 self._from_client(message, link, batch, packet, now)
@@ -313,6 +327,10 @@ class Broker:
             self._range_reads.wake(now)
             self._writing.wake()
             self._edge.tell_positions()
+            self._publishing.now = now
+            self._publishing.publish_held()
+            self._admission.wake(now)
+            self._begin_admitted(now)
         self._lives.wake(now)
         if now >= self._slow_at:
             self._slow_at = now + self._config.silence_s
@@ -329,6 +347,11 @@ class Broker:
         if self._tell_holds:
             self._tell_holds = False
             self._releasing.tell(again=True)
+        if self._admission.has_approved:
+            for order in self._orders:
+                if isinstance(order, Refuse):
+                    self._admission.refused(order.link, order.packet)
+        self._admission.flush()
         self._context.store_known()
         self._lives.store_lives()
         self._publishing.commit(self._now)
@@ -355,6 +378,7 @@ class Broker:
             "clients_reads": len(self._range_reads),
             "writers": len(self._writing),
             "disbelieved": self._disbelieved,
+            **self._admission.stats(),
         }
 
     @property
@@ -384,6 +408,10 @@ class Broker:
     @property
     def context(self) -> Context:
         return self._context
+
+    @property
+    def admission(self) -> Admission:
+        return self._admission
 
     @property
     def log_reads(self) -> LogReads:
@@ -424,12 +452,17 @@ class Broker:
                 self._publishing.open(link, message, packet)
             case p.Subscribe() | p.Unsubscribe() | p.Flow() | p.Acknowledge() if self._lives.waits:
                 self._park(link, message, packet)
+            case p.Subscribe() if self._admission.concerns(message) and self._edge.find(link, message.handle) is None:
+                self._admission.subscribe(link, message, packet, now)
+                self._begin_admitted(now)
             case p.Subscribe():
                 self._subscribing.subscribe(link, message, packet, now)
             case p.Acknowledge():
                 self._subscribing.acknowledgements.take(link, message)
             case p.Flow():
                 self._subscribing.flow(link, message, now)
+            case p.Unsubscribe() if self._admission.unsubscribe(link, message.handle):
+                self._context.send(link, p.Unsubscribed(message.handle), packet)
             case p.Unsubscribe():
                 self._subscribing.unsubscribe(link, message, packet, now)
             case p.ReadRange():
@@ -440,8 +473,23 @@ class Broker:
                 self._writing.open(link, message, packet)
             case p.SealEpoch():
                 self._writing.seal(link, message, packet)
+            case a.Advertise():
+                self._admission.own.advertise(link, message, packet, now)
+            case a.Unadvertise():
+                self._admission.own.unadvertise(link, message, packet)
+            case a.ExplainAdmission():
+                self._admission.explain(link, message, packet, now)
+                self._begin_admitted(now)
+            case a.AskAdmission():
+                self._admission.tell_state(link, message, packet)
             case _:
                 raise WrongRoleError(f"a client must not send {type(message).__name__}")
+
+    def _begin_admitted(self, now: float) -> None:
+        """Decide the requests whose verdicts are there, and begin the subscriptions that were admitted."""
+        self._admission.decide()
+        for admitted in self._admission.take_admitted():
+            self._subscribing.subscribe(admitted.link, admitted.packet, admitted.request, now)
 
     def _park(self, link: LinkId, message: _OfSubscription, packet: int) -> None:
         """Queue a packet about subscriptions until the first ticks of our pubends are chosen.
@@ -501,6 +549,20 @@ class Broker:
                 self._link_state(message, link, now)
             case p.DurableHome():
                 self._subscribing.home_learned(message, link, now)
+                self._admission.home_changed(message.name)
+            case a.AdvertisementsWanted():
+                self._admission.spread.wanted(link, message)
+            case a.Advertisements():
+                self._admission.spread.received(link, message)
+            case a.ReservationScope():
+                self._admission.reservations.take_scope(link, message)
+            case a.Reserve():
+                self._admission.reservations.take_request(link, message, now)
+            case a.Verdict():
+                self._admission.reservations.take_verdict(link, message)
+                self._begin_admitted(now)
+            case a.Decision():
+                self._admission.reservations.take_decision(link, message)
             case p.Unicast():
                 self._unicast(message, link, batch, now)
             case _:
@@ -607,6 +669,8 @@ class Broker:
 
     def _learned(self, pubend: int, known: KnowledgeRange, now: float, *, upstream: int = 0) -> None:
         stream = self._streams.ensure(pubend)
+        if known.rows is not None:
+            self._admission.handled(len(known.rows))
         frontier = stream.cache.frontier
         news = stream.learn(known, upstream if self._config.observed else 0)
         if news or stream.cache.frontier > frontier:
@@ -637,6 +701,7 @@ class Broker:
         for home in self._durables.told_to_others():
             self._context.send(link, home)
         self._lives.tell_neighbour(link, broker)
+        self._admission.link_up(link, broker)
         self._routes_changed(now)
 
     def _link_lost(self, link: LinkId, now: float) -> None:
@@ -648,12 +713,16 @@ class Broker:
             self._subscribing.link_lost(link, now)
             self._range_reads.link_lost(link)
             self._writing.link_lost(link)
+            self._admission.client_lost(link)
         elif link in self._neighbours:
             del self._neighbours[link]
             for stream in self._streams.values():
                 stream.link_lost(link, now)
             self._router.link_lost(link)
+            self._admission.link_lost(link)
             self._routes_changed(now)
+            self._admission.routes_changed()  # also where nothing is in reach any more, which is no change of a route
+            self._begin_admitted(now)
 
     def _routes_changed(self, now: float) -> None:
         """Apply changed routes and pubends; only the streams of the brokers concerned are visited."""
@@ -668,6 +737,7 @@ class Broker:
             if not stream.hosted_here:
                 stream.set_parent(router.parent(pubend), now)
         self._subscribing.activation.routes_changed(pubends, now)
+        self._admission.routes_changed()
         self._tell_holds = True
 
     def _announce_silence(self, now: float) -> None:

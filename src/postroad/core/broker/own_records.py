@@ -54,6 +54,8 @@ CONSEQUENCES: Final = {
     LOST_KEY: "everything before the first tick of this pubend counts as lost",
     BORN_KEY: "the first tick of this pubend is no longer known; its log and its horizon are intact",
     HEARD_KEY: "earlier reports of other brokers are forgotten",
+    "advertised/": "the durable advertisement ends until its client advertises again",
+    "reserved/": "the reservation of this durable subscription is made again if the broker has an admission criterion",
     "incarnation": "the number of this start is taken from the clock, which is above all earlier numbers",
     "pubends": "the broker opens the logs that it finds in the directory; it would not notice a missing one",
     UNREADABLE: "it may have been any record, so all horizons, holds and publisher ids count as damaged",
@@ -78,6 +80,8 @@ class OwnRecords:
     publisher_next: int = 0
     reservations: dict[str, Reservation] = field(default_factory=dict)  # durable names
     writers: dict[str, bytes] = field(default_factory=dict)
+    advertised: dict[str, bytes] = field(default_factory=dict)  # durable advertisements
+    reserved: dict[str, None] = field(default_factory=dict)  # durable subscriptions that hold a reservation
     damaged: list[str] = field(default_factory=list)  # keys
 
     def notices(self) -> list[Notice]:
@@ -139,6 +143,10 @@ def _read(records: OwnRecords, key: str, value: bytes) -> None:
             records.publisher_next = _number(value)
         case "writer/":
             records.writers[key] = value
+        case "advertised/":
+            records.advertised[key] = value
+        case "reserved/":
+            records.reserved[key.removeprefix("reserved/")] = None
         case _:
             pass
 

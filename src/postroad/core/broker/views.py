@@ -6,10 +6,11 @@ such an object; everything else is private to the role that owns it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from postroad.core.batch.batch import Batch
+from postroad.core.batch.row_codec import Row
 from postroad.core.broker.knowledge import KnowledgeRange
 from postroad.core.filters.filter import Filter
 from postroad.core.protocol.orders import LinkId
@@ -124,6 +125,26 @@ class ConfirmedHolds(Protocol):
     def released(self, pubend: int) -> int: ...
 
     def adopt(self, incarnation: int, version: int) -> None: ...
+
+
+class ReservedSubscriptions(Protocol):
+    """What admitted subscriptions reserved: it ends with them."""
+
+    def begun(self, number: int, link: LinkId, handle: int, name: str | None) -> None: ...
+
+    def dropped(self, number: int, name: str | None) -> None: ...
+
+
+class PublishedMessages(Protocol):
+    """The gate that holds publishers to what they advertised."""
+
+    def publisher_opened(self, link: LinkId, publisher: int, pubend: int, now: float) -> None: ...
+
+    def rows(self, link: LinkId, publisher: int, rows: Sequence[Row], now: float) -> list[Row]: ...
+
+    def columns(self, link: LinkId, publisher: int, batch: Batch, now: float) -> Batch | None: ...
+
+    def due(self, now: float) -> Iterator[tuple[LinkId, int, list[Row], Batch | None]]: ...
 
 
 class Positioned(Protocol):

@@ -212,6 +212,13 @@ class Observed:
     ticks: tuple[tuple[int, int], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class CpuUsed:
+    """The share of one CPU that the broker used since the last such fact, from 0 to 1."""
+
+    share: float
+
+
 Fact: TypeAlias = (
     LinkUp
     | ClientUp
@@ -225,6 +232,7 @@ Fact: TypeAlias = (
     | LogReadFailed
     | LogReleased
     | Observed
+    | CpuUsed
 )
 
 

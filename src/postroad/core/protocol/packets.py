@@ -122,6 +122,7 @@ class Subscribe(Packet, frozen=True, array_like=True):
     positions: Positions = {}
     earliest: bool = False
     acknowledged: Positions = {}
+    criterion: Annotated[str, Meta(max_length=64)] = ""  # of its admission, in place of the broker's: off, full, or like 20%
 
 
 class Subscribed(Packet, frozen=True, array_like=True):
@@ -329,6 +330,7 @@ class LinkState(Packet, frozen=True, array_like=True):
     """What one broker tells all about itself, flooded; the newest (incarnation, sequence) counts.
 
     `started_ms` is the broker's clock at its start: it tells two lives apart that have the same incarnation.
+    `advertises`: its clients have advertised, so there is a list to ask for (`AdvertisementsWanted`).
     """
 
     origin: U32
@@ -337,6 +339,7 @@ class LinkState(Packet, frozen=True, array_like=True):
     neighbours: Annotated[list[tuple[U32, U32]], Meta(max_length=4096)]  # (broker, cost)
     pubends: Annotated[list[U64], Meta(max_length=256)]
     started_ms: WallMs = 0
+    advertises: bool = False
 
 
 class DurableHome(Packet, frozen=True, array_like=True):

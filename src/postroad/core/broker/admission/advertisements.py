@@ -1,29 +1,36 @@
 """The covering graph of advertisements, and what a subscription demands of a broker (the RacsCBPS paper, sections 3.1 to 3.5).
 
-An advertisement says that some publishers send messages that match a filter, at most so many a second. Equal filters are one
-*node*. A node stands below the nodes that cover it; an edge leads from it to each node that it covers with none between (its
-*successors*), and back (its *predecessors*). Each node knows how many advertisements stand at it or below it (`count`) and
-the sum of their rates (`rate`).
+An advertisement says that some publishers send messages that match a filter, at most so many a
+second. Equal filters are one *node*. A node stands below the nodes that cover it; an edge leads
+from it to each node that it covers with none between (its *successors*), and back (its
+*predecessors*). Each node knows how many advertisements stand at it or below it (`count`) and the
+sum of their rates (`rate`).
 
-Advertising (3.2) adds to the node and to all its ancestors, each once: case (a). A new filter is put between its predecessors
-and successors: case (b). What stands below it is counted over the *set* of nodes below, so a node that is below two
-successors counts once. The paper corrects the double counting by the successors of the successors; that misses what they
-share further down (`tests/papers/test_racs.py` has a graph of five nodes). We sum what each node advertises itself, which is
-the same formula with the sets taken whole. Withdrawing (3.3) takes the same way back; a node without advertisements goes, and
-its predecessors take over the successors that nothing else connects to them.
+Advertising (3.2) adds to the node and to all its ancestors, each once: case (a). A new filter is
+put between its predecessors and successors: case (b). What stands below it is counted over the
+*set* of nodes below, so a node that is below two successors counts once. The paper corrects the
+double counting by the successors of the successors; that misses what they share further down
+(`tests/papers/test_racs.py` has a graph of five nodes). We sum what each node advertises itself,
+which is the same formula with the sets taken whole. Withdrawing (3.3) takes the same way back; a
+node without advertisements goes, and its predecessors take over the successors that nothing else
+connects to them.
 
-A subscription's demand is exact where its filter stands in the graph, and otherwise lies between the largest rate below it
-and the smallest above: formula (1), here `formula`. Theorem 1 says that messages then arrive within these bounds. Its upper
-bound assumes that nothing from outside reaches into the filter: an advertisement that *overlaps* it without being covered by
-the node above can exceed the bound, as `x < 9` does for a subscription `x > 5` below `x > 3`. A guarantee must not rest on
-that. So brokers reserve by `demand`: the sum of all that the filter covers, and of all that it may have messages in common
-with. Where the theorem's assumption holds, that interval lies within the one of formula (1).
+A subscription's demand is exact where its filter stands in the graph, and otherwise lies between
+the largest rate below it and the smallest above: formula (1), here `formula`. Theorem 1 says that
+messages then arrive within these bounds. Its upper bound assumes that nothing from outside reaches
+into the filter: an advertisement that *overlaps* it without being covered by the node above can
+exceed the bound, as `x < 9` does for a subscription `x > 5` below `x > 3`. A guarantee must not
+rest on that. So brokers reserve by `demand`: the sum of all that the filter covers, and of all that
+it may have messages in common with. Where the theorem's assumption holds, that interval lies within
+the one of formula (1).
 
-Rates are whole numbers of thousandths of a message per second (`millirate`), so what is added and taken away leaves nothing.
+Rates are whole numbers of thousandths of a message per second (`millirate`), so what is added and
+taken away leaves nothing.
 
-Cost: an index finds the nodes that cover a filter, are covered by it or overlap it, so an operation costs about as much as
-nodes are really related to its filter. Invariants: no two nodes have the same filter; edges form no circle, and none leads
-past a node in between; `rate` and `count` of a node are the sums over the set of all nodes reached from it.
+Cost: an index finds the nodes that cover a filter, are covered by it or overlap it, so an operation
+costs about as much as nodes are really related to its filter. Invariants: no two nodes have the
+same filter; edges form no circle, and none leads past a node in between; `rate` and `count` of a
+node are the sums over the set of all nodes reached from it.
 """
 
 from __future__ import annotations

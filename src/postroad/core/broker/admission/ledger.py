@@ -1,19 +1,22 @@
 """The ledger: what the reserved filters bring over each link of a broker and to its CPU, and whether another one fits.
 
-A *holder* is whoever reserved: the neighbour's link by which a reservation came, or `LOCAL` for the clients of this broker.
-Its *scope* is the set of pubends whose messages go that way. A reserved filter brings every advertisement of the scope that
-overlaps it: once over the link of its holder, and once to the CPU of the broker, whatever the number of filters that want the
-same. So a filter that is covered by what is reserved costs nothing more, and of one that overlaps it only the difference
-counts.
+A *holder* is whoever reserved: the neighbour's link by which a reservation came, or `LOCAL` for the
+clients of this broker. Its *scope* is the set of pubends whose messages go that way. A reserved
+filter brings every advertisement of the scope that overlaps it: once over the link of its holder,
+and once to the CPU of the broker, whatever the number of filters that want the same. So a filter
+that is covered by what is reserved costs nothing more, and of one that overlaps it only the
+difference counts.
 
-The sums follow the advertisements as they come and go. Nobody is thrown out when they exceed a capacity; only what would
-bring more is refused then. The paper computes a demand once, when the subscription comes.
+The sums follow the advertisements as they come and go. Nobody is thrown out when they exceed a
+capacity; only what would bring more is refused then. The paper computes a demand once, when the
+subscription comes.
 
-Cost: a reservation and a release look at the advertisements that overlap the filter, an advertisement at the reserved filters
-that overlap it, and only if nothing was advertised with that filter for its pubend before.
+Cost: a reservation and a release look at the advertisements that overlap the filter, an
+advertisement at the reserved filters that overlap it, and only if nothing was advertised with that
+filter for its pubend before.
 
-Invariants: `brought(r)` is the sum of the rates of all advertisements with a use of r; the ledger that was released
-completely is equal to a new one.
+Invariants: `brought(r)` is the sum of the rates of all advertisements with a use of r; the ledger
+that was released completely is equal to a new one.
 """
 
 from __future__ import annotations
@@ -33,10 +36,10 @@ BYTES_PER_CHARACTER: Final = 20  # of a filter: text, tree, normal form, index
 
 
 class Holder(NamedTuple):
-    """Whose reservations, and the link by which they came, `LOCAL` for our own clients."""
+    """Whose reservations: the link by which they came, `LOCAL` for our own clients, and the flow on that link."""
 
     link: int
-    origin: int
+    flow: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,28 @@ class Ledger:
         """Return what a holder has reserved, each filter once."""
         return self._held.get(holder, {})
 
+    def holders(self, filter_: Filter) -> Iterable[tuple[Holder, int]]:
+        """Return who reserved a filter, and how often."""
+        return self._holders.get(filter_, {}).items()
+
+    def reserved(self) -> Iterator[tuple[Filter, Holder, int]]:
+        """Yield every reserved filter with its holder and the number of reservations."""
+        for filter_, holders in self._holders.items():
+            for holder, count in holders.items():
+                yield filter_, holder, count
+
+    def overlapping(self, filter_: Filter) -> Iterator[Filter]:
+        """Yield the reserved filters that may have a message in common with this one."""
+        return self._filters.overlapping(filter_)
+
+    def added(self, filter_: Filter, holder: Holder, resource: Resource) -> Iterator[tuple[Node, int]]:
+        """Yield each advertisement that reserving a filter would bring to a resource in addition, with its rate."""
+        if holder in self._holders.get(filter_, ()):
+            return
+        for node, pubend in self._brings(filter_, holder):
+            if resource not in self._uses.get(node.filter, {}).get(pubend, {}):
+                yield node, node.shares[pubend].millirate
+
     def __len__(self) -> int:
         return sum(sum(holders.values()) for holders in self._holders.values())
 
@@ -99,7 +124,7 @@ class Ledger:
 
     def cost(self, filter_: Filter, holder: Holder) -> dict[Resource, int]:
         """Return what reserving a filter would bring to each resource in addition."""
-        resources = _resources(holder)
+        resources = resources_of(holder)
         added = dict.fromkeys(resources, 0)
         if holder in self._holders.get(filter_, ()):
             return added
@@ -110,11 +135,14 @@ class Ledger:
                     added[resource] += node.shares[pubend].millirate
         return added
 
+    def limit(self, resource: Resource) -> int | None:
+        return self.capacities.cpu_millirate if resource == CPU else self.capacities.of_link(resource)
+
     def check(self, filter_: Filter, holder: Holder) -> list[Shortage]:
         """Return what is missing for a reservation; nothing if it fits (section 4.2)."""
         missing = []
         for resource, added in self.cost(filter_, holder).items():
-            limit = self.capacities.cpu_millirate if resource == CPU else self.capacities.of_link(resource)
+            limit = self.limit(resource)
             if added and limit is not None and self.brought(resource) + added > limit:
                 kind, link = ("cpu", 0) if resource == CPU else ("bandwidth", resource)
                 missing.append(Shortage(kind, link, added, max(0, limit - self.brought(resource))))
@@ -209,7 +237,7 @@ class Ledger:
 
     def _use(self, node: Node, pubend: int, holder: Holder) -> None:
         users = self._uses.setdefault(node.filter, {}).setdefault(pubend, {})
-        for resource in _resources(holder):
+        for resource in resources_of(holder):
             count = users[resource] = users.get(resource, 0) + 1
             if count == 1:
                 self._bring(resource, node.shares[pubend].millirate)
@@ -217,7 +245,7 @@ class Ledger:
     def _leave(self, node: Node, pubend: int, holder: Holder) -> None:
         uses = self._uses[node.filter]
         users = uses[pubend]
-        for resource in _resources(holder):
+        for resource in resources_of(holder):
             users[resource] -= 1
             if not users[resource]:
                 del users[resource]
@@ -240,5 +268,6 @@ def size_of(filter_: Filter) -> int:
     return RESERVATION_BYTES + BYTES_PER_CHARACTER * filter_.length
 
 
-def _resources(holder: Holder) -> tuple[Resource, ...]:
+def resources_of(holder: Holder) -> tuple[Resource, ...]:
+    """Return what the messages of a holder use."""
     return (CPU,) if holder.link == LOCAL else (CPU, holder.link)

@@ -20,6 +20,7 @@ from postroad.core.batch.schema import DEFAULT_LIMITS, check_message
 from postroad.core.broker.context import Context
 from postroad.core.broker.knowledge import COMPLETE, KnowledgeRange
 from postroad.core.broker.publishing.pubend import Pubend
+from postroad.core.broker.views import PublishedMessages
 from postroad.core.protocol.orders import LinkId
 from postroad.core.protocol.packets import OpenPublisher, Publish, PublishColumns, PublisherOpened, PublishRefused
 from postroad.errors import InvalidValueError, PostroadError, SkewError, StaleEpochError, UnknownHandleError
@@ -70,6 +71,8 @@ class Publishing:
         self._storing_horizons = False
         self._skews: dict[int, _Skew] = {}  # of open publishers
         self._homes: dict[int, Pubend] = {}  # of open publishers
+        self.gate: PublishedMessages | None = None  # holds publishers to what they advertised
+        self.now = 0.0
         self._named: dict[int, None] = {}  # the open publishers of named writers
 
     # --- publishers ---
@@ -122,6 +125,8 @@ class Publishing:
         self._homes[publisher] = self.pubends[pubend]
         self._named[publisher] = None
         self._skews.pop(publisher, None)
+        if self.gate is not None:
+            self.gate.publisher_opened(link, publisher, pubend, self.now)
         return self.pubends[pubend].open(publisher, link)
 
     def publish(self, link: LinkId, packet: Publish) -> None:
@@ -131,7 +136,9 @@ class Publishing:
         prefix = packet.publisher.to_bytes(4, "big") + self._context.broker.to_bytes(4, "big")
         good = [row for row in rows if self._acceptable(link, packet.publisher, prefix, row)]
         if good and self._is_timely(link, pubend, packet.publisher, good[0][0], good[-1][0], packet.age_ms):
-            pubend.publish(packet.publisher, good)
+            rows = good if self.gate is None else self.gate.rows(link, packet.publisher, good, self.now)
+            if rows:
+                pubend.publish(packet.publisher, rows)
 
     def publish_columns(self, link: LinkId, packet: PublishColumns, batch: Batch | None) -> None:
         pubend = self._pubend_of(link, packet.publisher)
@@ -142,7 +149,23 @@ class Publishing:
         if bool((parts[:, 0] != packet.publisher).any()) or bool((parts[:, 1] != self._context.broker).any()):
             raise InvalidValueError("a message id does not name this publisher and broker")
         if self._is_timely(link, pubend, packet.publisher, bytes(ids[0]), bytes(ids[-1]), packet.age_ms):
-            pubend.publish_columns(packet.publisher, batch)
+            columns = batch if self.gate is None else self.gate.columns(link, packet.publisher, batch, self.now)
+            if columns is not None:
+                pubend.publish_columns(packet.publisher, columns)
+
+    def publish_held(self) -> None:
+        """Accept what exceeded the rate of its publisher before, as far as the rate allows now."""
+        if self.gate is None:
+            return
+        for link, publisher, rows, columns in self.gate.due(self.now):
+            try:
+                pubend = self._pubend_of(link, publisher)
+                if columns is not None:
+                    pubend.publish_columns(publisher, columns)
+                else:
+                    pubend.publish(publisher, rows)
+            except PostroadError as error:
+                self._context.refuse(link, 0, error)
 
     def link_lost(self, link: LinkId) -> None:
         self._waiting = [entry for entry in self._waiting if entry[0] != link]
@@ -238,6 +261,8 @@ class Publishing:
         self._links[publisher] = link
         if self._skews.pop(publisher, None) in {_Skew.REFUSED_OLD, _Skew.OLD}:
             self._skews[publisher] = _Skew.OLD
+        if self.gate is not None:
+            self.gate.publisher_opened(link, publisher, pubend.pubend, self.now)
         last = pubend.open(publisher, link)
         window, tolerance = self._context.config.publish_window_bytes, self._context.config.skew_tolerance_ms
         packet = PublisherOpened(publisher, self._context.broker, pubend.pubend, self._context.wall_ms, window, last, tolerance)

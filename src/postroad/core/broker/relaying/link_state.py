@@ -52,6 +52,7 @@ class LinkStateRouter:
         self._incarnation = incarnation
         self._sequence = 0
         self._pubends = pubends
+        self._advertises = False
         self._orders = orders
         self._neighbours: dict[int, Neighbour] = {}  # by broker
         self._records: dict[int, LinkState] = {}
@@ -117,6 +118,12 @@ class LinkStateRouter:
         self._incarnation = incarnation
         self._announce()
 
+    def advertise(self) -> None:
+        """Tell all brokers that there are advertisements here."""
+        if not self._advertises:
+            self._advertises = True
+            self._announce()
+
     def life(self, broker: int) -> tuple[int, int]:
         """Return the latest known life of a broker: its incarnation and start time."""
         record = self._records.get(broker)
@@ -174,7 +181,9 @@ class LinkStateRouter:
     def _own_record(self) -> LinkState:
         self._sequence += 1
         links = [(n.broker, n.cost) for n in self._neighbours.values()]
-        record = LinkState(self.broker, self._incarnation, self._sequence, links, list(self._pubends), self.started_ms)
+        record = LinkState(
+            self.broker, self._incarnation, self._sequence, links, list(self._pubends), self.started_ms, self._advertises
+        )
         self._put(record)
         return record
 
@@ -185,7 +194,8 @@ class LinkStateRouter:
         if known is None or known.neighbours != record.neighbours:
             self._first_hops = None
         before = known.pubends if known is not None else []
-        if known is None or before != record.pubends or known.incarnation != record.incarnation:
+        news = known is None or known.incarnation != record.incarnation or known.advertises != record.advertises
+        if news or before != record.pubends:
             self._changed[record.origin] = None
         if before != record.pubends:
             self._pubend_count += len(record.pubends) - len(before)

@@ -31,7 +31,7 @@ from postroad.core.broker.subscribing.local_filters import LocalFilters
 from postroad.core.broker.subscribing.position_proofs import PositionProofs
 from postroad.core.broker.subscribing.subscription import Event, Progress, State, Subscription
 from postroad.core.broker.subscribing.waiting import Waiting
-from postroad.core.broker.views import ConfirmedHolds, HostedPubends, LogHolds, RelayedStreams
+from postroad.core.broker.views import ConfirmedHolds, HostedPubends, LogHolds, RelayedStreams, ReservedSubscriptions
 from postroad.core.protocol.orders import LinkId
 from postroad.core.protocol.packets import Positions, PubendsReply, Subscribe, Subscribed, pubend_broker
 
@@ -77,6 +77,7 @@ class Activation:
         self._acknowledgements = acknowledgements
         self._filters = LocalFilters(streams)
         self._proofs = PositionProofs(context, pubends, streams)
+        self.reservations: ReservedSubscriptions | None = None  # what admitted subscriptions reserved
         self._unanswered: dict[int, int] = {}  # number of subscription -> request
         self._unsettled: dict[int, Subscription] = {}  # those with a pubend that is not announced to the client
         self._ready: dict[int, Subscription] = {}  # those that may be able to take the next step
@@ -114,6 +115,8 @@ class Activation:
         self._proofs.begin(subscription)
         if packet.name is not None:
             self._durables.here[packet.name].subscription = subscription.number
+        if self.reservations is not None:
+            self.reservations.begun(subscription.number, link, packet.handle, packet.name)
         self._filters.add(filter_, now)
         reachable = self._joined = self._reachable()
         self._unanswered[subscription.number] = request
@@ -368,4 +371,6 @@ class Activation:
             self._proofs.end(subscription)
             for waiting in self._held.values():
                 waiting.discard(subscription.number)
+            if self.reservations is not None:
+                self.reservations.dropped(subscription.number, subscription.name)
         self._filters.remove((subscription.filter for subscription in subscriptions), now)
