@@ -45,6 +45,7 @@ class Outcome:
     rows: list[Row]
     findings: list[Finding]
     notes: list[str] = field(default_factory=list)
+    summary: Row = field(default_factory=dict)  # what `--json` prints
 
 
 class Experiment(Protocol):

@@ -1,15 +1,17 @@
 """Make the figures and tables of the papers again, and keep them in `experiments/<paper>/results/`.
 
-    python -m experiments.run [PAPER ...] [--only NAME ...] [--full]
+    python -m experiments.run [PAPER ...] [--only NAME ...] [--full] [--seed N] [--json]
 
 Without options all of them, shortened to some minutes together; `--full` takes as long as the papers did.
-`experiments/README.md` is written anew from the results.
+`experiments/README.md` is written anew from the results. With `--json` nothing is written: the last line of the output is the
+result of each experiment as one JSON object.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import sys
 import time
 from typing import Final, cast
@@ -27,6 +29,8 @@ def main() -> int:
     parser.add_argument("papers", nargs="*", help=f"which: {', '.join(EXPERIMENTS)} (default: all)")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="only these figures")
     parser.add_argument("--full", action="store_true", help="as long as in the paper")
+    parser.add_argument("--seed", type=int, metavar="N", help="another seed than that of the experiment's values")
+    parser.add_argument("--json", action="store_true", help="print the result as one line of JSON and write nothing")
     arguments = parser.parse_args()
     unknown = [paper for paper in arguments.papers if paper not in EXPERIMENTS]
     if unknown:
@@ -34,15 +38,21 @@ def main() -> int:
     for paper in arguments.papers or EXPERIMENTS:
         for name in EXPERIMENTS[paper]:
             if not arguments.only or name in arguments.only:
-                run(paper, name, full=arguments.full)
-    write_readme(EXPERIMENTS)
+                run(paper, name, full=arguments.full, seed=arguments.seed, as_json=arguments.json)
+    if not arguments.json:
+        write_readme(EXPERIMENTS)
     return 0
 
 
-def run(paper: str, name: str, *, full: bool) -> None:
-    """Run one experiment, keep its results and say what it found."""
+def run(paper: str, name: str, *, full: bool, seed: int | None = None, as_json: bool = False) -> None:
+    """Run one experiment, keep its results and say what it found; or only print them as JSON."""
     experiment = cast("Experiment", importlib.import_module(f"experiments.{paper}.{name}"))
-    values, seed = read_values(paper, name, full=full)
+    values, seed_of_values = read_values(paper, name, full=full)
+    seed = seed_of_values if seed is None else seed
+    if as_json:
+        outcome = experiment.run(values, seed)
+        print(json.dumps(outcome.summary or [vars(finding) for finding in outcome.findings]))
+        return
     print(f"\n{paper}/{name}: {experiment.TITLE}", flush=True)
     started = time.monotonic()
     outcome = experiment.run(values, seed)

@@ -392,7 +392,7 @@ class Broker:
     def streams(self) -> dict[int, dict[str, int]]:
         """Return for each pubend how far its stream is known and delivered at this broker."""
         return {
-            pubend: {**stream.stats(), "frontier": stream.cache.frontier, "delivered": self._edge.streams[pubend].delivered}
+            pubend: {**stream.stats(), "frontier": stream.cache.frontier, **self._edge.streams[pubend].stats()}
             for pubend, stream in self._streams.items()
         }
 

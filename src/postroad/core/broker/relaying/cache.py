@@ -62,6 +62,8 @@ class StreamCache:
 
     def trim_beyond(self, tick: int, bytes_max: int) -> None:
         """Evict from the end until no more than this is cached after a tick."""
+        if self.size <= bytes_max:
+            return
         index = max(bisect_right(self._los, tick) - 1, 0)
         beyond = sum(known.size for known in self._ranges[index:] if known.hi > tick)
         while beyond > bytes_max and len(self._ranges) > index + 1:

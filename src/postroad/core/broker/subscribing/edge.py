@@ -83,6 +83,10 @@ class EdgeStream:
         """Return how far a tick is behind what is known of the stream."""
         return max(tick_milliseconds(self.stream.cache.frontier) - tick_milliseconds(tick), 0)
 
+    def stats(self) -> dict[str, int]:
+        window_ms = self.window.size_ms if self.window is not None else 0
+        return {"delivered": self.delivered, "recovering": int(self.recovering), "nack_window_ms": window_ms}
+
     def need_at(self, tick: int) -> tuple[int, int]:
         """Return the label required for the ticks after `tick`, and the tick up to which that label applies."""
         label, until = 0, FOREVER

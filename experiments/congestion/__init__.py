@@ -1,0 +1,1 @@
+"""Congestion control in a reliable scalable message-oriented middleware (Pietzuch and Bhola)."""
