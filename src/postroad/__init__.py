@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from postroad.client.telesto import Delivery, QueuedMessage
     from postroad.core.batch.batch import Batch
     from postroad.core.filters.filter import Filter
+    from postroad.core.session.publishing import Throttled
     from postroad.tracking.queries.explanation import Explanation
     from postroad.tracking.queries.reconstruction import Trace
 
@@ -33,6 +34,7 @@ __all__ = [
     "Publisher",
     "QueuedMessage",
     "Subscription",
+    "Throttled",
     "Trace",
     "WorkQueue",
     "__version__",
@@ -51,6 +53,7 @@ _LATER: Final = {
     "Publisher": "postroad.client.publisher",
     "QueuedMessage": "postroad.client.telesto",
     "Subscription": "postroad.client.subscription",
+    "Throttled": "postroad.core.session.publishing",
     "Trace": "postroad.tracking.queries.reconstruction",
     "WorkQueue": "postroad.client.queues",
     "connect": "postroad.client.connection",

@@ -14,6 +14,7 @@ from postroad.core.protocol.packets import (
     Acknowledge,
     AcknowledgementStored,
     Advance,
+    Credit,
     Deliver,
     Flow,
     Gap,
@@ -41,7 +42,7 @@ from postroad.core.session.events import (
     SubscriptionFailed,
 )
 from postroad.core.session.machine import Session, SessionConfig
-from postroad.core.session.publishing import PublishingConfig
+from postroad.core.session.publishing import PublishingConfig, Throttled
 from postroad.errors import (
     BatchLimitError,
     DurableElsewhereError,
@@ -229,6 +230,38 @@ def test_the_window_is_bounded_in_messages_and_bytes() -> None:
     client, key, _ = client_with_publisher(Broker(7, window_bytes=80))
     publish(client, key)
     assert client.session.publish(key, {}, b"") is None
+
+
+def test_a_credit_takes_the_place_of_the_window_while_there_is_one() -> None:
+    """Under congestion the broker says how many messages may be unacknowledged, and why; `room` is what a batch may add."""
+    broker = Broker(7)
+    client, key, link = client_with_publisher(broker)
+    credit = Credit(messages=2, rate=50.0, since_ms=WALL_MS - 1_500, broker=9)
+    client.hear(link, PublishAcknowledged(1, 0, WALL_MS, credit))
+    assert client.session.throttled(key) == Throttled(since=WALL_MS / 1000 - 1.5, rate=50.0, broker=9)
+    registration = client.session.registration(key)
+    assert registration is not None
+    assert registration.room() == 2
+    publish(client, key)
+    publish(client, key)
+    assert client.session.registration(key) is None
+    (frame,) = client.sent()
+    client.hear(link, broker.take(frame))
+    assert client.session.registration(key) is registration
+    assert client.session.throttled(key) is None
+
+
+def test_a_credit_ends_with_the_link() -> None:
+    """Another broker, or the same one later, says what it gives."""
+    broker = Broker(7)
+    client, key, link = client_with_publisher(broker)
+    client.hear(link, PublishAcknowledged(1, 0, WALL_MS, Credit(2, 50.0, WALL_MS, 9)))
+    client.cut(link)
+    assert client.session.throttled(key) is None
+    client.connect(broker)
+    client.settle()
+    assert client.session.throttled(key) is None
+    assert client.session.registration(key) is not None
 
 
 def test_after_a_reconnect_to_the_same_broker_only_what_it_lacks_is_sent_again() -> None:

@@ -15,7 +15,7 @@ from postroad.client.confirmations import Confirmations
 from postroad.client.payloads import MISSING, with_json
 from postroad.core.batch.batch import Batch
 from postroad.core.batch.schema import DEFAULT_LIMITS
-from postroad.core.session.publishing import Doubt, Registration
+from postroad.core.session.publishing import Doubt, Registration, Throttled
 from postroad.errors import ClosedError, InvalidValueError, PublishRefusedError, UnfinishedError
 from postroad.types import AttributeValue, MessageId
 
@@ -65,6 +65,7 @@ class Publisher:
 
         Returns as soon as the message is in the window of those not yet acknowledged. `confirmed` waits until this message is
         durable, `flush` until all are. Text is encoded as UTF-8; `json` is a value to encode instead of a payload.
+        When the overlay cannot take more (`throttled`), it waits for credit of the broker.
         """
         if json is not MISSING:
             attributes, payload = with_json(attributes, payload, json)
@@ -80,6 +81,32 @@ class Publisher:
         elif self._since_turn == 1:
             self._client.plan_pump(self._turned)
         return message_id
+
+    def try_publish(
+        self,
+        attributes: Mapping[str, AttributeValue] = NO_ATTRIBUTES,
+        payload: bytes | str = b"",
+        *,
+        json: object = MISSING,
+    ) -> MessageId | None:
+        """Publish one message without waiting; None if there is no room for it now, and then it was not published.
+
+        There is no room while no broker is connected, while the window of unacknowledged messages is full, or while `throttled`
+        says that the overlay cannot take more.
+        """
+        self._check()
+        if json is not MISSING:
+            attributes, payload = with_json(attributes, payload, json)
+        elif type(payload) is str:
+            payload = payload.encode()
+        registration = self._session.registration(self._key)
+        self._client.plan_pump()
+        return None if registration is None else registration.add(attributes, payload, self._client.clock_ms())  # type: ignore[arg-type]  # bytes by now
+
+    @property
+    def throttled(self) -> Throttled | None:
+        """Since when, to what rate and because of which broker this publisher is slowed down; None when it is not."""
+        return self._session.throttled(self._key)
 
     def _turned(self) -> None:
         self._since_turn = 0
@@ -100,9 +127,10 @@ class Publisher:
     async def _publish_columns(self, columns: Mapping[str, Any], payloads: Any) -> MessageIds:
         count = len(payloads)
         ids: list[Any] = []
-        for start in range(0, count, CHUNK_ROWS):
-            stop = min(start + CHUNK_ROWS, count)
+        stop = 0
+        while stop < count:
             registration = await self._room()
+            start, stop = stop, min(stop + CHUNK_ROWS, stop + registration.room(), count)
             part = registration.ids_for(stop - start, self._client.clock_ms())
             whole = start == 0 and stop == count
             attributes = columns if whole else {name: values[start:stop] for name, values in columns.items()}

@@ -15,6 +15,7 @@ from typing import Any, Self, overload
 from postroad.client import connection, publisher, queues, subscription, telesto
 from postroad.client.connection import ClientConfig
 from postroad.client.payloads import JsonPayload
+from postroad.core.session.publishing import Throttled
 from postroad.errors import PublishRefusedError
 from postroad.transport.background import BackgroundLoop, Blocking, iterate, run, wait_for, wait_for_twin
 from postroad.types import AttributeValue
@@ -54,6 +55,7 @@ class Publisher(Blocking[publisher.Publisher]):
     """See `postroad.client.publisher.Publisher`."""
 
     publish = wait_for(publisher.Publisher.publish)
+    try_publish = run(publisher.Publisher.try_publish)
     publish_many = wait_for(publisher.Publisher.publish_many)
     confirmed = wait_for(publisher.Publisher.confirmed)
     flush = wait_for(publisher.Publisher.flush)
@@ -63,6 +65,10 @@ class Publisher(Blocking[publisher.Publisher]):
     @property
     def outstanding(self) -> int:
         return self.inner.outstanding
+
+    @property
+    def throttled(self) -> Throttled | None:
+        return self.inner.throttled
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(flush=kind is None)

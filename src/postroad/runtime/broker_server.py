@@ -74,6 +74,7 @@ from postroad.tracking.tap.orders import (
 )
 from postroad.tracking.tap.tracked_broker import TrackedBroker, TrackedConfig
 from postroad.transport.budget import Budget
+from postroad.transport.channel import RATE
 from postroad.transport.flush_scheduler import FlushScheduler
 from postroad.transport.outbox import OutboxLimits
 from postroad.transport.turns import Turns
@@ -93,6 +94,7 @@ log = logging.getLogger("postroad.node")
 
 STOP_S_MAX: Final = 5.0
 NEIGHBOURS_MAX: Final = 1024  # a link state names at most 4,096
+WINDOWS_HELD_BACK: Final = 2  # of a publisher, that may wait for a rate on one connection
 ORDERS_MAX: Final = 256  # that wait for the end of a turn: one packet may ask for hundreds, each with a long filter
 REPLACE_WAIT_S: Final = 30.0  # for a neighbour to tell what is known of the broker that this one replaces
 TIMER_S: Final = 0.0005  # uvloop rounds to milliseconds: without it, timers came early, again and again until it was time
@@ -127,6 +129,7 @@ class BrokerServer:
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = False
         self._paused = False
+        self._held_back: dict[int, None] = {}  # links that are not read because of what they published
         self._finished: asyncio.Event = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop
         self._preparation: Preparation
@@ -343,6 +346,7 @@ class BrokerServer:
             "buffers_closed": self.budget.closed,
             "backlog_bytes": sum(peer.channel.backlog for peer in self.peers.values()),
             "dropped_frames": sum(peer.channel.outbox.dropped_frames for peer in self.peers.values()),
+            "held_back_connections": len(self._held_back),
             **(self.tracking.stats() if self.tracking is not None else {}),
             "streams": self._broker.streams(),
         }
@@ -538,6 +542,21 @@ class BrokerServer:
             self._paused = False
             for peer in self.peers.values():
                 peer.channel.resume()
+        if self._held_back or size > limits.publish_window_bytes:
+            self._hold_back()
+
+    def _hold_back(self) -> None:
+        """Do not read a client that goes on publishing beyond its credit, and let the others share the memory."""
+        limits, held = self.config.limits, self._broker.held_back_bytes()
+        share = min(limits.publish_backlog_bytes // 2 // max(len(held), 1), WINDOWS_HELD_BACK * limits.publish_window_bytes)
+        for link in [link for link in self._held_back if held.get(link, 0) <= share // 2]:
+            del self._held_back[link]
+            if link in self.peers:
+                self.peers[link].channel.resume(RATE)
+        for link, size in held.items():
+            if size > share and link not in self._held_back and link in self.peers:
+                self._held_back[link] = None
+                self.peers[link].channel.pause(RATE)
 
     # --- peers -----------------------------------------------------------------------------------------------------------
 
@@ -678,6 +697,7 @@ class BrokerServer:
     def lost(self, peer: Peer) -> None:
         """Forget a peer, whoever ended the connection."""
         self.peers.pop(peer.link, None)
+        self._held_back.pop(peer.link, None)
         self._preparation.forget(peer)
         if peer.role is Role.CLIENT:
             self._fact(LinkLost(peer.link))

@@ -40,7 +40,8 @@ OUTPUT: Final = 4  # the peer does not read what it was sent
 MEMORY: Final = 8  # a large frame waits for room
 TURN: Final = 16  # what was received is not processed yet
 FILTER: Final = 32  # the filters of what it sent are being prepared
-ANY: Final = OWNER | SERVICE | OUTPUT | MEMORY | TURN | FILTER
+RATE: Final = 64  # too much of what it published waits for a rate
+ANY: Final = OWNER | SERVICE | OUTPUT | MEMORY | TURN | FILTER | RATE
 
 
 class ChannelOwner(Protocol):

@@ -23,6 +23,7 @@ from postroad.core.protocol.packets import (
     Acknowledge,
     AcknowledgementStored,
     Advance,
+    Credit,
     Deliver,
     Flow,
     Gap,
@@ -302,6 +303,7 @@ class Publisher(Application):
         self.advertised: dict[int, int] = {}  # handle -> the rate that was accepted, in thousandths
         self.withdrawn: list[int] = []
         self._handle = 0
+        self.credits: list[Credit | None] = []  # as it was told them
         self._sent: dict[str, tuple[PlainRow, float]] = {}  # name -> (row, when it was made)
         super().__init__(overlay, broker)
         self.open(wait=wait)
@@ -356,8 +358,10 @@ class Publisher(Application):
             case PublisherOpened():
                 self.number, self.pubend = packet.publisher, packet.pubend
                 self.durable = max(self.durable, packet.last)
+                self.credits.append(packet.credit)
             case PublishAcknowledged():
                 self.durable = max(self.durable, packet.last)
+                self.credits.append(packet.credit)
             case PublishRefused():
                 self.refused.append(packet)
             case AdvertiseAccepted():

@@ -31,6 +31,7 @@ import numpy as np
 from postroad.core.batch.batch import Batch
 from postroad.core.broker.admission.admission import Admission
 from postroad.core.broker.congestion.feedback import Feedback
+from postroad.core.broker.congestion.rate_rule import Throttle
 from postroad.core.broker.context import BrokerConfig, Context, NewestStored, SendWhenStored
 from postroad.core.broker.holding.keeper import HoldKeeper
 from postroad.core.broker.holding.release import HoldStored, Releasing
@@ -379,6 +380,8 @@ class Broker:
             "writers": len(self._writing),
             "disbelieved": self._disbelieved,
             **self._admission.stats(),
+            "throttled_pubends": len(self._feedback.throttles()),
+            "congestion_alerts": self._feedback.alerts_taken,
         }
 
     @property
@@ -389,12 +392,28 @@ class Broker:
     def backlog_bytes(self) -> int:
         return self._publishing.backlog_bytes
 
+    def held_back_bytes(self) -> dict[LinkId, int]:
+        """Return for each client how many bytes of its messages wait because a pubend is held to a rate."""
+        return self._publishing.held_back_bytes()
+
+    def throttles(self) -> dict[int, Throttle]:
+        """Return the pubends of this broker that are held to a rate."""
+        return self._feedback.throttles()
+
     def streams(self) -> dict[int, dict[str, int]]:
-        """Return for each pubend how far its stream is known and delivered at this broker."""
-        return {
-            pubend: {**stream.stats(), "frontier": stream.cache.frontier, **self._edge.streams[pubend].stats()}
-            for pubend, stream in self._streams.items()
-        }
+        """Return for each pubend how far its stream is known and delivered at this broker, and who is throttled by whom."""
+        figures = {}
+        throttles = self._feedback.throttles()
+        for pubend, stream in self._streams.items():
+            throttle = throttles.get(pubend)
+            figures[pubend] = {
+                **stream.stats(),
+                "frontier": stream.cache.frontier,
+                **self._edge.streams[pubend].stats(),
+                "rate_limit": 0 if throttle is None else max(round(throttle.rate), 1),
+                "throttled_by": 0 if throttle is None else throttle.broker,
+            }
+        return figures
 
     def report_streams(self) -> list[StreamReport]:
         sizes = {pubend: stream.cache.size for pubend, stream in self._streams.items()}

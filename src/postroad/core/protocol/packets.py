@@ -51,6 +51,18 @@ class OpenPublisher(Packet, frozen=True, array_like=True):
     resume: U32 | None = None
 
 
+class Credit(msgspec.Struct, frozen=True, array_like=True):
+    """A publisher may have so many messages unacknowledged: its pubend is held to `rate` messages per second.
+
+    It is so since `since_ms`, by the broker's clock, because of what `broker` can take.
+    """
+
+    messages: U32
+    rate: Annotated[float, Meta(ge=0)]
+    since_ms: WallMs
+    broker: U32
+
+
 class PublisherOpened(Packet, frozen=True, array_like=True):
     """The publisher may send. `last` is the highest tick of its ids that is durable, 0 for none.
 
@@ -64,6 +76,7 @@ class PublisherOpened(Packet, frozen=True, array_like=True):
     window_bytes: U32
     last: U64
     skew_tolerance_ms: U32 = 0
+    credit: Credit | None = None
 
 
 class Publish(Packet, frozen=True, array_like=True):
@@ -86,11 +99,15 @@ class PublishColumns(Packet, frozen=True, array_like=True):
 
 
 class PublishAcknowledged(Packet, frozen=True, array_like=True):
-    """Every message of the publisher whose id's tick is at most `last` is durable. `wall_ms` is the broker's clock."""
+    """Every message of the publisher whose id's tick is at most `last` is durable. `wall_ms` is the broker's clock.
+
+    It is repeated when the credit changes. Without a credit only the window of `PublisherOpened` limits the publisher.
+    """
 
     publisher: U32
     last: U64
     wall_ms: WallMs = 0
+    credit: Credit | None = None
 
 
 class PublishRefused(Packet, frozen=True, array_like=True):

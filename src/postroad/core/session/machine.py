@@ -58,7 +58,7 @@ from postroad.core.session.events import (
     Writable,
 )
 from postroad.core.session.named_writers import SessionWriters
-from postroad.core.session.publishing import Doubt, PublishingConfig, Registration, id_tick
+from postroad.core.session.publishing import Doubt, PublishingConfig, Registration, Throttled, id_tick
 from postroad.core.session.range_reads import SessionReads
 from postroad.core.session.subscribing import SubscriptionState
 from postroad.errors import (
@@ -308,6 +308,11 @@ class Session:
         registration = self.publishers[key].current
         return registration if registration is not None and registration.has_room() else None
 
+    def throttled(self, key: int) -> Throttled | None:
+        """Say why the publisher may not publish faster, if the overlay cannot take more."""
+        publisher = self.publishers.get(key)
+        return None if publisher is None or publisher.current is None else publisher.current.throttled
+
     def outstanding(self, key: int) -> int:
         """Count the messages that are not known to be durable, wherever they were sent."""
         return sum(registration.messages for registration in self.publishers[key].registrations.values())
@@ -369,6 +374,7 @@ class Session:
             self._keep(publisher, registration)
         skew_ms = message.wall_ms - self._clock_ms
         registration.opened(link, message.window_bytes, skew_ms, message.last, message.skew_tolerance_ms)
+        registration.credit = message.credit
         if opening.resume is None and registration.is_ahead(self._clock_ms):  # what it must not repeat lies in the future
             publisher.retry_at = now + self._retry_delay(publisher.refusals)
             publisher.refusals += 1
@@ -418,6 +424,7 @@ class Session:
         if found is not None:
             publisher, registration = found
             publisher.skews = 0
+            registration.credit = message.credit
             sent_ms = registration.acknowledged(message.last)
             if sent_ms is not None and message.wall_ms:
                 registration.adjust(message.wall_ms, self._clock_ms, sent_ms)

@@ -8,6 +8,8 @@ Messages wait as rows while a frame is on its way and become a frame when that o
 themselves under load and a lone message leaves at once. Frames stay until the broker says that they are durable; after a
 reconnect the broker tells the last tick it accepted, and the frames beyond it leave again, in order.
 
+Credit: when the broker's pubend is held to a rate, it says how many messages may be unacknowledged; that replaces the window.
+
 Skew: an id's timestamp is the client's clock plus `skew_ms`, which makes it the broker's clock as far as we know it. Each
 acknowledgement bounds that clock: it shows at least `wall_ms` now, and at most that plus the time since the frame left. So
 `skew_ms` follows a drift, and steps of either clock. A registration whose last id is far ahead of the broker's clock, because
@@ -29,7 +31,7 @@ from postroad.core.batch.build import build_batches
 from postroad.core.batch.row_codec import Row, split_rows
 from postroad.core.batch.schema import DEFAULT_LIMITS, INT_MAX, INT_MIN, check_message
 from postroad.core.protocol.orders import LinkId
-from postroad.core.protocol.packets import Packet, Publish, PublishColumns
+from postroad.core.protocol.packets import Credit, Packet, Publish, PublishColumns
 from postroad.types import COUNTER_BITS, AttributeValue, MessageId, Tick, tick_milliseconds
 
 ROW_OVERHEAD_BYTES: Final = 48
@@ -101,6 +103,18 @@ class Doubt:
     last: MessageId
 
 
+@dataclass(frozen=True, slots=True)
+class Throttled:
+    """The overlay cannot take more of this stream: `broker` is the slowest one, and `rate` is for all publishers of the stream.
+
+    `since` is seconds since 1970 by the broker's clock; `rate` is messages per second.
+    """
+
+    since: float
+    rate: float
+    broker: int
+
+
 class Registration:
     """One publisher id at one broker. `frames` ascend; `sent` frames stand before those that are not."""
 
@@ -113,6 +127,7 @@ class Registration:
         self.skew_ms = 0  # add it to our clock to get the broker's
         self.tolerance_ms = 0  # how far ids may be from it; 0: unknown
         self.retiring = False
+        self.credit: Credit | None = None  # None: nobody is congested
         self.last_tick = 0  # of the last id made
         self.messages = 0  # not acknowledged, waiting ones included
         self.bytes = 0
@@ -140,8 +155,20 @@ class Registration:
         self._in_flight = 0
 
     def has_room(self) -> bool:
-        room = self.messages < self._config.window_messages and self.bytes < self.window_bytes
-        return room and self.link is not None and not self.retiring
+        most = self._config.window_messages if self.credit is None else self.credit.messages
+        return self.messages < most and self.bytes < self.window_bytes and self.link is not None and not self.retiring
+
+    def room(self) -> int:
+        """Return how many messages may be added to what has room: as a batch, beyond the window without a credit."""
+        return self._config.window_messages if self.credit is None else self.credit.messages - self.messages
+
+    @property
+    def throttled(self) -> Throttled | None:
+        """Why the broker gives less credit than the window, if it does."""
+        credit = self.credit
+        if credit is None or self.link is None:
+            return None
+        return Throttled(credit.since_ms / 1000, credit.rate, credit.broker)
 
     def add(self, attributes: Mapping[str, AttributeValue], payload: bytes, clock_ms: int) -> MessageId:
         """Take one message and give it its id; a value that no message may hold raises before anything changed."""

@@ -215,6 +215,9 @@ class TrackedBroker:
     def backlog_bytes(self) -> int:
         return self.machine.backlog_bytes
 
+    def held_back_bytes(self) -> dict[LinkId, int]:
+        return self.machine.held_back_bytes()
+
     # --- when to track ---
 
     def order_records(self) -> None:

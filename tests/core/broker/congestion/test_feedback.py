@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.core.broker.overlay import Overlay
+from tests.core.broker.overlay import Overlay, Publisher
 
 from postroad.core.broker.congestion.settings import CongestionSettings, Rule
 from postroad.core.broker.context import BrokerConfig
@@ -119,3 +119,60 @@ def test_an_answer_goes_only_to_the_child_that_lacks_it(rule: Rule) -> None:
     overlay.until(lambda: here.received == names)
     assert there.received == names
     assert sorted(overlay.names_sent(2, 4)) == sorted(names)
+
+
+# --- what publishers are told ---
+
+
+def throttled_line(rule: Rule) -> tuple[Overlay, Publisher]:
+    """Return a line whose last broker has fallen behind, and a publisher that wants more than the rate."""
+    overlay = line(rule)
+    overlay.subscriber(3)
+    publisher = overlay.publisher(1)
+    with overlay.keeping_back(Knowledge, to=3) as kept:
+        for number in range(200):
+            publisher.publish(f"m{number}")
+            overlay.run(0.05)
+    overlay.deliver(*kept)
+    return overlay, publisher
+
+
+@pytest.mark.parametrize("rule", CONTROLLED)
+def test_a_throttled_publisher_is_told_its_credit(rule: Rule) -> None:
+    """How many messages, to what rate, since when and because of which broker."""
+    overlay, publisher = throttled_line(rule)
+    credit = publisher.credits[-1]
+    assert credit is not None
+    assert credit.broker == 3
+    assert credit.since_ms <= overlay.wall_ms
+    (throttle,) = overlay.nodes[1].broker.throttles().values()
+    assert abs(credit.rate - throttle.rate) <= 0.1 * throttle.rate
+    assert credit.messages <= max(2.0, credit.rate + 1)
+
+
+@pytest.mark.parametrize("rule", CONTROLLED)
+def test_the_credit_ends_when_the_congestion_does(rule: Rule) -> None:
+    """The last acknowledgement is repeated without one, and a publisher that opens then has none."""
+    overlay, publisher = throttled_line(rule)
+    overlay.until(lambda: publisher.credits[-1] is None)
+    assert overlay.nodes[1].broker.throttles() == {}
+    assert overlay.publisher(1).credits == [None]
+
+
+@pytest.mark.parametrize("rule", CONTROLLED)
+def test_a_publisher_that_opens_during_congestion_is_told_at_once(rule: Rule) -> None:
+    """Else it would send a whole window before its first acknowledgement."""
+    overlay, _ = throttled_line(rule)
+    assert overlay.publisher(1).credits[0] is not None
+
+
+@pytest.mark.parametrize("rule", CONTROLLED)
+def test_publishers_of_a_throttled_pubend_take_turns(rule: Rule) -> None:
+    """What one has sent beyond its credit does not stand before the message of another."""
+    overlay, greedy = throttled_line(rule)
+    greedy.publish(*(f"x{number}" for number in range(2_000)))
+    modest = overlay.publisher(1)
+    modest.publish("one")
+    overlay.run(2.0)
+    assert modest.acknowledged == ["one"]
+    assert len(greedy.acknowledged) < 1_500

@@ -17,7 +17,6 @@ from typing import Final, Protocol
 from postroad.core.broker.congestion.consolidation import Alert, Consolidation, slower
 from postroad.core.broker.congestion.doubt_meter import RATE_MAX, DoubtMeter, DoubtReading
 from postroad.core.broker.congestion.improved_rule import LAG_TARGET_MS
-from postroad.core.broker.congestion.pacer import Pacer
 from postroad.core.broker.congestion.published import PublishedCount
 from postroad.core.broker.congestion.rate_rule import RateRule, Throttle, make_rate_rule
 from postroad.core.broker.congestion.settings import CongestionSettings, Rule
@@ -33,8 +32,8 @@ class PacedPubend(Protocol):
 
     horizon: int
     published: PublishedCount
-    pacer: Pacer
-    throttle: Throttle | None
+
+    def hold_to(self, throttle: Throttle | None, now: float) -> None: ...
 
 
 class Tree(Protocol):
@@ -134,17 +133,14 @@ class Feedback:
 
     def _apply(self, pubend: int, source: _Source, reason: DoubtReading | None, now: float, wall_ms: int) -> None:
         """Let the pubend keep the rate that its rule has decided."""
-        hosted, rate = self._pubends[pubend], source.rule.rate
-        if rate != hosted.pacer.rate:
-            hosted.pacer.set_rate(rate, now)
-        before = source.throttle
+        rate, before = source.rule.rate, source.throttle
         if rate is None:
             source.throttle = None
         elif before is None:
             source.throttle = Throttle(rate, wall_ms, reason.broker if reason is not None else 0)
         elif rate != before.rate or (reason is not None and reason.broker != before.broker):
             source.throttle = Throttle(rate, before.since_ms, before.broker if reason is None else reason.broker)
-        hosted.throttle = source.throttle
+        self._pubends[pubend].hold_to(source.throttle, now)
 
     def _even_out(self, broker: int, now: float, wall_ms: int) -> None:
         """Give the pubends that slow down for one broker, and use up their rates, the mean of them."""

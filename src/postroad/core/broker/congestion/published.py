@@ -19,9 +19,24 @@ class PublishedCount:
         self._samples: deque[tuple[float, int, int]] = deque([(0.0, 0, 0)])  # (time, tick, messages until then)
         self.held_back = False  # since the last query, messages had to wait for their rate
         self._was_held_back = False  # between the two queries before
+        self._senders: dict[int, None] = {}  # the publishers that sent something since the last query
+        self._senders_before: dict[int, None] = {}  # between the two queries before
 
     def add(self, messages: int) -> None:
         self._total += messages
+
+    def note_sender(self, publisher: int) -> None:
+        """Count a publisher that sends something, whether it is published now or held back."""
+        self._senders[publisher] = None
+
+    def recent_senders(self) -> list[int]:
+        """Return the publishers that sent something in the last seconds."""
+        return list(self._senders_before | self._senders)
+
+    @property
+    def senders(self) -> int:
+        """How many publishers share the rate, about."""
+        return max(len(self._senders), len(self._senders_before))
 
     def sample(self, now: float, tick: int) -> None:
         """Take in how far the stream is at this time."""
@@ -32,6 +47,7 @@ class PublishedCount:
     def end_interval(self) -> None:
         """A query was sent."""
         self._was_held_back, self.held_back = self.held_back, False
+        self._senders_before, self._senders = self._senders, {}
 
     @property
     def total(self) -> int:

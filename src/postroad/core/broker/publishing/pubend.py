@@ -4,6 +4,10 @@ Rows that arrive during a write wait; `commit` turns all waiting rows into one a
 announced only when it is on disk. Between appends, silence is announced up to the clock, but never above `reserved`, a horizon
 that was stored before. So after a crash, or when the clock went back, new ticks lie above everything that was ever announced.
 
+Under congestion control a pubend may be held to a rate. Then `commit` takes only what the rate allows, from each publisher in
+turn, so that nobody waits behind what another one sent. Each publisher is told its *credit*: how many messages it may have
+unacknowledged. All credits together are about `CREDIT_S` of the rate, so little waits here.
+
 The ids of a publisher ascend, so it is enough to remember its highest accepted id: a repeated message has that id or a lower one.
 The table of publishers is bounded. A publisher that was dropped from it may continue only above all ids that were dropped.
 
@@ -12,9 +16,12 @@ Invariants: `horizon` never falls; every row at or below it is on disk; assigned
 
 from __future__ import annotations
 
+import heapq
+import math
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 from typing import Final
 
@@ -29,7 +36,7 @@ from postroad.core.broker.congestion.published import PublishedCount
 from postroad.core.broker.congestion.rate_rule import Throttle
 from postroad.core.protocol.observations import Output
 from postroad.core.protocol.orders import Append, LinkId, PubendState, Send
-from postroad.core.protocol.packets import PublishAcknowledged, PublishRefused
+from postroad.core.protocol.packets import Credit, PublishAcknowledged, PublishRefused
 from postroad.errors import InvalidValueError, PostroadError
 
 PUBLISHERS_MAX: Final = 1 << 17
@@ -38,6 +45,9 @@ ROW_BYTES: Final = 200  # approximate memory of a waiting row without its payloa
 JOIN_LIMITS: Final = BatchLimits(rows=8192, bytes=2 << 20)  # for batches that arrived separately and are concatenated
 RESERVE_MS: Final = 15_000
 RESERVE_AGAIN_MS: Final = 5_000
+CREDIT_S: Final = 1.0  # of a rate, for all publishers together
+CREDIT_MIN: Final = 2  # messages: the next one is ready when one is acknowledged
+CREDIT_CHANGE: Final = 0.1  # of a rate, from which on publishers are told without delay
 
 
 @dataclass(slots=True)
@@ -51,6 +61,7 @@ class _PublisherTicks:
 class _Waiting:
     """Rows or columns of one publisher that wait for an append."""
 
+    number: int  # ascends in the order of arrival
     publisher: int
     last: int
     size: int  # approximate bytes
@@ -64,12 +75,12 @@ class _Waiting:
         """Return the first so many messages, and the others."""
         size = self.size * count // len(self)
         if self.columns is None:
-            first = _Waiting(self.publisher, id_tick(self.rows[count - 1]), size, rows=self.rows[:count])
-            return first, _Waiting(self.publisher, self.last, self.size - size, rows=self.rows[count:])
+            first = replace(self, last=id_tick(self.rows[count - 1]), size=size, rows=self.rows[:count])
+            return first, replace(self, size=self.size - size, rows=self.rows[count:])
         columns = self.columns
         part = columns.slice(0, count)
-        first = _Waiting(self.publisher, int(id_ticks(part)[-1]), size, columns=part)
-        return first, _Waiting(self.publisher, self.last, self.size - size, columns=columns.slice(count, len(columns)))
+        first = replace(self, last=int(id_ticks(part)[-1]), size=size, columns=part)
+        return first, replace(self, size=self.size - size, columns=columns.slice(count, len(columns)))
 
 
 class Pubend:
@@ -92,7 +103,9 @@ class Pubend:
         self._orders = orders
         self._publishers: dict[int, _PublisherTicks] = {}
         self._forgotten = state.forgotten
-        self._waiting: list[_Waiting] = []
+        self._waiting: OrderedDict[int, deque[_Waiting]] = OrderedDict()  # by publisher, none of them empty
+        self._arrivals = 0
+        self._told_rate = 0.0  # in the credits that were sent last
         self._in_flight: tuple[int, tuple[Batch, ...], list[_Waiting]] | None = None
         self._token = 0
         for publisher, last in state.publishers:
@@ -149,7 +162,7 @@ class Pubend:
             return
         fresh = list(rows[bisect_right(ticks, entry.accepted) :])
         size = sum([len(row[2]) for row in fresh]) + ROW_BYTES * len(fresh)
-        self._wait(_Waiting(publisher, ticks[-1], size, rows=fresh), entry, len(fresh))
+        self._wait(_Waiting(self._arrivals, publisher, ticks[-1], size, rows=fresh), entry, len(fresh))
 
     def publish_columns(self, publisher: int, batch: Batch) -> None:
         """Accept a batch with ascending ids of an open publisher; repeated rows are left out."""
@@ -162,7 +175,47 @@ class Pubend:
             self._acknowledge_again(publisher, entry)
             return
         fresh = batch if first == 0 else batch.slice(first, len(batch))
-        self._wait(_Waiting(publisher, int(ticks[-1]), fresh.size, columns=fresh), entry, len(fresh))
+        self._wait(_Waiting(self._arrivals, publisher, int(ticks[-1]), fresh.size, columns=fresh), entry, len(fresh))
+
+    # --- congestion control ---
+
+    @property
+    def credit(self) -> Credit | None:
+        """What each publisher may have unacknowledged, and why; None while there is no congestion."""
+        throttle = self.throttle
+        if throttle is None:
+            return None
+        messages = max(math.ceil(throttle.rate * CREDIT_S / max(self.published.senders, 1)), CREDIT_MIN)
+        return Credit(messages, throttle.rate, throttle.since_ms, throttle.broker)
+
+    def hold_to(self, throttle: Throttle | None, now: float) -> None:
+        """Keep a rate from now on, and tell the publishers whom that concerns; the others hear of it when they publish."""
+        before, self.throttle = self.throttle, throttle
+        rate = None if throttle is None else throttle.rate
+        if rate != self.pacer.rate:
+            self.pacer.set_rate(rate, now)
+        if before is None or throttle is None:
+            if before is not throttle:
+                self._tell_credit(self._publishers)
+        elif throttle.broker != before.broker or abs(throttle.rate - self._told_rate) > CREDIT_CHANGE * self._told_rate:
+            self._tell_credit(self.published.recent_senders())
+
+    def _tell_credit(self, publishers: Iterable[int]) -> None:
+        """Repeat the last acknowledgement, now with the credit."""
+        self._told_rate = 0.0 if self.throttle is None else self.throttle.rate
+        for publisher in publishers:
+            entry = self._publishers.get(publisher)
+            if entry is not None and entry.link is not None:
+                self._acknowledge(publisher, entry, entry.link)
+
+    def held_back_bytes(self) -> dict[LinkId, int]:
+        """Return for each link how many bytes of its publishers wait for the rate."""
+        found: dict[LinkId, int] = {}
+        for publisher, queue in self._waiting.items() if self.throttle is not None else ():
+            link = self._publishers[publisher].link
+            if link is not None:
+                found[link] = found.get(link, 0) + sum(entry.size for entry in queue)
+        return found
 
     # --- the stream ---
 
@@ -170,7 +223,8 @@ class Pubend:
         """Begin one append with the waiting rows, as far as the rate allows, unless an append is in progress."""
         if self._in_flight is not None or not self._waiting or not self.is_open:
             return
-        taken = self._take_all() if self.pacer.rate is None else self._take(self.pacer.allowed(now) or 0)
+        allowed = self.pacer.allowed(now)
+        taken = self._take_all() if allowed is None else self._take(allowed)
         if not taken:
             return
         count = sum(map(len, taken))
@@ -182,25 +236,41 @@ class Pubend:
         self._orders.append(Append(self.pubend, self._token, batches))
 
     def _take_all(self) -> list[_Waiting]:
+        """Take what waits, in the order of arrival."""
+        waiting = self._waiting
+        heads = [(queue[0].number, publisher) for publisher, queue in waiting.items()]
+        heapq.heapify(heads)
         taken: list[_Waiting] = []
         count = 0
-        while self._waiting and (not taken or count < COMMIT_ROWS_MAX):
-            entry = self._waiting.pop(0)
-            taken.append(entry)
-            count += len(entry)
+        while heads and (not taken or count < COMMIT_ROWS_MAX):
+            _, publisher = heads[0]
+            queue = waiting[publisher]
+            taken.append(queue.popleft())
+            count += len(taken[-1])
+            if queue:
+                heapq.heapreplace(heads, (queue[0].number, publisher))
+            else:
+                heapq.heappop(heads)
+                del waiting[publisher]
         return taken
 
     def _take(self, count: int) -> list[_Waiting]:
-        """Take so many of the waiting messages; the others are held back."""
+        """Take so many of the waiting messages, the same number from each publisher; the others are held back."""
         taken: list[_Waiting] = []
-        count = min(count, COMMIT_ROWS_MAX)
-        while self._waiting and count > 0:
-            if len(self._waiting[0]) > count:
-                first, self._waiting[0] = self._waiting[0].split(count)
-            else:
-                first = self._waiting.pop(0)
-            taken.append(first)
-            count -= len(first)
+        left = min(count, COMMIT_ROWS_MAX)
+        while self._waiting and left > 0:
+            publisher, queue = self._waiting.popitem(last=False)
+            share = max(left // (len(self._waiting) + 1), 1)
+            while queue and share > 0:
+                if len(queue[0]) > share:
+                    first, queue[0] = queue[0].split(share)
+                else:
+                    first = queue.popleft()
+                taken.append(first)
+                share -= len(first)
+                left -= len(first)
+            if queue:
+                self._waiting[publisher] = queue  # last from now on
         self.published.held_back |= bool(self._waiting)
         return taken
 
@@ -228,8 +298,9 @@ class Pubend:
         """
         assert self._in_flight is not None
         assert token == self._in_flight[0]
-        refused = self._in_flight[2] + self._waiting
-        self._in_flight, self._waiting, self.backlog_rows, self.backlog_bytes = None, [], 0, 0
+        refused = self._in_flight[2] + [entry for queue in self._waiting.values() for entry in queue]
+        self._waiting.clear()
+        self._in_flight, self.backlog_rows, self.backlog_bytes = None, 0, 0
         for entry in refused:
             known = self._publishers.get(entry.publisher)
             if known is None:
@@ -275,7 +346,12 @@ class Pubend:
         entry.accepted = waiting.last
         self.backlog_rows += count
         self.backlog_bytes += waiting.size
-        self._waiting.append(waiting)
+        self._arrivals += 1
+        self.published.note_sender(waiting.publisher)
+        queue = self._waiting.get(waiting.publisher)
+        if queue is None:
+            queue = self._waiting[waiting.publisher] = deque()
+        queue.append(waiting)
 
     def _durable(self, publisher: int, tick: int) -> None:
         entry = self._publishers.get(publisher)
@@ -290,7 +366,7 @@ class Pubend:
             self._acknowledge(publisher, entry, entry.link)
 
     def _acknowledge(self, publisher: int, entry: _PublisherTicks, link: LinkId) -> None:
-        self._orders.append(Send(link, PublishAcknowledged(publisher, entry.durable, self.wall_ms)))
+        self._orders.append(Send(link, PublishAcknowledged(publisher, entry.durable, self.wall_ms, self.credit)))
 
     def _forget(self) -> None:
         while len(self._publishers) > PUBLISHERS_MAX:

@@ -229,6 +229,14 @@ class Publishing:
     def backlog_bytes(self) -> int:
         return sum(pubend.backlog_bytes for pubend in self.pubends.values())
 
+    def held_back_bytes(self) -> dict[LinkId, int]:
+        """Return for each link how many bytes of its publishers wait for the rate of a pubend."""
+        found: dict[LinkId, int] = {}
+        for pubend in self.pubends.values():
+            for link, size in pubend.held_back_bytes().items():
+                found[link] = found.get(link, 0) + size
+        return found
+
     # --- inside ---
 
     def _store_horizons(self, wanted: dict[int, int]) -> None:
@@ -265,7 +273,8 @@ class Publishing:
             self.gate.publisher_opened(link, publisher, pubend.pubend, self.now)
         last = pubend.open(publisher, link)
         window, tolerance = self._context.config.publish_window_bytes, self._context.config.skew_tolerance_ms
-        packet = PublisherOpened(publisher, self._context.broker, pubend.pubend, self._context.wall_ms, window, last, tolerance)
+        me, wall_ms = self._context.broker, self._context.wall_ms
+        packet = PublisherOpened(publisher, me, pubend.pubend, wall_ms, window, last, tolerance, pubend.credit)
         self._context.send(link, packet, request)
 
     def _pubend_of(self, link: LinkId, publisher: int) -> Pubend:
