@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
+import pytest
 from tests.integration.brokers import QUICK_LINKS, BrokerProcess, config
 from tests.runtime.raw_client import HELLO, raw
 from tests.waiting import until
@@ -163,16 +164,24 @@ def test_control_packets_that_a_link_does_not_read_cut_it(tmp_path: Path) -> Non
     attack(tmp_path, unread_link)
 
 
-def test_a_peer_that_does_not_read_is_not_read_either(tmp_path: Path) -> None:
+RANGE = packets.ReadRange(pubend_id(1), "n <> 7", 0, (1 << 63) - 1, bare=False)
+
+
+@pytest.mark.parametrize("request_", [Ping(), RANGE], ids=["pings", "ranges"])
+def test_a_peer_that_does_not_read_is_not_read_either(request_: msgspec.Struct, tmp_path: Path) -> None:
     """Its requests wait at its own end once a few megabytes of answers wait at ours."""
 
     async def scenario() -> None:
         node = BrokerServer(NodeConfig(id=1, data_dir=str(tmp_path), listen="127.0.0.1:0"))
         await node.start()
+        async with postroad.connect(node.url) as client:
+            publisher = client.publisher()
+            for number in range(40):
+                await publisher.publish({"n": number}, bytes(50_000))
         async with hostile(node.port) as clients:
-            await clients.flood(HELLO, raw(Ping(), 2) * 10_000, 1_000)
+            await clients.flood(HELLO, raw(request_, 2) * 10_000, 1_000)
             await until(lambda: any(not peer.channel.reading for peer in node.peers.values()), 20.0)
-            (peer,) = node.peers.values()
+            (peer,) = (peer for peer in node.peers.values() if not peer.channel.reading)
             assert peer.channel.unread
             assert node.budget.held < 8 * MIB
         await node.stop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from tests.core.broker.machines import START_MS, Machine, Machines
+from tests.core.broker.overlay import Overlay
 
 from postroad.core.broker.context import BrokerConfig
 from postroad.core.broker.subscribing.durable import CLOCKS_APART_MS, DURABLE_KEY, DurableRecord
@@ -78,6 +79,25 @@ def test_the_home_may_be_down_while_a_pubend_is_added() -> None:
     assert released(machines.nodes[3], NEW) <= cursor
     _, starts = comes_back(machines)
     assert starts[NEW] == cursor
+
+
+def test_messages_of_a_new_broker_are_kept_for_a_home_that_is_down() -> None:
+    """The new broker releases none of them before the home of a name that it has heard of has told what it needs."""
+    overlay = Overlay.line(1, 2)
+    subscriber = overlay.subscriber(1, "n = 1", name="orders")
+    subscriber.disconnect()
+    overlay.run(1)
+    overlay.crash(1)
+    overlay.start(3)
+    overlay.link(2, 3)
+    overlay.publisher(3).publish("a", "b", n=1)
+    overlay.run(60)
+    assert overlay.logged(3) == ["a", "b"]
+    overlay.restart(1)
+    subscriber.come_back()
+    overlay.until(lambda: subscriber.received == ["a", "b"])
+    subscriber.acknowledge()
+    overlay.until(lambda: overlay.logged(3) == [])
 
 
 def test_the_cursor_of_a_new_pubend_moves_with_the_subscription() -> None:
