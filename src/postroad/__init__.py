@@ -3,10 +3,11 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from postroad.errors import FilterSyntaxError, PostroadError
+from postroad.errors import AdmissionError, FilterSyntaxError, PostroadError
 from postroad.types import MessageId
 
 if TYPE_CHECKING:
+    from postroad.client.admission import Advertisement
     from postroad.client.connection import Client, ClientConfig, connect
     from postroad.client.publisher import Publisher
     from postroad.client.queues import WorkQueue
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "AdmissionError",
+    "Advertisement",
     "Batch",
     "Client",
     "ClientConfig",
@@ -43,6 +46,7 @@ __all__ = [
 
 # Imported when first used, so that `import postroad.errors` does not load the client with its libraries.
 _LATER: Final = {
+    "Advertisement": "postroad.client.admission",
     "Batch": "postroad.core.batch.batch",
     "Client": "postroad.client.connection",
     "ClientConfig": "postroad.client.connection",

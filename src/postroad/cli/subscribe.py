@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from postroad.cli.admission import explain_admission
 from postroad.cli.messages import write_line
 from postroad.cli.shared import SinceType, connected, url_option
 from postroad.client.starts import Start
@@ -39,6 +40,14 @@ from postroad.transport.loops import run
     type=click.Path(path_type=Path, dir_okay=False),
     help="Continue from the positions in this file, and keep it up to date.",
 )
+@click.option(
+    "--admission",
+    default="",
+    help="Criterion of admission: off, full, or the share of brokers that may refuse, like 20%.  [the broker's]",
+)
+@click.option(
+    "--explain", metavar="FILTER", help="Say whether a subscription with this filter would be admitted, and why not; then end."
+)
 @click.option("--forget", is_flag=True, help="Delete the durable subscription at the end.")
 def subscribe(
     urls: tuple[str, ...],
@@ -49,6 +58,8 @@ def subscribe(
     count: int | None,
     timeout: float | None,
     position_file: Path | None,
+    admission: str,
+    explain: str | None,
     forget: bool,
 ) -> None:
     """Write matching messages to standard output, one JSON object per line, until Ctrl-C, --count or --timeout.
@@ -59,10 +70,26 @@ def subscribe(
     A message is acknowledged when its line has been written. Messages that were released before this subscription got them are
     reported on standard error, and the exit code is then 3.
     """  # noqa: D301  # click wants the backspace itself
+    if explain is not None:
+        if not run(explain_admission(urls, explain, admission)):
+            sys.exit(1)
+        return
     if earliest and since is not None:
         raise click.UsageError("give --earliest or --since, not both")
     start: Start = "earliest" if earliest else "new" if since is None else since
-    gaps = run(_subscribe(urls, filter_text, name, position_file, start=start, count=count, timeout_s=timeout, forget=forget))
+    gaps = run(
+        _subscribe(
+            urls,
+            filter_text,
+            name,
+            position_file,
+            start=start,
+            count=count,
+            timeout_s=timeout,
+            admission=admission,
+            forget=forget,
+        )
+    )
     if gaps:
         sys.exit(3)
 
@@ -76,6 +103,7 @@ async def _subscribe(
     start: Start,
     count: int | None,
     timeout_s: float | None,
+    admission: str,
     forget: bool,
 ) -> int:
     gaps: list[GapError] = []
@@ -94,6 +122,7 @@ async def _subscribe(
             position_file=position_file,
             on_gap=tell,
             auto_ack=False,
+            admission=admission,
         )
         brokers = len({pubend_broker(pubend) for pubend in subscription.starts})
         click.echo(f"subscribed ({brokers} broker{'' if brokers == 1 else 's'})", err=True)

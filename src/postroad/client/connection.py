@@ -20,6 +20,7 @@ from typing import Final, Self
 import msgspec
 
 from postroad.client.addresses import Address, parse_addresses
+from postroad.client.admission import Advertisement, ClientAdmission
 from postroad.client.link import Link, dial
 from postroad.client.payloads import MISSING
 from postroad.client.positions import load_positions
@@ -33,9 +34,13 @@ from postroad.client.tracing import AnyId, Tracer
 from postroad.client.writer import Writer
 from postroad.core.batch.batch import Batch
 from postroad.core.filters.filter import Filter
+from postroad.core.protocol.admission import AdmissionExplained, AdmissionState
 from postroad.core.protocol.packets import DurableEntry, Packet, PubendSpan
 from postroad.core.protocol.status import BrokerReport
 from postroad.core.session.events import (
+    AdvertisementAccepted,
+    AdvertisementEnded,
+    AdvertisementFailed,
     Event,
     MessagesRefused,
     Missed,
@@ -147,7 +152,8 @@ class Client:
         self._subscriptions: dict[int, Subscription] = {}
         self._requests: dict[int, Request] = {}
         self._writers: dict[int, Writer] = {}
-        self._questions: dict[int, asyncio.Future[TracksAnswered]] = {}  # by the session's number
+        self._admission: Final = ClientAdmission(self)
+        self._questions: dict[int, asyncio.Future[Packet]] = {}  # by the session's number
         self._pump_planned = False
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -243,6 +249,7 @@ class Client:
             request.failed(error)
         for writer in self._writers.values():
             writer.failed(error)
+        self._admission.failed(error)
         for future in self._questions.values():
             if not future.done():
                 future.set_exception(error)
@@ -291,6 +298,30 @@ class Client:
         self._publishers.pop(key, None)
         self.session.close_publisher(key)
 
+    async def advertise(
+        self,
+        filter: str | Filter = "",  # noqa: A002  # the word of the whole system
+        *,
+        max_rate: float | None = None,
+        name: str | None = None,
+        timeout: float | None = 30.0,
+    ) -> Advertisement:
+        """Announce what this client publishes: messages that match, at most `max_rate` a second.
+
+        From now on the broker refuses messages that match no advertisement of this client, and holds back what exceeds the rate.
+        Without `max_rate` the broker chooses one. With a `name` the advertisement is durable: it lives until it is withdrawn.
+        """
+        self._check_open()
+        text = str(filter if isinstance(filter, Filter) else Filter(filter))
+        return await self._admission.advertise(text, max_rate, name, timeout)
+
+    async def unadvertise(
+        self, advertisement: Advertisement | None = None, *, name: str | None = None, timeout: float | None = 30.0
+    ) -> None:
+        """Withdraw an advertisement, or a durable one by its name."""
+        self._check_open()
+        await self._admission.withdraw(advertisement, name, timeout)
+
     # --- subscribing -----------------------------------------------------------------------------------------------------
 
     async def subscribe(
@@ -303,6 +334,7 @@ class Client:
         position_file: str | os.PathLike[str] | None = None,
         on_gap: OnGap = "raise",
         auto_ack: bool | None = None,
+        admission: str = "",
         timeout: float | None = 30.0,
     ) -> Subscription:
         """Subscribe; when this returns, every matching message that is published from now on will come.
@@ -315,6 +347,9 @@ class Client:
         `Subscription.positions()`) or a `position_file` say where to go on; the file is kept up to date by `ack()`. Messages that
         were released before they could be delivered are reported by `on_gap`: "raise" a `GapError` in their place and go on with
         the next call, "skip" them, or a function to call.
+
+        Where admission control is on, an `AdmissionError` says why the overlay cannot serve the subscription now. `admission`
+        is a criterion in place of the broker's: "off", "full", or the share of brokers that may refuse, like "20%".
         """
         self._check_open()
         text = str(filter if isinstance(filter, Filter) else Filter(filter))
@@ -329,7 +364,9 @@ class Client:
         else:
             begin = 0
         earliest = start == "earliest" or begin > 0
-        key = self.session.subscribe(text, name=name, positions=positions, earliest=earliest, saved=path is not None)
+        key = self.session.subscribe(
+            text, name=name, positions=positions, earliest=earliest, saved=path is not None, criterion=admission
+        )
         subscription = Subscription(
             self,
             key,
@@ -352,6 +389,21 @@ class Client:
                 raise UnfinishedError(f"the subscription is not active after {timeout:g} s") from None
             raise
         return subscription
+
+    async def explain_subscription(
+        self,
+        filter: str | Filter = "",  # noqa: A002  # the word of the whole system
+        *,
+        admission: str = "",
+    ) -> AdmissionExplained:
+        """Find out whether a subscription would be admitted, and why not. Nothing is reserved."""
+        self._check_open()
+        return await self._admission.explain(str(filter if isinstance(filter, Filter) else Filter(filter)), admission)
+
+    async def admission_state(self, nodes: int = 1_000) -> AdmissionState:
+        """Return what the broker knows about admission: advertisements, reservations, free capacity."""
+        self._check_open()
+        return await self._admission.state(nodes)
 
     async def _is_durable(self, name: str | None, timeout: float | None) -> bool:
         """Tell whether a durable subscription of this name exists: it goes on where it was."""
@@ -517,10 +569,16 @@ class Client:
         return self._main.broker
 
     async def _ask(self, target: int, question: Question) -> TracksAnswered:
-        number = self.session.ask(AskTracks(target, question))
+        answer = await self.ask(AskTracks(target, question))
+        assert isinstance(answer, TracksAnswered)
+        return answer
+
+    async def ask(self, question: Packet) -> Packet:
+        """Ask the broker something, and wait for the answer."""
+        number = self.session.ask(question)
         if number is None:
             raise NotConnectedError("no broker is connected, or too many questions wait for its answer")
-        future: asyncio.Future[TracksAnswered] = self._loop.create_future()
+        future: asyncio.Future[Packet] = self._loop.create_future()
         self._questions[number] = future
         self.plan_pump()
         try:
@@ -531,7 +589,7 @@ class Client:
         finally:
             self._questions.pop(number, None)
 
-    def _answered(self, number: int, answer: TracksAnswered | PostroadError) -> None:
+    def _answered(self, number: int, answer: Packet | PostroadError) -> None:
         future = self._questions.get(number)
         if future is None or future.done():
             return
@@ -615,8 +673,9 @@ class Client:
             case PubendsListed() | RangePiece() | RangeFailed():
                 if event.request in self._requests:
                     self._requests[event.request].told(event)
+            case AdvertisementAccepted() | AdvertisementFailed() | AdvertisementEnded():
+                self._admission.told(event)
             case QuestionAnswered(number, answer):
-                assert isinstance(answer, TracksAnswered)
                 self._answered(number, answer)
             case QuestionFailed(number, error):
                 self._answered(number, error)

@@ -226,8 +226,11 @@ class WorkQueue(Blocking[queues.WorkQueue]):
 class Client(Blocking[connection.Client]):
     """See `postroad.client.connection.Client`."""
 
+    admission_state = wait_for(connection.Client.admission_state)
+    advertise = wait_for(connection.Client.advertise)
     durables = wait_for(connection.Client.durables)
     explain = wait_for(connection.Client.explain)
+    explain_subscription = wait_for(connection.Client.explain_subscription)
     forget = wait_for(connection.Client.forget)
     publish = wait_for(connection.Client.publish)
     pubends = wait_for(connection.Client.pubends)
@@ -235,6 +238,7 @@ class Client(Blocking[connection.Client]):
     subscribe = wait_for_twin(connection.Client.subscribe, Subscription)
     trace = wait_for(connection.Client.trace)
     trace_many = wait_for(connection.Client.trace_many)
+    unadvertise = wait_for(connection.Client.unadvertise)
 
     def __init__(self, inner: connection.Client) -> None:
         self.inner = inner

@@ -12,9 +12,12 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 from postroad.core.batch.batch import Batch
+from postroad.core.broker.admission_settings import AdmissionSettings
 from postroad.core.filters.filter import Filter
 from postroad.core.protocol.orders import (
     Append,
@@ -22,6 +25,7 @@ from postroad.core.protocol.orders import (
     AppendFailed,
     ClientUp,
     Congested,
+    CpuUsed,
     Drained,
     LinkLost,
     LinkUp,
@@ -53,6 +57,7 @@ from postroad.runtime.filter_preparation import Preparation
 from postroad.runtime.links import Dialler, newer_wins
 from postroad.runtime.listener import Listener
 from postroad.runtime.peer import Peer
+from postroad.runtime.rate_profile import publisher_rates
 from postroad.runtime.services import Service
 from postroad.runtime.status_report import make_report
 from postroad.tracking.files.catalog import TrackOptions
@@ -97,6 +102,7 @@ NEIGHBOURS_MAX: Final = 1024  # a link state names at most 4,096
 WINDOWS_HELD_BACK: Final = 2  # of a publisher, that may wait for a rate on one connection
 ORDERS_MAX: Final = 256  # that wait for the end of a turn: one packet may ask for hundreds, each with a long filter
 REPLACE_WAIT_S: Final = 30.0  # for a neighbour to tell what is known of the broker that this one replaces
+CPU_SAMPLE_S: Final = 1.0
 TIMER_S: Final = 0.0005  # uvloop rounds to milliseconds: without it, timers came early, again and again until it was time
 TRACKS_NAME: Final = "tracks"  # a directory in the broker's own
 SOFTWARE: Final = f"postroad {VERSION}"
@@ -168,6 +174,8 @@ class BrokerServer:
             raise
         self._plan_pump()
         self._tasks.append(self._loop.create_task(self._heartbeats()))
+        if self.config.admission.policy != "off" and not self.config.admission.cpu_rate:
+            self._tasks.append(self._loop.create_task(self._sample_cpu()))
         for neighbour in self.config.neighbours:
             dialler = Dialler(neighbour, self.config.links, self._make_peer, self._hello, self._by_broker.get)
             self._tasks.append(self._loop.create_task(dialler.run()))
@@ -292,8 +300,13 @@ class BrokerServer:
             home_query_s=overlay.home_query_s,
             retired=overlay.retired,
             congestion=self.config.congestion.settings(),
+            admission=self._admission_settings(),
             tracking=self.config.tracking.settings(),
         )
+
+    def _admission_settings(self) -> AdmissionSettings:
+        settings, path = self.config.admission.settings(), self.config.admission.rates_file
+        return replace(settings, publisher_rates=publisher_rates(Path(path), self.config.id)) if path else settings
 
     def _newcomer_wait_s(self) -> float:
         """Return how long to wait, with empty files, for word of a former life; others may link to one that names none."""
@@ -716,6 +729,15 @@ class BrokerServer:
             if self._loop.time() - due < interval:
                 for peer in list(self.peers.values()):
                     self._probe(peer)
+
+    async def _sample_cpu(self) -> None:
+        """Tell the machine how busy the event loop's thread is: admission control learns from it what the CPU can do."""
+        used, since = time.thread_time(), self._loop.time()
+        while True:
+            await asyncio.sleep(CPU_SAMPLE_S)
+            now_used, now = time.thread_time(), self._loop.time()
+            self._fact(CpuUsed(min((now_used - used) / max(now - since, 0.001), 1.0)))
+            used, since = now_used, now
 
     def _probe(self, peer: Peer) -> None:
         links = self.config.links

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 from msgspec import Meta
 
+from postroad.core.broker.admission_settings import AdmissionSettings, Criterion, Policy
 from postroad.core.broker.congestion.settings import CongestionSettings, Rule
 from postroad.errors import ConfigError
 from postroad.tracking.histories.settings import Strategy, TrackingSettings
@@ -341,6 +342,67 @@ class Congestion(_Section, frozen=True):
         return CongestionSettings(**{**msgspec.structs.asdict(self), "rule": Rule(self.rule)})
 
 
+Rate = Annotated[float, Meta(ge=0, le=1e12)]
+
+
+class Admission(_Section, frozen=True):
+    """`[admission]`: which subscriptions the overlay admits, and what publishers may send; rates in messages per second."""
+
+    policy: Annotated[
+        typing.Literal["off", "full", "percentage"],
+        described(
+            "`full` admits a subscription if every broker on its path has enough left, `percentage` if not too many refuse; "
+            "`off` asks nobody."
+        ),
+    ] = "off"
+    percentage: Annotated[
+        float,
+        Meta(ge=0, le=100),
+        described("With `percentage`: a subscription is rejected if more than this share of the brokers refuse."),
+    ] = 20.0
+    overridable: Annotated[bool, described("Whether a subscription may bring its own policy.")] = True
+    verdict_s: Annotated[
+        Seconds,
+        described("How long a subscription waits for the verdicts of other brokers. A broker that is silent then, refuses."),
+    ] = 3.0
+    cpu_rate: Annotated[
+        Rate,
+        described(
+            "The most that this broker's CPU can handle; 0 to measure it: the highest rate at which it was seen busy. Until that "
+            "is seen there is no limit."
+        ),
+    ] = 0.0
+    link_rate: Annotated[Rate, described("The most that each link to a broker can carry; 0 for no limit.")] = 0.0
+    link_rates: Annotated[
+        tuple[tuple[BrokerId, Rate], ...], described("The same for single links, as pairs of broker and rate.")
+    ] = ()
+    memory_bytes: Annotated[int, Meta(ge=0), described("Memory for reservations, about 1 kB each; 0 for no limit.")] = 0
+    default_rate: Annotated[
+        Annotated[float, Meta(ge=0.001, le=1e12)],
+        described("The rate of a publisher that declares none, if neither the rate profile nor its recent history tells one."),
+    ] = 1_000.0
+    burst_s: Annotated[
+        Seconds, described("A publisher that was quiet may send this many seconds of its rate at once; the rest waits.")
+    ] = 1.0
+    rates_file: Annotated[
+        str, described("The rate profile that `postroad pipeline rates --out` wrote: rates of publishers that declare none.")
+    ] = ""
+
+    def settings(self) -> AdmissionSettings:
+        """Return the settings of the machine; without the rates of the profile, which the broker reads at its start."""
+        return AdmissionSettings(
+            Criterion(Policy(self.policy), self.percentage),
+            overridable=self.overridable,
+            verdict_s=self.verdict_s,
+            cpu_rate=self.cpu_rate or None,
+            link_rate=self.link_rate or None,
+            link_rates=self.link_rates,
+            memory_bytes=self.memory_bytes or None,
+            default_rate=self.default_rate,
+            burst_s=self.burst_s,
+        )
+
+
 class NodeConfig(_Section, frozen=True):
     """The top of the file."""
 
@@ -373,6 +435,7 @@ class NodeConfig(_Section, frozen=True):
     queues: Annotated[Queues, described("See below.")] = Queues()
     metrics: Annotated[Metrics, described("See below.")] = Metrics()
     congestion: Annotated[Congestion, described("See below.")] = Congestion()
+    admission: Annotated[Admission, described("See below.")] = Admission()
 
     @property
     def title(self) -> str:
@@ -406,6 +469,7 @@ class TopologyConfig(_Section, frozen=True):
     storage: Annotated[Storage, described("For all brokers, as in the file of a broker.")] = Storage()
     overlay: Annotated[Overlay, described("For all brokers, as in the file of a broker.")] = Overlay()
     congestion: Annotated[Congestion, described("For all brokers, as in the file of a broker.")] = Congestion()
+    admission: Annotated[Admission, described("For all brokers, as in the file of a broker.")] = Admission()
     tracking: Annotated[Tracking, described("For all brokers, as in the file of a broker.")] = Tracking()
 
 
@@ -510,6 +574,7 @@ def expand(topology: TopologyConfig, base: Path, origin: str) -> list[NodeConfig
                 storage=topology.storage,
                 overlay=topology.overlay,
                 congestion=topology.congestion,
+                admission=topology.admission,
                 tracking=topology.tracking,
             )
         )

@@ -24,6 +24,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from postroad.core.batch.batch import Batch
 from postroad.core.filters.filter import Filter
+from postroad.core.protocol.admission import Advertise, Advertisements, Decision, Reserve, Verdict
 from postroad.core.protocol.packets import CatchUp, Interest, Packet, ReadRange, Subscribe
 from postroad.errors import FilterError
 from postroad.runtime.peer import Peer
@@ -40,6 +41,7 @@ SWITCH_S: Final = 0.0005
 WORK_S: Final = 0.0003
 PAUSE_S: Final = 0.001
 
+_WAITS: Final = Interest | CatchUp | Reserve | Verdict | Decision | Advertisements  # behind filters of their link
 Prepared: TypeAlias = list[tuple[str, Filter | FilterError]]
 
 
@@ -83,7 +85,7 @@ class Preparation:
             if not self._costly(packet):
                 return False
             waiting = self._waiting[peer.link] = deque()
-        elif peer.role is Role.BROKER and not isinstance(packet, Interest | CatchUp):
+        elif peer.role is Role.BROKER and not isinstance(packet, _WAITS):
             return False
         waiting.append(Waiting(packet, batch, packet_id))
         if len(waiting) == 1:
@@ -156,6 +158,10 @@ def filters_of(packet: Packet) -> Sequence[str]:
             return (packet.filter,)
         case Interest():
             return [*packet.remove, *packet.add]
+        case Reserve() | Advertise():
+            return (packet.filter,)
+        case Advertisements():
+            return [entry.filter for entry in packet.add]
         case _:
             return ()
 

@@ -152,6 +152,30 @@ class WriterFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class AdvertisementAccepted:
+    """The broker counts an advertisement, at this rate in thousandths of a message per second. Said again after a reconnect."""
+
+    advertisement: int
+    millirate: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdvertisementFailed:
+    """The broker will not have this advertisement."""
+
+    advertisement: int
+    error: PostroadError
+
+
+@dataclass(frozen=True, slots=True)
+class AdvertisementEnded:
+    """An advertisement was withdrawn, as asked; `error` says why it may not be."""
+
+    advertisement: int
+    error: PostroadError | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class QuestionAnswered:
     """A question was answered."""
 
@@ -184,6 +208,9 @@ Event: TypeAlias = (
     | WriterChanged
     | WriterSealed
     | WriterFailed
+    | AdvertisementAccepted
+    | AdvertisementFailed
+    | AdvertisementEnded
     | QuestionAnswered
     | QuestionFailed
 )

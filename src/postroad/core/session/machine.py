@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from postroad.core.batch.batch import Batch
+from postroad.core.protocol.admission import MILLI, AdvertiseAccepted, SubscriptionRejected, Unadvertised
 from postroad.core.protocol.orders import LinkId, Send
 from postroad.core.protocol.packets import (
     Acknowledge,
@@ -43,6 +44,7 @@ from postroad.core.protocol.packets import (
     Unsubscribed,
 )
 from postroad.core.session import events as told
+from postroad.core.session.advertising import SessionAdvertisements
 from postroad.core.session.events import (
     Event,
     MessagesRefused,
@@ -62,6 +64,7 @@ from postroad.core.session.publishing import Doubt, PublishingConfig, Registrati
 from postroad.core.session.range_reads import SessionReads
 from postroad.core.session.subscribing import SubscriptionState
 from postroad.errors import (
+    AdmissionError,
     DurableBusyError,
     NotConnectedError,
     PostroadError,
@@ -128,6 +131,7 @@ class Session:
         self._outputs: list[Send] = []
         self._events: list[Event] = []
         self._reading = SessionReads(self._question, self._tell, self._retry_delay)
+        self.advertising: Final = SessionAdvertisements(self._ask_over, self._tell, self._retry_delay)
         self.writing: Final = SessionWriters(self._question, self._send_main, self._tell, self._retry_delay)
 
     # --- the driver ------------------------------------------------------------------------------------------------------
@@ -142,6 +146,7 @@ class Session:
     def connected(self, link: LinkId, broker: int, *, now: float, main: bool = True) -> None:
         """Take in that a broker answered the hello of this link."""
         self._links[link] = broker
+        self.advertising.connected(link, main=main)  # before a publisher opens, so that it gets no default
         if main:
             assert self.main is None, "the former main link must be reported lost first"
             self.main = link
@@ -156,6 +161,7 @@ class Session:
     def disconnected(self, link: LinkId, *, now: float) -> None:
         """Take in that the link is gone."""
         self._links.pop(link, None)
+        self.advertising.disconnected(link)
         was_main = link == self.main
         if was_main:
             self.main = None
@@ -207,6 +213,12 @@ class Session:
                 self._reading.answered(message, batch, packet, now)
             case Pubends():
                 self._reading.listed(message, packet)
+            case AdvertiseAccepted():
+                self.advertising.accepted(message, packet)
+            case Unadvertised():
+                self.advertising.withdrawn(packet)
+            case SubscriptionRejected():
+                self._rejected(message, packet, now)
             case EpochOpened():
                 self.writing.opened(message, packet, self._clock_ms)
             case EpochSealed():
@@ -230,6 +242,7 @@ class Session:
         if key is not None and key in self.subscriptions:
             self._end(self.subscriptions[key], error)
         if link == self.main:
+            self.advertising.refused(packet, error, now)
             self._reading.refused(packet, error, now)
             self.writing.refused(packet, error, now)
         if packet in self._questions and link == self.main:
@@ -246,13 +259,14 @@ class Session:
             if publisher.retry_at is not None and publisher.retry_at <= now:
                 publisher.retry_at = None
                 self._open(publisher)
+        self.advertising.wake(now)
         self._reading.wake(now)
         self.writing.wake(now)
 
     def deadline(self) -> float | None:
         """When `wake` should be called."""
         waiting = [each.retry_at for each in self.subscriptions.values()] + [each.retry_at for each in self.publishers.values()]
-        waiting += self._reading.deadlines() + self.writing.deadlines()
+        waiting += self._reading.deadlines() + self.writing.deadlines() + self.advertising.deadlines()
         return min((time for time in waiting if time is not None), default=None)
 
     def outputs(self) -> list[Send]:
@@ -502,13 +516,16 @@ class Session:
         positions: Mapping[int, int] | None = None,
         earliest: bool = False,
         saved: bool = False,
+        criterion: str = "",
     ) -> int:
         """Begin a subscription; `SubscriptionActive` tells when and where it has started.
 
         With `saved`, the application keeps the positions in a file, and the broker hears only of those it `approve`s.
         """
         key = self._next_key()
-        self.subscriptions[key] = subscription = SubscriptionState(key, filter_text, name, earliest, saved=saved)
+        self.subscriptions[key] = subscription = SubscriptionState(
+            key, filter_text, name, earliest, saved=saved, criterion=criterion
+        )
         subscription.begin(positions or {})
         self._subscribe(subscription)
         return key
@@ -666,6 +683,15 @@ class Session:
             self._forget(subscription)
             self._events.append(SubscriptionFailed(subscription.key, error))
 
+    def _rejected(self, message: SubscriptionRejected, packet: int, now: float) -> None:
+        """Take in that a subscription was not admitted."""
+        self._subscribing.pop(packet, None)
+        subscription = self._handles.get(message.handle)
+        if subscription is not None:
+            largest = None if message.largest is None else message.largest / MILLI
+            error = AdmissionError(message.refusals, message.brokers, largest, message.fitting)
+            self._subscribe_refused(subscription, error, now)
+
     def _end_abandoned(self) -> None:
         for subscription in [each for each in self.subscriptions.values() if each.ending]:
             self._end(subscription, _not_deleted(subscription))
@@ -721,6 +747,25 @@ class Session:
             return 0
         packet = self.next_packet()
         self._outputs.append(Send(self.main, message, packet=packet))
+        return packet
+
+    # --- advertising -----------------------------------------------------------------------------------------------------
+
+    def advertise(self, filter_text: str, millirate: int, name: str | None = None) -> int:
+        """Announce what this client publishes; see `advertising`."""
+        key = self._next_key()
+        self.advertising.begin(key, filter_text, millirate, name)
+        return key
+
+    def unadvertise(self, key: int | None = None, *, name: str | None = None) -> int:
+        """Withdraw an advertisement, or a durable one by its name; return the key under which its end is told."""
+        key = self._next_key() if key is None else key
+        self.advertising.end(key, name)
+        return key
+
+    def _ask_over(self, link: LinkId, message: Packet) -> int:
+        packet = self.next_packet()
+        self._outputs.append(Send(link, message, packet=packet))
         return packet
 
     # --- asking ----------------------------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ class SubscriptionState:
     name: Final[str | None]
     earliest: Final[bool]
     pubends: dict[int, PubendPosition] = field(default_factory=dict)
+    criterion: str = ""  # of its admission, in place of the broker's
     starts: dict[int, int] = field(default_factory=dict)  # where each pubend began, the first time
     handle: int = 0
     active: bool = False
@@ -61,7 +62,7 @@ class SubscriptionState:
         done = self.acknowledged()
         if self.saved:  # what is not in the file yet begins where the pubend began
             done = {pubend: self.approved.get(pubend, self.starts.get(pubend, tick)) for pubend, tick in positions.items()}
-        return Subscribe(self.handle, self.filter, self.name, positions, self.earliest, done)
+        return Subscribe(self.handle, self.filter, self.name, positions, self.earliest, done, self.criterion)
 
     def begin(self, positions: Mapping[int, int]) -> None:
         """Take the positions a former life of the client saved."""

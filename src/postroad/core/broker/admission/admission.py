@@ -23,7 +23,7 @@ from postroad.core.broker.admission.advertisements import AdvertisementGraph
 from postroad.core.broker.admission.announcing import OwnAdvertisements
 from postroad.core.broker.admission.cpu_capacity import CpuCapacity
 from postroad.core.broker.admission.fitting import fitting_filter
-from postroad.core.broker.admission.ledger import Capacities, Ledger
+from postroad.core.broker.admission.ledger import CPU, Capacities, Ledger
 from postroad.core.broker.admission.publisher_gate import PublisherGate
 from postroad.core.broker.admission.reporting import admission_state
 from postroad.core.broker.admission.reservations import Entry, PubendRoutes, Reservations
@@ -299,6 +299,8 @@ class Admission:
             "reservations": len(self.reservations),
             "subscriptions_rejected": self.rejected,
             "publish_held_rows": self.gate.held,
+            "reserved_cpu_rate": self.ledger.brought(CPU) // 1000,
+            "reserved_bytes": self.ledger.memory,
         }
 
     def tell_state(self, link: LinkId, packet: a.AskAdmission, request: int) -> None:
