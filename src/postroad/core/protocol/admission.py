@@ -13,7 +13,8 @@ from msgspec import Meta
 
 from postroad.core.protocol.packets import U32, U64, FilterText, Name, Packet, WallMs
 
-Millirate = Annotated[int, Meta(ge=0, le=10**15)]
+Millirate = Annotated[int, Meta(ge=0, le=10**12)]  # of one advertisement
+Millirates = Annotated[int, Meta(ge=0)]  # a sum: 64 bits hold those of all advertisements that a broker can know
 Percentage = Annotated[float, Meta(ge=0, le=100)]
 Quantiles = Annotated[list[float], Meta(max_length=64)]
 BrokerIds = Annotated[list[U32], Meta(max_length=4096)]
@@ -81,8 +82,8 @@ class Refusal(msgspec.Struct, frozen=True, array_like=True):
     broker: U32
     resource: Annotated[str, Meta(max_length=32)]
     neighbour: U32 = 0
-    demanded: Millirate = 0
-    available: Millirate = 0
+    demanded: Millirates = 0
+    available: Millirates = 0
     ranges: Annotated[list[FittingRange], Meta(max_length=16)] = []  # of attributes: the widest that this broker could take
 
     def __str__(self) -> str:
@@ -106,7 +107,7 @@ class SubscriptionRejected(Packet, frozen=True, array_like=True):
     handle: U32
     brokers: BrokerIds  # that gave a verdict, or should have
     refusals: Refusals
-    largest: Millirate | None = None  # the most that a subscription could bring and fit; None if no rate is the reason
+    largest: Millirates | None = None  # the most that a subscription could bring and fit; None if no rate is the reason
     fitting: FilterText | None = None  # the same filter with a narrower range of one attribute, which would fit
 
 
@@ -125,10 +126,10 @@ class AdmissionExplained(Packet, frozen=True, array_like=True):
     admitted: bool
     brokers: BrokerIds
     refusals: Refusals
-    largest: Millirate | None
+    largest: Millirates | None
     fitting: FilterText | None
-    lowest: Millirate  # at least so much may arrive
-    highest: Millirate  # and at most
+    lowest: Millirates  # at least so much may arrive
+    highest: Millirates  # and at most
     publishers: tuple[U64, U64]  # from so many advertisements at least, and at most
 
 
@@ -143,8 +144,8 @@ class AdvertisedFilter(msgspec.Struct, frozen=True, array_like=True):
 
     filter: FilterText
     count: U64
-    millirate: Millirate
-    own_millirate: Millirate
+    millirate: Millirates
+    own_millirate: Millirates
     brokers: BrokerIds
     successors: Annotated[list[U32], Meta(max_length=10_000)] = []
 
@@ -154,8 +155,8 @@ class ResourceUse(msgspec.Struct, frozen=True, array_like=True):
 
     resource: Annotated[str, Meta(max_length=32)]
     neighbour: U32
-    used: Millirate
-    limit: Millirate | None
+    used: Millirates
+    limit: Millirates | None
     measured: bool = False
 
 
