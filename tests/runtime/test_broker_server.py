@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.integration.brokers import FaultProxy
 from tests.waiting import until
@@ -350,3 +351,60 @@ def test_a_broker_at_rest_wakes_up_when_it_is_time_and_not_before(tmp_path: Path
 
     loops.run(scenario())
     assert 10 <= woken[0] <= 100  # twenty times a second there is something to look at
+
+
+def test_a_configured_limit_holds_on_whichever_link_stays(tmp_path: Path) -> None:
+    """Both dial; broker 1 limits what it sends to broker 2, also when the link that stays was dialled by the other."""
+
+    async def scenario() -> None:
+        first, second = free_ports(2)
+        limited = config(tmp_path, 1, first, second)
+        limited = msgspec.structs.replace(
+            limited, neighbours=(msgspec.structs.replace(limited.neighbours[0], bandwidth_bytes_per_s=50_000),)
+        )
+        nodes = [BrokerServer(limited), BrokerServer(config(tmp_path, 2, second, first))]
+        for node in nodes:
+            await node.start()
+        await until(lambda: links(nodes[0]) == links(nodes[1]) == 1)
+        await until(lambda: [peer.channel.bandwidth_bytes_per_s for peer in nodes[0].peers.values()] == [50_000])
+        assert [peer.channel.bandwidth_bytes_per_s for peer in nodes[1].peers.values()] == [0]
+        async with postroad.connect(nodes[0].url) as client:
+            await client.limit_link(2, 70_000)
+            await until(lambda: links_of(nodes[0]) == [70_000])
+            for peer in [peer for peer in nodes[0].peers.values() if peer.role is Role.BROKER]:
+                peer.channel.abort()
+            await until(lambda: links_of(nodes[0]) == [70_000])
+        for node in nodes:
+            await node.stop()
+
+    def links_of(node: BrokerServer) -> list[int]:
+        return [peer.channel.bandwidth_bytes_per_s for peer in node.peers.values() if peer.role is Role.BROKER]
+
+    run(scenario)
+
+
+def test_pubends_may_be_added_and_taken_away_between_two_starts(tmp_path: Path) -> None:
+    """Their logs stay readable, and a durable subscription gets the messages of new ones, too."""
+
+    async def scenario() -> None:
+        (port,) = free_ports(1)
+        received: list[int] = []
+        for number, pubends in enumerate((1, 3, 1)):
+            node = BrokerServer(config(tmp_path, 1, port, pubends=pubends))
+            await node.start()
+            async with postroad.connect(node.url) as client:
+                for index in range(3):
+                    async with client.publisher() as publisher:
+                        await publisher.publish({"n": 10 * number + index})
+                async with await client.subscribe("", name="all", start="earliest") as subscription:
+                    while len(received) < 3 * (number + 1):
+                        message = await anext(subscription)
+                        received.append(int(message.attributes["n"]))
+                        await message.ack()
+            streams = node.stats()["streams"]
+            assert isinstance(streams, dict)
+            assert len(streams) == (1 if number == 0 else 3)
+            await node.stop()
+        assert sorted(received) == [0, 1, 2, 10, 11, 12, 20, 21, 22]
+
+    run(scenario)

@@ -22,6 +22,7 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
     "status": ("postroad.cli.status", "status", "Show the brokers: links, clients, subscriptions and how far they are behind."),
     "subscriptions": ("postroad.cli.subscriptions", "subscriptions", "List, show or delete durable subscriptions."),
     "admission": ("postroad.cli.admission", "admission", "Show what is advertised and reserved, and what is free."),
+    "link": ("postroad.cli.link", "link", "Limit what a broker sends to a neighbour, while it runs."),
     "queue": ("postroad.cli.queue", "queue", "Create, use and inspect queues."),
     "request": ("postroad.cli.request", "request", "Send a request to whoever serves a queue, and print the answer."),
     "bench": ("postroad.cli.bench", "bench", "Measure a running broker: latency and rates, in a few seconds."),

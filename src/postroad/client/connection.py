@@ -35,7 +35,7 @@ from postroad.client.writer import Writer
 from postroad.core.batch.batch import Batch
 from postroad.core.filters.filter import Filter
 from postroad.core.protocol.admission import AdmissionExplained, AdmissionState
-from postroad.core.protocol.packets import DurableEntry, Packet, PubendSpan
+from postroad.core.protocol.packets import DurableEntry, LimitLink, Packet, PubendSpan
 from postroad.core.protocol.status import BrokerReport
 from postroad.core.session.events import (
     AdvertisementAccepted,
@@ -567,6 +567,10 @@ class Client:
         if self._main is None:
             raise NotConnectedError("no broker is connected now")
         return self._main.broker
+
+    async def limit_link(self, broker: int, bytes_per_s: int) -> None:
+        """Limit what the connected broker sends to its neighbour `broker`, until it restarts; 0 ends the limit."""
+        await self.ask(LimitLink(broker, bytes_per_s))
 
     async def _ask(self, target: int, question: Question) -> TracksAnswered:
         answer = await self.ask(AskTracks(target, question))

@@ -236,6 +236,7 @@ class Client(Blocking[connection.Client]):
     pubends = wait_for(connection.Client.pubends)
     read = iterate(connection.Client.read)
     subscribe = wait_for_twin(connection.Client.subscribe, Subscription)
+    limit_link = wait_for(connection.Client.limit_link)
     trace = wait_for(connection.Client.trace)
     trace_many = wait_for(connection.Client.trace_many)
     unadvertise = wait_for(connection.Client.unadvertise)

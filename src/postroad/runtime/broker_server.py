@@ -27,6 +27,7 @@ from postroad.core.protocol.orders import (
     Congested,
     CpuUsed,
     Drained,
+    LimitBandwidth,
     LinkLost,
     LinkUp,
     Notice,
@@ -135,6 +136,7 @@ class BrokerServer:
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = False
         self._paused = False
+        self._bandwidths: dict[int, int] = {}  # by broker: the limits that were configured or set, in bytes per second
         self._held_back: dict[int, None] = {}  # links that are not read because of what they published
         self._finished: asyncio.Event = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop
@@ -467,6 +469,9 @@ class BrokerServer:
                     peer.refuse(order.error, order.packet)
                 elif peer is not None:
                     peer.channel.send_error(order.error, order.packet, control=False)
+            case LimitBandwidth(broker, bytes_per_s):
+                self._bandwidths[broker] = bytes_per_s
+                self._limit_bandwidth(broker)
             case Store():
                 self._disk.store(order)
             case ReadLog():
@@ -488,6 +493,8 @@ class BrokerServer:
         match order:
             case Send() | Refuse():
                 self._give_up(order.link)
+            case LimitBandwidth():
+                pass  # the link stays as it was
             case SearchTracks():
                 self._fact(TracksSearched(order.token, StorageError(f"tracks could not be searched: {error}")))
             case Append() | Store() | ReleaseLog() | ReadLog():
@@ -652,6 +659,9 @@ class BrokerServer:
     def _adopt(self, peer: Peer) -> None:
         """Use a new link, unless there is a better one already."""
         existing = self._by_broker.get(peer.broker)
+        if peer.bandwidth_bytes_per_s:
+            self._bandwidths.setdefault(peer.broker, peer.bandwidth_bytes_per_s)
+            self._limit_bandwidth(peer.broker)
         if existing is not None:
             if not newer_wins(existing, peer, self.config.id):
                 peer.channel.close(reason="a link between these brokers exists already")
@@ -659,8 +669,16 @@ class BrokerServer:
             self._unlink(existing)
             existing.channel.close(reason="a newer link replaces this one")
         self._by_broker[peer.broker] = peer
+        self._limit_bandwidth(peer.broker)
         log.info("link to %r is up", peer)
         self._fact(LinkUp(peer.link, peer.broker, peer.incarnation, peer.cost))
+
+    def _limit_bandwidth(self, broker: int) -> None:
+        """Limit what goes to a neighbour on the present link, as configured or set."""
+        peer, bytes_per_s = self._by_broker.get(broker), self._bandwidths.get(broker, 0)
+        if peer is not None and peer.channel.bandwidth_bytes_per_s != bytes_per_s:
+            log.info("sending at most %s bytes per second to %r", bytes_per_s or "any number of", peer)
+            peer.channel.limit_bandwidth(bytes_per_s)
 
     def _unlink(self, peer: Peer) -> None:
         if self._by_broker.get(peer.broker) is peer:

@@ -47,6 +47,14 @@ class Neighbour(_Section, frozen=True):
     cost: Annotated[
         Cost, described("Cost of sending a message over this link. Messages take the path with the lowest total cost.")
     ] = 1
+    bandwidth_bytes_per_s: Annotated[
+        int,
+        Meta(ge=0, le=1 << 50),
+        described(
+            "The most this broker sends to that one, on average; 0: no limit. `postroad link limit` changes it while the "
+            "broker runs. Limit the other direction in the file of the other broker."
+        ),
+    ] = 0
 
 
 class Limits(_Section, frozen=True):

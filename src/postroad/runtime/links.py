@@ -75,6 +75,7 @@ class Dialler:
     async def _dial(self) -> Peer | None:
         host, port = split_address(self.neighbour.address)
         peer = self._make(self._hello(self.neighbour.cost), self.neighbour.cost)
+        peer.bandwidth_bytes_per_s = self.neighbour.bandwidth_bytes_per_s
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._config.timeout_s):

@@ -116,6 +116,7 @@ class Peer:
         self.incarnation = 0
         self.name = "?"
         self.cost = cost
+        self.bandwidth_bytes_per_s = 0  # the limit that is configured for the broker at this address; 0: none
         self.dialled: Final = hello is not None
         self.gone: Final = loop.create_future()
         self.publishes = False

@@ -66,6 +66,7 @@ def _report_link(peer: Peer) -> LinkReport:
         channel.sent_bytes,
         channel.received_bytes,
         channel.outbox.dropped_frames,
+        channel.bandwidth_bytes_per_s,
     )
 
 

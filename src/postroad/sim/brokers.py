@@ -19,6 +19,7 @@ from postroad.core.protocol.orders import (
     ClientUp,
     Congested,
     Drained,
+    LimitBandwidth,
     LinkLost,
     LinkUp,
     LogRead,
@@ -363,6 +364,11 @@ class BrokerNode:
             self._wake_at = max(deadline, self.world.now)
             self.world.at(self._wake_at, self._wake, self._wake_at)
 
+    def _limit_bandwidth(self, broker: int, bytes_per_s: int) -> None:
+        for end in self._ends.values():
+            if isinstance(end.far.peer, BrokerNode) and end.far.peer.broker == broker:
+                end.bytes_per_s_max = bytes_per_s or float("inf")
+
     def _carry_out(self, order: TrackedOrder) -> None:
         machine = self.machine
         assert machine is not None
@@ -372,6 +378,8 @@ class BrokerNode:
                 end = self._ends.get(link)
                 if end is not None:
                     end.send(to_bytes(message, packet, batch, release=self.release), data=data)
+            case LimitBandwidth(broker, bytes_per_s):
+                self._limit_bandwidth(broker, bytes_per_s)
             case Append() | Store():
                 self.disk.write(order, self._fact)
             case ReadLog():

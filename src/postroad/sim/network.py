@@ -59,7 +59,8 @@ class Peer(Protocol):
 class End:
     """One end of a connection: where one peer sends and hears."""
 
-    __slots__ = ("_busy_until", "_control", "_data", "_in_flight", "_last_arrival", "_pumping", "cable", "congested", "dropped",
+    __slots__ = ("_busy_until", "_control", "_data", "_in_flight", "_last_arrival", "_pumping", "bytes_per_s_max",
+                 "cable", "congested", "dropped",
                  "far", "link", "open", "paused", "peer", "queued", "queued_data", "sent", "told", "wired")  # fmt: skip
 
     def __init__(self, cable: Cable, peer: Peer, link: int) -> None:
@@ -70,6 +71,7 @@ class End:
         self.open = True  # the peer has not heard of its end
         self.wired = True  # bytes still pass
         self.told = False  # the peer knows of the connection
+        self.bytes_per_s_max = float("inf")  # the sender's own limit
         self.paused = False  # the far peer does not read
         self.congested = False
         self.queued = 0
@@ -147,7 +149,7 @@ class End:
 
     def _launch(self, frame: bytes) -> None:
         cable, world = self.cable, self.cable.world
-        self._busy_until = max(world.now, self._busy_until) + len(frame) / cable.bytes_per_s
+        self._busy_until = max(world.now, self._busy_until) + len(frame) / min(cable.bytes_per_s, self.bytes_per_s_max)
         jitter = cable.chance.random() * cable.profile.jitter_s
         arrival = max(self._last_arrival, self._busy_until + cable.profile.latency_s + jitter)
         self._last_arrival = arrival

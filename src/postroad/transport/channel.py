@@ -18,6 +18,7 @@ import msgspec
 
 from postroad.core.batch.batch import Batch
 from postroad.errors import BufferLimitError, MalformedFrameError, PostroadError, WireError
+from postroad.transport.bandwidth import BandwidthLimit
 from postroad.transport.budget import FREE_BYTES, Account, Budget
 from postroad.transport.flush_scheduler import FlushScheduler
 from postroad.transport.outbox import Buffer, Outbox, OutboxLimits
@@ -108,6 +109,8 @@ class Channel(asyncio.Protocol):
         self._congested = False
         self._check_at = CHECK_BYTES
         self._closing = False
+        self._limit: BandwidthLimit | None = None
+        self._limit_timer: asyncio.TimerHandle | None = None  # data waits for it
         self._close_timer: asyncio.TimerHandle | None = None
 
     # --- sending ---------------------------------------------------------------------------------------------------------
@@ -149,7 +152,7 @@ class Channel(asyncio.Protocol):
     def _flush(self) -> None:
         self._flush_planned = False
         while self._writable and not self.closed and self._transport is not None:
-            buffers, size = self.outbox.take(WRITE_BYTES_MAX)
+            buffers, size = self.outbox.take(WRITE_BYTES_MAX) if self._limit is None else self._take_limited(self._limit)
             if not buffers:
                 break
             self.sent_bytes += size
@@ -159,6 +162,19 @@ class Channel(asyncio.Protocol):
             self._check_marks()
         if self._closing and not self.outbox and self._transport is not None:
             self._transport.close()
+
+    def _take_limited(self, limit: BandwidthLimit) -> tuple[list[Buffer], int]:
+        """Take one frame, or only control frames while data has to wait; then come back when it may leave."""
+        wait_s = limit.wait_s(self._loop.time())
+        buffers, size = self.outbox.take(1, with_data=not wait_s)
+        limit.take(size)
+        if not buffers and self.outbox and self._limit_timer is None:
+            self._limit_timer = self._loop.call_later(wait_s, self._go_on)
+        return buffers, size
+
+    def _go_on(self) -> None:
+        self._limit_timer = None
+        self._flush()
 
     def _check_marks(self) -> None:
         """Count what waits, and tell the owner when it has passed a mark."""
@@ -196,6 +212,19 @@ class Channel(asyncio.Protocol):
     def identified(self, frame_bytes_max: int) -> None:
         """Allow frames of full size: the peer has said who it is."""
         self._decoder.max_bytes = frame_bytes_max
+
+    def limit_bandwidth(self, bytes_per_s: int) -> None:
+        """Send no more bytes per second than this from now on, on average; 0: no limit."""
+        self._limit = BandwidthLimit(bytes_per_s, self._loop.time()) if bytes_per_s else None
+        if self._limit_timer is not None:
+            self._limit_timer.cancel()
+            self._limit_timer = None
+        self._flush()
+
+    @property
+    def bandwidth_bytes_per_s(self) -> int:
+        """The limit; 0: none."""
+        return 0 if self._limit is None else self._limit.bytes_per_s
 
     @property
     def reading(self) -> bool:
@@ -340,6 +369,7 @@ class Channel(asyncio.Protocol):
             self.outbox.clear()
             self._decoder.clear()
             self.account.close()
-            if self._close_timer is not None:
-                self._close_timer.cancel()
+            for timer in (self._close_timer, self._limit_timer):
+                if timer is not None:
+                    timer.cancel()
             self.owner.lost()

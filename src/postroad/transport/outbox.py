@@ -72,7 +72,7 @@ class Outbox:
         control = self.control_bytes + FRAME_COST * len(self._control)
         return control > limits.control_bytes_max or (self.ordered and self.held > limits.data_bytes_max)
 
-    def take(self, bytes_max: int) -> tuple[list[Buffer], int]:
+    def take(self, bytes_max: int, *, with_data: bool = True) -> tuple[list[Buffer], int]:
         """Return the buffers to write next, at most about this many bytes but at least one frame, and their bytes."""
         buffers: list[Buffer] = []
         room = bytes_max
@@ -81,7 +81,7 @@ class Outbox:
             self.control_bytes -= size
             room -= size
             buffers += frame
-        while self._data and room > 0:
+        while with_data and self._data and room > 0:
             size, frame = self._data.popleft()
             self.data_bytes -= size
             room -= size

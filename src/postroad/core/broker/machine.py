@@ -69,6 +69,7 @@ from postroad.core.protocol.orders import (
     CpuUsed,
     Drained,
     Fact,
+    LimitBandwidth,
     LinkId,
     LinkLost,
     LinkUp,
@@ -81,7 +82,7 @@ from postroad.core.protocol.orders import (
     Stored,
 )
 from postroad.core.protocol.status import StreamReport, SubscriptionReport
-from postroad.errors import FilterError, ImplausibleError, PostroadError, TooManyError, WrongRoleError
+from postroad.errors import FilterError, ImplausibleError, PostroadError, TooManyError, UnknownHandleError, WrongRoleError
 from postroad.types import COUNTER_BITS
 
 FAST_S: Final = 0.05  # how often gaps and catch-ups are checked
@@ -284,10 +285,11 @@ class Broker:
     def _without_former_life(self, purpose: PastFromLog, result: LogRead) -> LogRead:
         """Report everything before our first tick as released, if no other broker was ever known.
 
-        Then a client's position before the first tick can only come from a former life of this broker.
+        Then a client's position before the first tick can only come from a former life of this broker. A durable subscription
+        that is older than the pubend, which was added to this broker, begins there without a gap.
         """
         first = self._lives.first_tick(purpose.pubend) if not self._context.known else 0
-        if not 0 < purpose.lo < first:
+        if not 0 < purpose.lo < first or self._subscribing.activation.begins_at(purpose.subscription, purpose.pubend, purpose.lo):
             return result
         return replace(result, hi=max(result.hi, first), released=max(result.released, first))
 
@@ -486,6 +488,8 @@ class Broker:
                 self._subscribing.unsubscribe(link, message, packet, now)
             case p.ReadRange():
                 self._range_reads.read(link, message, packet, now)
+            case p.LimitLink():
+                self._limit_link(message, link, packet)
             case p.ListPubends():
                 self._range_reads.list_pubends(link, message, packet, now)
             case p.OpenEpoch():
@@ -509,6 +513,14 @@ class Broker:
         self._admission.decide()
         for admitted in self._admission.take_admitted():
             self._subscribing.subscribe(admitted.link, admitted.packet, admitted.request, now)
+
+    def _limit_link(self, wanted: p.LimitLink, link: LinkId, request: int) -> None:
+        """Let an operator limit what goes to a neighbour; see the how-to about congestion."""
+        if wanted.broker not in self._neighbours.values():
+            linked = ", ".join(str(broker) for broker in sorted(self._neighbours.values())) or "none"
+            raise UnknownHandleError(f"this broker has no link to broker {wanted.broker}; it has links to: {linked}")
+        self._orders.append(LimitBandwidth(wanted.broker, wanted.bytes_per_s))
+        self._context.send(link, p.LinkLimited(wanted.broker, wanted.bytes_per_s), request)
 
     def _park(self, link: LinkId, message: _OfSubscription, packet: int) -> None:
         """Queue a packet about subscriptions until the first ticks of our pubends are chosen.

@@ -86,7 +86,15 @@ class Notice:
     error: bool = False
 
 
-Order: TypeAlias = Send | Refuse | Append | Store | ReadLog | ReleaseLog | Notice
+@dataclass(frozen=True, slots=True)
+class LimitBandwidth:
+    """Send a neighbour no more bytes per second than this, on this link and on later ones; 0: no limit."""
+
+    broker: int
+    bytes_per_s: int
+
+
+Order: TypeAlias = Send | Refuse | Append | Store | ReadLog | ReleaseLog | Notice | LimitBandwidth
 
 
 # --- facts ---------------------------------------------------------------------------------------------------------------

@@ -456,6 +456,25 @@ class LogDamaged(Packet, frozen=True, array_like=True):
     hi: U64
 
 
+# --- administration ------------------------------------------------------------------------------------------------------
+
+
+class LimitLink(Packet, frozen=True, array_like=True):
+    """Limit what this broker sends to a neighbour, in bytes per second; 0 ends the limit. It lasts until the broker restarts."""
+
+    broker: U32
+    bytes_per_s: Annotated[int, Meta(ge=0, le=1 << 50)]
+
+
+class LinkLimited(Packet, frozen=True, array_like=True):
+    """The limit holds from now on."""
+
+    is_answer: ClassVar[bool] = True
+
+    broker: U32
+    bytes_per_s: Annotated[int, Meta(ge=0, le=1 << 50)]
+
+
 # --- unicast ------------------------------------------------------------------------------------------------------------
 
 

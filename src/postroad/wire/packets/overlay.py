@@ -46,6 +46,9 @@ response(0x0226, _DOWN)(packets.EpochOpened)
 request(0x0227, _UP)(packets.SealEpoch)
 response(0x0228, _DOWN)(packets.EpochSealed)
 
+request(0x0541, _UP)(packets.LimitLink)
+response(0x0542, _DOWN)(packets.LinkLimited)
+
 one_way(0x0301, _ACROSS)(packets.LinkState)
 request(0x0303, _ACROSS)(packets.Interest)
 response(0x0304, _ACROSS)(packets.InterestActive)

@@ -7,7 +7,17 @@ from tests.core.broker.overlay import Overlay, Publisher
 
 from postroad.core.broker.congestion.settings import CongestionSettings, Rule
 from postroad.core.broker.context import BrokerConfig
-from postroad.core.protocol.packets import CatchUp, CongestionAlert, CongestionQuery, Knowledge, Nack, pubend_id
+from postroad.core.protocol.orders import ClientUp, LimitBandwidth, Refuse, Send
+from postroad.core.protocol.packets import (
+    CatchUp,
+    CongestionAlert,
+    CongestionQuery,
+    Knowledge,
+    LimitLink,
+    LinkLimited,
+    Nack,
+    pubend_id,
+)
 
 CONTROLLED = (Rule.PAPER, Rule.IMPROVED)
 
@@ -176,3 +186,19 @@ def test_publishers_of_a_throttled_pubend_take_turns(rule: Rule) -> None:
     overlay.run(2.0)
     assert modest.acknowledged == ["one"]
     assert len(greedy.acknowledged) < 1_500
+
+
+# --- limits of links ---
+
+
+def test_an_operator_limits_what_goes_to_a_neighbour() -> None:
+    """The driver is ordered to, and the client is answered; a broker without such a link says which ones it has."""
+    overlay = line(Rule.IMPROVED)
+    broker = overlay.nodes[2].broker
+    broker.fact(ClientUp(1, "operator"), now=overlay.now)
+    broker.receive(LimitLink(3, 60_000), link=1, now=overlay.now, packet=7)
+    assert broker.outputs() == [LimitBandwidth(3, 60_000), Send(1, LinkLimited(3, 60_000), packet=7)]
+    broker.receive(LimitLink(9, 60_000), link=1, now=overlay.now, packet=8)
+    (refusal,) = broker.outputs()
+    assert isinstance(refusal, Refuse)
+    assert str(refusal.error) == "this broker has no link to broker 9; it has links to: 1, 3"

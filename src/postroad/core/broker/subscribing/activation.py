@@ -187,6 +187,12 @@ class Activation:
             self._begin_waiting(subscription, pubend)
         self._hold_for(fresh)
 
+    def begins_at(self, number: int, pubend: int, tick: int) -> bool:
+        """Tell whether a durable subscription began at a tick of a pubend, by our own records."""
+        subscription = self._edge.subscriptions.get(number)
+        durable = None if subscription is None else self._durable_of(subscription)
+        return durable is not None and durable.starts.get(pubend) == tick
+
     def _durable_of(self, subscription: Subscription) -> Durable | None:
         return self._durables.here.get(subscription.name) if subscription.name is not None else None
 
