@@ -55,6 +55,7 @@ from benchmarks.overlay import (
     receive_paced,
 )
 from benchmarks.records import RESULTS
+from postroad.core.protocol.rights import Rights
 from postroad.runtime.broker_server import BrokerServer
 from postroad.runtime.config import NodeConfig
 from postroad.runtime.serve import serve
@@ -91,7 +92,12 @@ class Switch:
     async def stop(self) -> None:
         self.on()  # so that the tracks end in good order
 
-    def open(self, send: Answer, on_room: Callable[[], None]) -> ServiceConnection:  # noqa: ARG002  # the protocol's names
+    def open(
+        self,
+        send: Answer,  # noqa: ARG002  # the protocol's names
+        on_room: Callable[[], None],  # noqa: ARG002
+        rights: Rights,  # noqa: ARG002
+    ) -> ServiceConnection:
         raise AssertionError("it has no methods")
 
     def off(self) -> None:

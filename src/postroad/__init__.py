@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from postroad.core.batch.batch import Batch
     from postroad.core.filters.filter import Filter
     from postroad.core.session.publishing import Throttled
+    from postroad.security.credentials import ClientTls
     from postroad.tracking.queries.explanation import Explanation
     from postroad.tracking.queries.reconstruction import Trace
 
@@ -27,6 +28,7 @@ __all__ = [
     "Batch",
     "Client",
     "ClientConfig",
+    "ClientTls",
     "Delivery",
     "Explanation",
     "Filter",
@@ -51,6 +53,7 @@ _LATER: Final = {
     "Client": "postroad.client.connection",
     "ClientConfig": "postroad.client.connection",
     "Delivery": "postroad.client.telesto",
+    "ClientTls": "postroad.security.credentials",
     "Explanation": "postroad.tracking.queries.explanation",
     "Filter": "postroad.core.filters.filter",
     "Message": "postroad.client.subscription",

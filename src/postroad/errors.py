@@ -891,3 +891,9 @@ class IdentitiesError(SecurityError):
     """The file of identities cannot be read or changed."""
 
     code = 908
+
+
+class ExposedError(SecurityError):
+    """A broker or server would listen where others can reach it, without TLS and identities. The text says what to do."""
+
+    code = 909

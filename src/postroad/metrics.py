@@ -11,11 +11,14 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeAlias
 
-from postroad.errors import ListenError, OverlayError
+from postroad.core.protocol.rights import Rights
+from postroad.errors import ListenError, OverlayError, SecurityError
 from postroad.queues.broker_service import BrokerQueues
 from postroad.queues.service import QueueStats
 from postroad.runtime.config import split_address
 from postroad.runtime.services import Answer, ServiceConnection, ServiceHost
+from postroad.security.gate import is_loopback
+from postroad.security.http_sessions import HttpSessions
 
 try:
     from prometheus_client import CollectorRegistry, generate_latest
@@ -41,13 +44,22 @@ class MetricsService:
         self._queues = queues
         self._server: asyncio.Server | None = None
         self._requests = 0
+        self._guarded = False
         self._host: ServiceHost
 
     async def start(self, host: ServiceHost) -> None:
         self._host = host
         address, port = split_address(self._listen)
+        self._guarded = host.gate.guarded and not is_loopback(address)
+        tls = {"ssl": host.gate.listening, "ssl_handshake_timeout": REQUEST_S_MAX} if self._guarded else {}
         try:
-            self._server = await asyncio.start_server(self._serve, address, port, limit=REQUEST_BYTES_MAX)
+            self._server = await asyncio.start_server(
+                self._serve,
+                address,
+                port,
+                limit=REQUEST_BYTES_MAX,
+                **tls,  # type: ignore[arg-type]
+            )
         except OSError as error:
             raise ListenError(f"cannot serve metrics on {self._listen}: {error.strerror or error}") from error
 
@@ -61,7 +73,12 @@ class MetricsService:
             self._server.close()
             await self._server.wait_closed()
 
-    def open(self, send: Answer, on_room: Callable[[], None]) -> ServiceConnection:  # noqa: ARG002  # no method leads here
+    def open(
+        self,
+        send: Answer,  # noqa: ARG002  # no method leads here
+        on_room: Callable[[], None],  # noqa: ARG002
+        rights: Rights,  # noqa: ARG002
+    ) -> ServiceConnection:
         raise AssertionError("metrics answer no packets")
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -72,17 +89,30 @@ class MetricsService:
         with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             async with asyncio.timeout(REQUEST_S_MAX):
                 request = await reader.readuntil(b"\r\n\r\n")
-                writer.write(await self._answer(request.split(b"\r\n", 1)[0]))
+                writer.write(await self._answer(request))
                 await writer.drain()
         self._requests -= 1
         writer.close()
 
-    async def _answer(self, line: bytes) -> bytes:
-        if not line.startswith(b"GET /metrics"):
-            return b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    async def _answer(self, request: bytes) -> bytes:
+        line, *headers = request.decode("latin-1").split("\r\n")
+        if not line.startswith("GET /metrics"):
+            return _empty("404 Not Found")
+        if self._guarded and not self._may_read(headers):
+            return _empty("401 Unauthorized", "WWW-Authenticate: Bearer")
         body = await self.render()
         lines = ("HTTP/1.1 200 OK", f"Content-Type: {CONTENT_TYPE}", f"Content-Length: {len(body)}", "Connection: close", "", "")
         return "\r\n".join(lines).encode() + body
+
+    def _may_read(self, headers: Sequence[str]) -> bool:
+        """Tell whether a request carries the token of an administrator."""
+        pairs = (header.partition(":") for header in headers)
+        tokens = [value.strip() for name, _, value in pairs if name.strip().lower() == "authorization"]
+        try:
+            HttpSessions(self._host.gate).bearer(tokens[0] if len(tokens) == 1 else None, encrypted=True).administer()
+        except SecurityError:
+            return False
+        return True
 
     async def render(self) -> bytes:
         """Return all figures as Prometheus reads them."""
@@ -90,6 +120,10 @@ class MetricsService:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Figures(self._host.stats(), queues))
         return generate_latest(registry)
+
+
+def _empty(status: str, *headers: str) -> bytes:
+    return "\r\n".join((f"HTTP/1.1 {status}", *headers, "Content-Length: 0", "Connection: close", "", "")).encode()
 
 
 class _Figures(Collector):

@@ -16,6 +16,7 @@ import pytest
 from tests.integration.brokers import wait_until
 
 import postroad
+from postroad.core.protocol.rights import Rights
 from postroad.queues.client import QueueClient
 from postroad.runtime.broker_server import BrokerServer
 from postroad.runtime.config import NodeConfig, Tracking, dump_config
@@ -108,13 +109,13 @@ def test_a_broker_told_to_stop_at_any_moment_of_its_start_ends_with_code_0(tmp_p
 
 
 def test_a_hangup_does_not_end_a_broker(tmp_path: Path) -> None:
-    """SIGHUP is ignored from the first moment on, and a broker that runs says so."""
+    """SIGHUP never ends a broker; one that runs reads its certificates again and says so."""
     with started(config_at(tmp_path), tmp_path) as broker:
         broker.wait_for_handlers()
         broker.tell(signal.SIGHUP)
         broker.wait_until_it_listens()
         broker.tell(signal.SIGHUP)
-        wait_until(lambda: "SIGHUP is ignored" in broker.said())
+        wait_until(lambda: "the certificates were read again" in broker.said())
         broker.tell(signal.SIGTERM)
         assert_ended_well(broker, broker.end())
 
@@ -182,8 +183,8 @@ class _Prober:
     async def stop(self) -> None:
         pass
 
-    def open(self, send: Answer, on_room: Callable[[], None]) -> ServiceConnection:
-        raise AssertionError(send, on_room)
+    def open(self, send: Answer, on_room: Callable[[], None], rights: Rights) -> ServiceConnection:
+        raise AssertionError(send, on_room, rights)
 
 
 def test_the_port_opens_when_the_services_are_ready(tmp_path: Path) -> None:

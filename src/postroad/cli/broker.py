@@ -98,6 +98,7 @@ def broker(
 
     def ready(port: int) -> None:
         host, _ = split_address(chosen.listen)
-        click.echo(f"broker {chosen.id} ({chosen.title}) listens on postroad://{host}:{port}")
+        scheme = "postroads" if chosen.security.certificate else "postroad"
+        click.echo(f"broker {chosen.id} ({chosen.title}) listens on {scheme}://{host}:{port}")
 
     serve(chosen, ready, _services(chosen), replaces=replaces)

@@ -1,4 +1,4 @@
-"""Where brokers are: `postroad://host:port,host2:port2` or `host:port`, or several such.
+"""Where brokers are: `postroad://host:port,host2:port2` or `host:port`, or several such; `postroads://host:port` for TLS.
 
 Without an address, the environment variable `POSTROAD_URL` counts, and without that the broker on this machine.
 """
@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 from postroad.errors import InvalidValueError
 
 SCHEME: Final = "postroad://"
+SCHEME_TLS: Final = "postroads://"
 DEFAULT_PORT: Final = 7400
 DEFAULT_URL: Final = f"{SCHEME}127.0.0.1:{DEFAULT_PORT}"
 URL_VARIABLE: Final = "POSTROAD_URL"
@@ -20,6 +21,7 @@ URL_VARIABLE: Final = "POSTROAD_URL"
 class Address(NamedTuple):
     host: str
     port: int
+    encrypted: bool = False
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -42,13 +44,16 @@ def parse_addresses(urls: str | Iterable[str] | None) -> list[Address]:
 
 
 def _parse(url: str) -> Iterable[Address]:
-    if "://" in url and not url.startswith(SCHEME):
-        raise InvalidValueError(f"the address of a broker has the form postroad://host:port, not {url[:200]!r}")
-    for part in url.removeprefix(SCHEME).rstrip("/").split(","):
-        yield _address(part, url)
+    encrypted = url.startswith(SCHEME_TLS)
+    if "://" in url and not encrypted and not url.startswith(SCHEME):
+        raise InvalidValueError(
+            f"the address of a broker has the form postroad://host:port, or postroads://host:port with TLS, not {url[:200]!r}"
+        )
+    for part in url.removeprefix(SCHEME_TLS if encrypted else SCHEME).rstrip("/").split(","):
+        yield _address(part, url, encrypted=encrypted)
 
 
-def _address(part: str, url: str) -> Address:
+def _address(part: str, url: str, *, encrypted: bool) -> Address:
     if part.startswith("[") and "]" in part:
         host, _, rest = part[1:].partition("]")
         port = rest.removeprefix(":")
@@ -56,4 +61,4 @@ def _address(part: str, url: str) -> Address:
         host, _, port = part.partition(":")
     if not host or (port and (not port.isdigit() or not 0 < int(port) <= 0xFFFF)):
         raise InvalidValueError(f"{part!r} in {url[:200]!r} is not host:port")
-    return Address(host, int(port) if port else DEFAULT_PORT)
+    return Address(host, int(port) if port else DEFAULT_PORT, encrypted)

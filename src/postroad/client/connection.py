@@ -66,12 +66,15 @@ from postroad.errors import (
     ClosedError,
     DurableElsewhereError,
     GapError,
+    InvalidValueError,
     NotConnectedError,
     PostroadError,
     PublishRefusedError,
+    SecurityError,
     UnfinishedError,
     UnknownDurableError,
 )
+from postroad.security.credentials import OPEN, Credentials, Tls, credentials
 from postroad.tracking.queries.explanation import Explanation
 from postroad.tracking.queries.packets import AskTracks, TracksAnswered
 from postroad.tracking.queries.questions import Question, StatusQuestion
@@ -109,6 +112,8 @@ def connect(
     *,
     name: str | None = None,
     timeout: float | None = None,
+    tls: Tls = None,
+    token: str | None = None,
 ) -> Client:
     """Return a client to be used with `async with`; the addresses are tried in order, again and again.
 
@@ -118,13 +123,21 @@ def connect(
 
         async with postroad.connect("postroad://a:7400,b:7400") as client:
             await client.publish({"symbol": "ACME", "price": 101.5}, b"payload")
+
+    With TLS the address is `postroads://host:port`. `tls` says which brokers are trusted: the file of an authority's
+    certificate, a `ClientTls`, or a context of the `ssl` module. `token` says who the client is. Without them the environment
+    counts: `POSTROAD_CA`, `POSTROAD_CERTIFICATE`, `POSTROAD_KEY`, `POSTROAD_TOKEN`, `POSTROAD_TOKEN_FILE`.
     """
     chosen = config or ClientConfig()
     if name is not None:
         chosen = replace(chosen, name=name)
     if timeout is not None:
         chosen = replace(chosen, connect_s=timeout)
-    return Client(parse_addresses(urls), chosen)
+    addresses = parse_addresses(urls)
+    found = credentials(encrypted=all(each.encrypted for each in addresses), tls=tls, token=token)
+    if found is OPEN and any(each.encrypted for each in addresses):
+        raise InvalidValueError("use postroads:// for all addresses or for none")
+    return Client(addresses, chosen, found)
 
 
 class Client:
@@ -136,8 +149,9 @@ class Client:
         print(await quotes.get(timeout=5))
     """
 
-    def __init__(self, addresses: list[Address], config: ClientConfig) -> None:
+    def __init__(self, addresses: list[Address], config: ClientConfig, credentials: Credentials = OPEN) -> None:
         self.session: Final = Session(config.session)
+        self._credentials: Final = credentials
         self._addresses: Final = addresses
         self._config: Final = config
         self._name: Final = config.name or f"{socket.gethostname()}/{os.getpid()}"
@@ -162,6 +176,7 @@ class Client:
         self._loop: asyncio.AbstractEventLoop
         self._writes: FlushScheduler
         self._last_error: PostroadError | None = None
+        self._denied: PostroadError | None = None  # every address refused who we are, at the first try of each
         self._closed = False
 
     # --- life ------------------------------------------------------------------------------------------------------------
@@ -186,6 +201,9 @@ class Client:
         except BaseException:
             await self.close(flush=False)
             raise
+        if self._denied is not None:
+            await self.close(flush=False)
+            raise self._denied
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -754,6 +772,9 @@ class Client:
             if link is None:
                 failures += 1
                 turn += 1
+                if failures == len(self._addresses) and isinstance(self._last_error, SecurityError):
+                    self._denied = self._last_error
+                    self._connected.set()
                 if failures % len(self._addresses) == 0:
                     quick = self._loop.time() - lost_at < QUICK_S
                     await asyncio.sleep(self._pause(failures // len(self._addresses), quick=quick))
@@ -769,7 +790,7 @@ class Client:
     async def _try(self, address: Address) -> Link | None:
         self._links += 1
         try:
-            link = await dial(self, self._links, self._name, address, self._config.dial_s, self._writes)
+            link = await dial(self, self._links, self._name, address, self._config.dial_s, self._writes, self._credentials)
         except PostroadError as error:
             self._last_error = error
             log.info("no connection: %s", error)

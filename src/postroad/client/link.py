@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Sequence
 from typing import Final, Protocol
 
@@ -12,7 +13,17 @@ import msgspec
 from postroad.client.addresses import Address
 from postroad.core.batch.batch import Batch
 from postroad.core.protocol.packets import Packet
-from postroad.errors import BufferLimitError, HandshakeError, NotConnectedError, PostroadError, WireError, error_of_code
+from postroad.errors import (
+    BufferLimitError,
+    CertificateError,
+    HandshakeError,
+    NotConnectedError,
+    PostroadError,
+    WireError,
+    error_of_code,
+)
+from postroad.security.credentials import OPEN, Credentials
+from postroad.security.tls import name_in
 from postroad.transport.channel import Channel
 from postroad.transport.flush_scheduler import FlushScheduler
 from postroad.transport.outbox import OutboxLimits
@@ -58,7 +69,15 @@ class LinkOwner(Protocol):
 class Link:
     """`welcome` is done when the broker has answered; `gone` when the connection has ended."""
 
-    def __init__(self, owner: LinkOwner, number: int, name: str, loop: asyncio.AbstractEventLoop, writes: FlushScheduler) -> None:
+    def __init__(
+        self,
+        owner: LinkOwner,
+        number: int,
+        name: str,
+        loop: asyncio.AbstractEventLoop,
+        writes: FlushScheduler,
+        credentials: Credentials,
+    ) -> None:
         self.number: Final = number
         self.channel: Final = Channel(loop, _LIMITS, ordered=True, writes=writes)
         self.channel.owner = self
@@ -67,11 +86,27 @@ class Link:
         self.broker = 0
         self._owner: Final = owner
         self._name: Final = name
+        self._credentials: Final = credentials
         self._rows: Final = RowsDecoder()
 
     def opened(self) -> None:
-        software = f"postroad-python {VERSION}"
-        hello = Hello(PROTOCOL_VERSION_OLDEST, PROTOCOL_VERSION, Role.CLIENT, 0, self._name, software, features=(ROWS,))
+        """Say hello, with the token; but only to a broker."""
+        try:
+            self._credentials.check_server(name_in(self.channel.tls))
+        except PostroadError as error:
+            self._refused(error, 1)
+            self.channel.abort()
+            return
+        hello = Hello(
+            PROTOCOL_VERSION_OLDEST,
+            PROTOCOL_VERSION,
+            Role.CLIENT,
+            0,
+            self._name,
+            f"postroad-python {VERSION}",
+            features=(ROWS,),
+            token=self._credentials.token,
+        )
         self.channel.send(hello, 1, control=False)
 
     def received(self, frames: Sequence[Frame]) -> None:
@@ -110,6 +145,7 @@ class Link:
     def _welcomed(self, welcome: Welcome) -> None:
         if not PROTOCOL_VERSION_OLDEST <= welcome.version <= PROTOCOL_VERSION:
             raise HandshakeError(f"the broker chose version {welcome.version}, which this client did not offer")
+        self._credentials.check_server(name_in(self.channel.tls), welcome.broker_id)
         self.broker = welcome.broker_id
         self.channel.identified(FRAME_BYTES_MAX)
         self.channel.frame_bytes_max = welcome.frame_bytes_max
@@ -142,21 +178,36 @@ class Link:
 
     def lost(self) -> None:
         if not self.welcome.done():
-            self.welcome.set_exception(NotConnectedError("the broker closed the connection without an answer"))
+            failure = self.channel.failure
+            if isinstance(failure, ssl.SSLError):
+                self.welcome.set_exception(CertificateError(f"the broker refused the TLS connection: {failure}"))
+            else:
+                self.welcome.set_exception(NotConnectedError("the broker closed the connection without an answer"))
             self.welcome.exception()  # whoever dialled may have given up waiting
         if not self.gone.done():
             self.gone.set_result(None)
         self._owner.link_arrived()
 
 
-async def dial(owner: LinkOwner, number: int, name: str, address: Address, timeout_s: float, writes: FlushScheduler) -> Link:
+async def dial(
+    owner: LinkOwner,
+    number: int,
+    name: str,
+    address: Address,
+    timeout_s: float,
+    writes: FlushScheduler,
+    credentials: Credentials = OPEN,
+) -> Link:
     """Connect and shake hands, or raise `NotConnectedError` or what the broker said."""
     loop = asyncio.get_running_loop()
-    link = Link(owner, number, name, loop, writes)
+    link = Link(owner, number, name, loop, writes, credentials)
     try:
         async with asyncio.timeout(timeout_s):
-            await loop.create_connection(lambda: link.channel, address.host, address.port)
+            await loop.create_connection(lambda: link.channel, address.host, address.port, ssl=credentials.context)
             await asyncio.shield(link.welcome)
+    except ssl.SSLError as error:
+        link.channel.abort()
+        raise CertificateError(f"{address}: no TLS with this broker: {error}") from error
     except (OSError, TimeoutError) as error:
         link.channel.abort()
         raise NotConnectedError(f"{address}: {str(error) or 'no answer in time'}") from error

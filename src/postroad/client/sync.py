@@ -17,6 +17,7 @@ from postroad.client.connection import ClientConfig
 from postroad.client.payloads import JsonPayload
 from postroad.core.session.publishing import Throttled
 from postroad.errors import PublishRefusedError
+from postroad.security.credentials import Tls
 from postroad.transport.background import BackgroundLoop, Blocking, iterate, run, wait_for, wait_for_twin
 from postroad.types import AttributeValue
 from postroad.wire.packets.telesto import QueueMessage
@@ -28,13 +29,15 @@ def connect(
     *,
     name: str | None = None,
     timeout: float | None = None,
+    tls: Tls = None,
+    token: str | None = None,
 ) -> Client:
     """Return a client to be used with `with`; the arguments are those of `postroad.connect`.
 
     with postroad.sync.connect("postroad://127.0.0.1:7400") as client:
         client.publish({"symbol": "ACME"}, b"payload")
     """
-    return Client(connection.connect(urls, config, name=name, timeout=timeout))
+    return Client(connection.connect(urls, config, name=name, timeout=timeout, tls=tls, token=token))
 
 
 class Message(subscription.Message):

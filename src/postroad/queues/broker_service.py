@@ -15,9 +15,10 @@ from typing import Final, cast
 
 import msgspec
 
-from postroad.client.connection import connect
+from postroad.client.connection import Client, connect
 from postroad.core.batch.batch import Batch
 from postroad.core.filters.filter import Filter
+from postroad.core.protocol.rights import Rights
 from postroad.queues.feeder import FedBatch, Feeder
 from postroad.queues.profile import ProfileLog
 from postroad.queues.request_window import RequestWindow
@@ -25,6 +26,7 @@ from postroad.queues.server import open_storage
 from postroad.queues.service import QueueService, QueueStats
 from postroad.runtime.config import NodeConfig
 from postroad.runtime.services import Answer, ServiceHost
+from postroad.security.credentials import OPEN as NO_CREDENTIALS
 from postroad.storage.queues.base import Binding, FeedRow
 from postroad.wire.packets.session import Error, Ping, Pong
 from postroad.wire.registry import REGISTRY, Packet
@@ -52,6 +54,7 @@ class BrokerQueues:
         self._open: dict[_ServiceConnection, None] = {}
         self._service: QueueService
         self._url = ""
+        self._credentials = NO_CREDENTIALS
 
     @property
     def methods(self) -> frozenset[int]:
@@ -59,7 +62,7 @@ class BrokerQueues:
         return frozenset(spec.method for spec in REGISTRY if spec.method <= QUEUE_METHODS_MAX and spec.type not in common)
 
     async def start(self, host: ServiceHost) -> None:
-        self._url = host.url
+        self._url, self._credentials = host.url, host.credentials
         self._service = QueueService(
             open_storage(self._store),
             check_filter=Filter,
@@ -78,14 +81,19 @@ class BrokerQueues:
     async def stats(self) -> list[QueueStats]:
         return await self._service.all_stats()
 
-    def open(self, send: Answer, on_room: Callable[[], None]) -> _ServiceConnection:
-        connection = _ServiceConnection(self._service, send, on_room, self._open)
+    def open(self, send: Answer, on_room: Callable[[], None], rights: Rights) -> _ServiceConnection:
+        connection = _ServiceConnection(self._service, send, on_room, self._open, rights)
         self._open[connection] = None
         return connection
 
+    def _client(self) -> Client:
+        """Return a client of this broker, with the broker's own certificate where the port is guarded."""
+        context = self._credentials.context
+        return connect(self._url) if context is None else connect(self._url, tls=context, token="")
+
     async def _stream(self, binding: Binding, cursors: Mapping[int, int]) -> AsyncGenerator[FedBatch, None]:
         """Read the overlay for one binding, from its cursors on."""
-        async with connect(self._url) as client:
+        async with self._client() as client:
             subscription = await client.subscribe(binding.filter_text, name=_name(binding), positions=dict(cursors) or None)
             async for pubend, batch in subscription.deliveries():
                 yield FedBatch(pubend, int(batch.ticks()[-1]), _rows(batch))
@@ -93,7 +101,7 @@ class BrokerQueues:
 
     async def _forget(self, binding: Binding) -> None:
         """Let go of the logs that were held for a binding."""
-        async with connect(self._url) as client:
+        async with self._client() as client:
             subscription = await client.subscribe(binding.filter_text, name=_name(binding))
             await subscription.close(forget=True)
 
@@ -102,9 +110,14 @@ class _ServiceConnection:
     """One connection's requests, as the runtime sees them."""
 
     def __init__(
-        self, service: QueueService, send: Answer, on_room: Callable[[], None], others: dict[_ServiceConnection, None]
+        self,
+        service: QueueService,
+        send: Answer,
+        on_room: Callable[[], None],
+        others: dict[_ServiceConnection, None],
+        rights: Rights,
     ) -> None:
-        self.window: Final = RequestWindow(service, send, on_room)
+        self.window: Final = RequestWindow(service, send, on_room, rights)
         self._others = others
 
     @property

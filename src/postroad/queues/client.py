@@ -21,6 +21,7 @@ from postroad.client.telesto import QueueMethods, retried
 from postroad.errors import ConnectionLostError, PostroadError
 from postroad.queues.connection import Connection
 from postroad.queues.profile import ProfileLog
+from postroad.security.credentials import OPEN, Credentials
 from postroad.wire.packets import telesto as t
 from postroad.wire.packets.telesto import ClientMode
 from postroad.wire.registry import Packet
@@ -39,9 +40,20 @@ class QueueClient(QueueMethods):
         jobs = await client.open_queue("jobs")
     """
 
-    def __init__(self, addresses: Sequence[Address], *, retry_s: float = RETRY_S, profile: ProfileLog | None = None) -> None:
-        """With a `profile`, each call is noted there (`queues/profile.py`); closing it is left to who opened it."""
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        *,
+        retry_s: float = RETRY_S,
+        profile: ProfileLog | None = None,
+        credentials: Credentials = OPEN,
+    ) -> None:
+        """With a `profile`, each call is noted there (`queues/profile.py`); closing it is left to who opened it.
+
+        `credentials` (`postroad.security.credentials`) say who the client is, and which brokers it trusts.
+        """
         super().__init__()
+        self._credentials = credentials
         self._profile = profile
         self._addresses = list(addresses)
         self._retry_s = retry_s
@@ -67,12 +79,13 @@ class QueueClient(QueueMethods):
         others: Sequence[Address] = (),
         retry_s: float = RETRY_S,
         profile: ProfileLog | None = None,
+        credentials: Credentials = OPEN,
     ) -> Self:
         """Connect as the client of this name; it is registered when it is new, with `mode`. A known one keeps its mode.
 
         `others` are brokers to go to when this one is lost.
         """
-        client = cls([(host, port), *others], retry_s=retry_s, profile=profile)
+        client = cls([(host, port), *others], retry_s=retry_s, profile=profile, credentials=credentials)
         client._new = t.RegisterClient(name, mode, existing=True)
         return client
 
@@ -87,12 +100,13 @@ class QueueClient(QueueMethods):
         others: Sequence[Address] = (),
         retry_s: float = RETRY_S,
         profile: ProfileLog | None = None,
+        credentials: Credentials = OPEN,
     ) -> Self:
         """Connect as a new client, on entering the context or with `connect`; raise `NameTakenError` when the name is known.
 
         The registration has a key, so it is repeated safely when its answer is lost.
         """
-        client = cls([(host, port), *others], retry_s=retry_s, profile=profile)
+        client = cls([(host, port), *others], retry_s=retry_s, profile=profile, credentials=credentials)
         client._new = t.RegisterClient(name, mode, key=secrets.token_bytes(16))
         return client
 
@@ -106,9 +120,10 @@ class QueueClient(QueueMethods):
         others: Sequence[Address] = (),
         retry_s: float = RETRY_S,
         profile: ProfileLog | None = None,
+        credentials: Credentials = OPEN,
     ) -> Self:
         """Connect as an existing client."""
-        client = cls([(host, port), *others], retry_s=retry_s, profile=profile)
+        client = cls([(host, port), *others], retry_s=retry_s, profile=profile, credentials=credentials)
         client.client_id = client_id
         return client
 
@@ -171,7 +186,7 @@ class QueueClient(QueueMethods):
         return await self._open_at(self._addresses[self._place])
 
     async def _open_at(self, address: Address) -> Connection:
-        connection = await Connection.open(*address)
+        connection = await Connection.open(*address, credentials=self._credentials)
         try:
             await self._introduce(connection)
         except BaseException:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Awaitable
 from itertools import count
 from typing import Final, TypeVar, cast
 
 from postroad import errors
-from postroad.errors import ConnectionLostError, PostroadError, QueueBusyError, RemoteError, WireError
+from postroad.errors import CertificateError, ConnectionLostError, PostroadError, QueueBusyError, RemoteError, WireError
+from postroad.security.credentials import OPEN, Credentials
+from postroad.security.tls import name_in
 from postroad.wire.codec import decode, encode
 from postroad.wire.framing import FRAME_BYTES_MAX, FrameDecoder
-from postroad.wire.packets.session import Error
+from postroad.wire.packets.session import PROTOCOL_VERSION, PROTOCOL_VERSION_OLDEST, Error, Hello, Role, Welcome
 from postroad.wire.registry import Packet
 
 PacketT = TypeVar("PacketT", bound=Packet)
@@ -61,14 +64,31 @@ class Connection(asyncio.Protocol):
         self._reason = "the connection was closed"
 
     @classmethod
-    async def open(cls, host: str, port: int, *, timeout_s: float = 10.0) -> Connection:
+    async def open(cls, host: str, port: int, *, timeout_s: float = 10.0, credentials: Credentials = OPEN) -> Connection:
         loop = asyncio.get_running_loop()
+        context = credentials.context
         try:
             async with asyncio.timeout(timeout_s):
-                _, connection = await loop.create_connection(cls, host, port)
+                _, connection = await loop.create_connection(cls, host, port, ssl=context)
+                if context is not None:
+                    await connection.introduce(credentials)
+        except ssl.SSLError as error:
+            raise CertificateError(f"{host}:{port}: no TLS with this broker: {error}") from error
         except (OSError, TimeoutError) as error:
             raise ConnectionLostError(f"no connection to {host}:{port}: {str(error) or 'it does not answer'}") from error
         return connection
+
+    async def introduce(self, credentials: Credentials) -> None:
+        """Say hello, with the token; but only to a broker."""
+        try:
+            assert self._transport is not None
+            name = name_in(self._transport.get_extra_info("ssl_object"))
+            credentials.check_server(name)
+            hello = Hello(PROTOCOL_VERSION_OLDEST, PROTOCOL_VERSION, Role.CLIENT, 0, "queue client", token=credentials.token)
+            credentials.check_server(name, (await self.call(hello, Welcome)).broker_id)
+        except BaseException:
+            await self.close()
+            raise
 
     @property
     def is_open(self) -> bool:

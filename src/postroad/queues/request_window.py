@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+from postroad.core.protocol.rights import OPEN, Rights
 from postroad.queues.answers import AnswerRoom
 from postroad.queues.service import QueueService, Session
 from postroad.wire.registry import Packet
@@ -26,8 +27,8 @@ Send = Callable[[Packet, int], bool]
 class RequestWindow:
     """`on_room` is called when the connection may be read again after it was `full`."""
 
-    def __init__(self, service: QueueService, send: Send, on_room: Callable[[], None]) -> None:
-        self.session: Final = Session(room=AnswerRoom(shared=service.answers))
+    def __init__(self, service: QueueService, send: Send, on_room: Callable[[], None], rights: Rights = OPEN) -> None:
+        self.session: Final = Session(room=AnswerRoom(shared=service.answers), rights=rights)
         self._service = service
         self._send = send
         self._on_room = on_room

@@ -18,6 +18,7 @@ from typing import Final, Self, cast
 from postroad.errors import InvalidValueError, MalformedFrameError, PostgresMissingError, PostroadError, QueueBusyError
 from postroad.queues.request_window import RequestWindow
 from postroad.queues.service import QueueService
+from postroad.security.gate import is_loopback
 from postroad.storage.queues.base import QueueStorage
 from postroad.storage.queues.memory import MemoryQueueStorage
 from postroad.storage.queues.sqlite import SqliteQueueStorage
@@ -207,6 +208,8 @@ def main() -> None:
     host, _, port = arguments.listen.rpartition(":")
     if not host or not port.isdecimal():
         raise InvalidValueError(f"--listen has the form host:port, not {arguments.listen!r}")
+    if not is_loopback(host.strip("[]")):
+        raise SystemExit(f"Error: {arguments.listen} can be reached by others; a guarded broker serves queues to them")
     with contextlib.suppress(ImportError):
         import uvloop  # noqa: PLC0415 - optional
 

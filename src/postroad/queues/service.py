@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace
 
+from postroad.core.protocol.rights import OPEN, Rights
 from postroad.errors import (
     NameTakenError,
     NotIdentifiedError,
@@ -78,6 +79,7 @@ class Session:
     client: Client | None = None
     room: AnswerRoom = field(default_factory=AnswerRoom)
     row_bytes: int = 0  # what a message taken lately had; 0: none was taken yet
+    rights: Rights = OPEN  # what the other end may do
 
 
 @dataclass(frozen=True, slots=True)

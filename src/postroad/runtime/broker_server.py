@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -39,6 +40,7 @@ from postroad.core.protocol.orders import (
     Stored,
 )
 from postroad.core.protocol.packets import Packet, ReadRange
+from postroad.core.protocol.rights import OPEN
 from postroad.core.protocol.status import BrokerReport
 from postroad.errors import (
     BufferLimitError,
@@ -50,6 +52,7 @@ from postroad.errors import (
     ShuttingDownError,
     StorageError,
     TooManyConnectionsError,
+    UnauthenticatedError,
 )
 from postroad.runtime.config import NodeConfig, split_address
 from postroad.runtime.descriptors import connections_max
@@ -61,6 +64,8 @@ from postroad.runtime.peer import Peer
 from postroad.runtime.rate_profile import publisher_rates
 from postroad.runtime.services import Service
 from postroad.runtime.status_report import make_report
+from postroad.security.credentials import Credentials
+from postroad.security.gate import Admitted, Gate, host_of, is_loopback
 from postroad.tracking.files.catalog import TrackOptions
 from postroad.tracking.histories.settings import Strategy
 from postroad.tracking.process.parent import TrackingProcess
@@ -101,6 +106,7 @@ log = logging.getLogger("postroad.node")
 STOP_S_MAX: Final = 5.0
 NEIGHBOURS_MAX: Final = 1024  # a link state names at most 4,096
 WINDOWS_HELD_BACK: Final = 2  # of a publisher, that may wait for a rate on one connection
+IDENTITIES_S: Final = 1.0  # how often the file of identities is looked at
 ORDERS_MAX: Final = 256  # that wait for the end of a turn: one packet may ask for hundreds, each with a long filter
 REPLACE_WAIT_S: Final = 30.0  # for a neighbour to tell what is known of the broker that this one replaces
 CPU_SAMPLE_S: Final = 1.0
@@ -127,6 +133,7 @@ class BrokerServer:
         self.peers: Final[dict[int, Peer]] = {}
         self.failure: Exception | None = None
         self.unknown_packets = 0  # of neighbours with a newer release; they were left out
+        self.revoked_connections = 0  # closed because their identity was revoked, changed or has expired
         self.internal_errors = 0  # exceptions that ended a connection or a read, and not the broker
         self._links = 0
         self._by_broker: dict[int, Peer] = {}
@@ -152,6 +159,7 @@ class BrokerServer:
         self._started: list[Service] = []
         self._started_ms = 0
         self._ended = False  # nothing more goes to the machine or comes from it
+        self.gate: Final = Gate(config.security.trust(), config.id)
 
     # --- life ------------------------------------------------------------------------------------------------------------
 
@@ -159,6 +167,7 @@ class BrokerServer:
         """Read the disk back, start the services, listen, and dial the neighbours."""
         self._loop = asyncio.get_running_loop()
         self._started_ms = _wall_ms()
+        self.gate.check_exposure(self._addresses())
         self._writes, self._turns = FlushScheduler(self._loop), Turns(self._loop)
         self._preparation = Preparation(self, self._loop)
         self.budget = Budget(self.config.limits.buffers_bytes_max, self._loop.time)
@@ -167,7 +176,10 @@ class BrokerServer:
         try:
             self._broker = TrackedBroker(self._disk.state, self._machine_config(), now=self._loop.time())
             self.tracking = await self._open_tracking()
-            self._listener = Listener(self.config.listen, self.config.limits, self.connections_max, self._make_peer, self._count)
+            limits, maximum = self.config.limits, self.connections_max
+            self._listener = Listener(
+                self.config.listen, limits, maximum, self._make_peer, self._count, lambda: self.gate.listening
+            )
             await self._listener.bind()
             await self._start_services()
             await self._listener.start()
@@ -178,10 +190,14 @@ class BrokerServer:
         self._tasks.append(self._loop.create_task(self._heartbeats()))
         if self.config.admission.policy != "off" and not self.config.admission.cpu_rate:
             self._tasks.append(self._loop.create_task(self._sample_cpu()))
+        if self.gate.guarded:
+            self._tasks.append(self._loop.create_task(self._watch_identities()))
         for neighbour in self.config.neighbours:
-            dialler = Dialler(neighbour, self.config.links, self._make_peer, self._hello, self._by_broker.get)
+            dialler = Dialler(neighbour, self.config.links, self._make_peer, self._hello, self._by_broker.get, self._dialling)
             self._tasks.append(self._loop.create_task(dialler.run()))
         log.info("broker %d (%s) listens on port %d", self.config.id, self.config.title, self.port)
+        if self.is_open_to_all:
+            log.warning("INSECURE: everybody who reaches %s may do everything (`insecure = true`)", self.config.listen)
 
     async def _start_services(self) -> None:
         """Make the services ready before the port opens, so that no client finds one missing."""
@@ -199,6 +215,23 @@ class BrokerServer:
         self._say_farewell()
         await self._close_files()
 
+    def _addresses(self) -> dict[str, str]:
+        """Return every address this broker listens on, by what listens there."""
+        metrics = {"the metrics endpoint": self.config.metrics.listen} if self.config.metrics.listen else {}
+        return {"the broker": self.config.listen, **metrics}
+
+    @property
+    def is_open_to_all(self) -> bool:
+        """Tell whether others can reach this broker and nobody has to prove who he is."""
+        return not self.gate.guarded and not all(map(is_loopback, map(host_of, self._addresses().values())))
+
+    def _dialling(self) -> ssl.SSLContext | None:
+        return self.gate.dialling
+
+    @property
+    def credentials(self) -> Credentials:
+        return Credentials(self.gate.own)
+
     @property
     def port(self) -> int:
         assert self._listener is not None
@@ -208,7 +241,8 @@ class BrokerServer:
     def url(self) -> str:
         """Where a client on this machine reaches the broker."""
         host, _ = split_address(self.config.listen)
-        return f"postroad://{'127.0.0.1' if host in ('0.0.0.0', '') else host}:{self.port}"  # noqa: S104  # compared, not bound
+        scheme = "postroad" if self.gate.listening is None else "postroads"
+        return f"{scheme}://{'127.0.0.1' if host in ('0.0.0.0', '') else host}:{self.port}"  # noqa: S104  # compared, not bound
 
     @property
     def frame_bytes_max(self) -> int:
@@ -348,6 +382,11 @@ class BrokerServer:
             "disk_full": int(self._disk.room.full),
             "refused_appends": self._disk.room.refused,
             "internal_errors": self.internal_errors,
+            "insecure": int(self.is_open_to_all),
+            "identities": len(self.gate.identities),
+            "authentication_failures": self.gate.refusals,
+            "tls_failures": 0 if self._listener is None else self._listener.tls_failures,
+            "revoked_connections": self.revoked_connections,
             "unknown_packets": self.unknown_packets,
             "prepared_filters": self._preparation.prepared,
             "packets_preparing": len(self._preparation),
@@ -608,7 +647,13 @@ class BrokerServer:
         if self._stopping:
             raise ShuttingDownError("the broker is shutting down")
         if hello.role is Role.BROKER:
+            self._check_broker(peer, hello.peer_id)
             peer.cost = hello.cost or 1
+        else:
+            admitted = self.gate.admit_client(peer.named, hello.token, encrypted=peer.channel.tls is not None)
+            if peer.admitted not in (None, admitted):
+                raise HandshakeError("this connection has already used a service under another identity")
+            peer.admitted = admitted
         self._identified(peer, hello.role, hello.peer_id, hello.incarnation, hello.name, hello.frame_bytes_max)
         peer.channel.takes_values = ROWS in hello.features
         return Welcome(
@@ -622,8 +667,17 @@ class BrokerServer:
             incarnation=self._disk.state.incarnation,
         )
 
+    def admit(self, peer: Peer) -> Admitted:
+        """Return what a peer may do that asks a service without a hello, or raise."""
+        return self.gate.admit_client(peer.named, "", encrypted=peer.channel.tls is not None)
+
+    def _check_broker(self, peer: Peer, broker: int) -> None:
+        tls = peer.channel.tls
+        self.gate.admit_broker(peer.named, broker, (tls.version() if tls is not None else None) or "")
+
     def welcomed(self, peer: Peer, welcome: Welcome) -> None:
         """Accept a broker that answered our hello, or raise."""
+        self._check_broker(peer, welcome.broker_id)
         if not PROTOCOL_VERSION_OLDEST <= welcome.version <= PROTOCOL_VERSION:
             raise HandshakeError(f"{welcome.name} chose version {welcome.version}, which this broker did not offer")
         self._identified(peer, Role.BROKER, welcome.broker_id, welcome.incarnation, welcome.name, welcome.frame_bytes_max)
@@ -652,7 +706,8 @@ class BrokerServer:
         )
         peer.channel.frame_bytes_max = frame_bytes_max
         if role is Role.CLIENT:
-            self._fact(ClientUp(peer.link, peer.name))
+            rights = OPEN if peer.admitted is None else peer.admitted.rights
+            self._fact(ClientUp(peer.link, peer.name, rights))
         else:
             self._adopt(peer)
 
@@ -734,6 +789,32 @@ class BrokerServer:
             self._fact(LinkLost(peer.link))
         elif peer.role is Role.BROKER:
             self._unlink(peer)
+
+    # --- identities ------------------------------------------------------------------------------------------------------
+
+    def reload_certificates(self) -> None:
+        """Read the certificates again; if that fails, those in use stay."""
+        try:
+            self.gate.reload()
+        except PostroadError as error:
+            log.error("the certificates were not read again: %s [error %d]", error, error.code)  # noqa: TRY400  # no bug of ours
+        else:
+            log.info("the certificates were read again")
+
+    async def _watch_identities(self) -> None:
+        """Read the file of identities again when it has changed, and close the connections of identities that are gone."""
+        while True:
+            await asyncio.sleep(IDENTITIES_S)
+            try:
+                if await asyncio.to_thread(self.gate.refresh):
+                    log.info("the identities were read again: there are %d", len(self.gate.identities))
+            except PostroadError as error:
+                log.error("the identities stay as they are: %s [error %d]", error, error.code)  # noqa: TRY400  # no bug of ours
+            for peer in list(self.peers.values()):
+                identity = None if peer.admitted is None else peer.admitted.identity
+                if identity is not None and not peer.channel.closing and not self.gate.still_holds(identity):
+                    self.revoked_connections += 1
+                    peer.cut(UnauthenticatedError(f"the identity {identity.name!r} was revoked or changed, or has expired"))
 
     # --- heartbeats ------------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,8 @@ from msgspec import Meta
 from postroad.core.broker.admission_settings import AdmissionSettings, Criterion, Policy
 from postroad.core.broker.congestion.settings import CongestionSettings, Rule
 from postroad.errors import ConfigError
+from postroad.security.gate import Trust
+from postroad.security.tls import TlsFiles
 from postroad.tracking.histories.settings import Strategy, TrackingSettings
 
 DEFAULT_PORT: Final = 7400
@@ -251,6 +253,42 @@ class Metrics(_Section, frozen=True):
     listen: Annotated[str, described("Address of the HTTP endpoint `/metrics`, as `host:port`; empty for none.")] = ""
 
 
+class Security(_Section, frozen=True):
+    """`[security]`: who may connect. Without it a broker serves this machine only; `docs/howto/secure.md` sets it up."""
+
+    certificate: Annotated[
+        str, described("The broker's certificate (PEM), which names its id; files are relative to the configuration file.")
+    ] = ""
+    key: Annotated[str, described("The private key of the certificate.")] = ""
+    authority: Annotated[
+        str, described("The certificate of the authority that issues those of the brokers, and of clients that have one.")
+    ] = ""
+    identities: Annotated[
+        str,
+        described("The file of clients and their permissions (`postroad token`); it is read again when it changes."),
+    ] = ""
+    insecure: Annotated[
+        bool, described("Let everybody who reaches the address do everything: only for networks in which everybody is trusted.")
+    ] = False
+
+    def __post_init__(self) -> None:
+        files = (self.certificate, self.key, self.authority)
+        if any(files) and not all(files):
+            raise ValueError("`security.certificate`, `security.key` and `security.authority` belong together")
+        if self.identities and not all(files):
+            raise ValueError("`security.identities` needs `security.certificate`: a token must not travel without TLS")
+
+    def trust(self) -> Trust:
+        files = TlsFiles(Path(self.certificate), Path(self.key), Path(self.authority)) if self.certificate else None
+        return Trust(files, Path(self.identities) if self.identities else None, self.insecure)
+
+    def below(self, directory: Path) -> Security:
+        """Return the same with paths relative to a directory."""
+        names = ("certificate", "key", "authority", "identities")
+        paths = {name: str(directory / path) for name in names if (path := getattr(self, name))}
+        return msgspec.structs.replace(self, **paths)
+
+
 class Overlay(_Section, frozen=True):
     """`[overlay]`: how this broker works with the other brokers."""
 
@@ -444,6 +482,7 @@ class NodeConfig(_Section, frozen=True):
     metrics: Annotated[Metrics, described("See below.")] = Metrics()
     congestion: Annotated[Congestion, described("See below.")] = Congestion()
     admission: Annotated[Admission, described("See below.")] = Admission()
+    security: Annotated[Security, described("See below.")] = Security()
 
     @property
     def title(self) -> str:
@@ -487,7 +526,8 @@ ConfigT = TypeVar("ConfigT", NodeConfig, TopologyConfig)
 def load_config(path: Path) -> NodeConfig:
     """Read a broker's file; `data_dir` becomes absolute."""
     config = parse_config(_read(path), NodeConfig, str(path))
-    return msgspec.structs.replace(config, data_dir=str(path.absolute().parent / config.data_dir))
+    base = path.absolute().parent
+    return msgspec.structs.replace(config, data_dir=str(base / config.data_dir), security=config.security.below(base))
 
 
 def load_topology(path: Path) -> list[NodeConfig]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import ssl
 from collections.abc import Callable
 from typing import Final
 
@@ -44,12 +45,14 @@ class Dialler:
         make: Callable[[Hello | None, int], Peer],
         hello: Callable[[int], Hello],
         linked: Callable[[int], Peer | None],
+        context: Callable[[], ssl.SSLContext | None] = lambda: None,
     ) -> None:
         self.neighbour: Final = neighbour
         self._config: Final = config
         self._make: Final = make
         self._hello: Final = hello
         self._linked: Final = linked
+        self._context: Final = context
         self._broker: int | None = None  # who was found there
 
     async def run(self) -> None:
@@ -79,7 +82,11 @@ class Dialler:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._config.timeout_s):
-                await loop.create_connection(lambda: peer.channel, host, port)
+                await loop.create_connection(lambda: peer.channel, host, port, ssl=self._context())
+        except ssl.SSLError as error:
+            log.warning("no TLS with %s: %s", self.neighbour.address, error)
+            peer.lost()
+            return None
         except (OSError, TimeoutError) as error:
             log.debug("cannot reach %s: %s", self.neighbour.address, error)
             peer.lost()

@@ -10,13 +10,14 @@ import asyncio
 import errno
 import logging
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
 from postroad.errors import ListenError, TooManyConnectionsError
 from postroad.runtime.config import Limits, split_address
-from postroad.runtime.peer import Peer
+from postroad.runtime.peer import Peer, shorten
 from postroad.wire.codec import encode
 from postroad.wire.packets.session import Error, Hello
 
@@ -24,6 +25,7 @@ log = logging.getLogger("postroad.listener")
 
 BACKLOG: Final = 1024
 ACCEPTS_PER_TURN: Final = 32
+SHUTDOWN_S: Final = 5.0  # how long the end of TLS may take
 RETRY_S: Final = 0.5  # after the operating system had no room for another connection
 _NO_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
@@ -38,6 +40,7 @@ class Listener:
         connections_max: int,
         make: Callable[[Hello | None], Peer],
         count: Callable[[], tuple[int, int]],
+        context: Callable[[], ssl.SSLContext | None] = lambda: None,
     ) -> None:
         self.address: Final = address
         self.port = 0
@@ -47,6 +50,8 @@ class Listener:
         self._limits: Final = limits
         self._make: Final = make
         self._count: Final = count
+        self._context: Final = context  # for TLS; asked for each connection, since certificates are renewed
+        self.tls_failures = 0  # connections whose TLS handshake failed
         self._sockets: list[socket.socket] = []
         self._attaching: set[asyncio.Task[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
@@ -126,7 +131,8 @@ class Listener:
         connections, handshakes = self._count()
         if connections >= self.connections_max or handshakes >= self._limits.handshakes_max:
             self.refused += 1
-            _turn_away(accepted, TooManyConnectionsError(f"{connections} connections, {handshakes} of them unidentified"))
+            error = TooManyConnectionsError(f"{connections} connections, {handshakes} of them unidentified")
+            _turn_away(accepted, None if self._context() is not None else error)
             return
         peer = self._make(None)
         task = self._loop.create_task(self._attach(accepted, peer))
@@ -134,10 +140,19 @@ class Listener:
         task.add_done_callback(self._attaching.discard)
 
     async def _attach(self, accepted: socket.socket, peer: Peer) -> None:
+        context = self._context()
+        handshake_s, shutdown_s = (None, None) if context is None else (self._limits.handshake_s, SHUTDOWN_S)
         try:
-            await self._loop.connect_accepted_socket(lambda: peer.channel, accepted)
+            await self._loop.connect_accepted_socket(
+                lambda: peer.channel,
+                accepted,
+                ssl=context,
+                ssl_handshake_timeout=handshake_s,
+                ssl_shutdown_timeout=shutdown_s,
+            )
         except OSError as error:
-            log.info("a connection was closed before it was set up: %s", error)
+            self.tls_failures += context is not None
+            log.info("a connection was closed before it was set up: %s", shorten(str(error)))
             accepted.close()
             peer.lost()
         else:
@@ -158,10 +173,11 @@ def _bound(family: int, kind: int, protocol: int, address: tuple[object, ...]) -
     return made
 
 
-def _turn_away(accepted: socket.socket, error: TooManyConnectionsError) -> None:
-    """Say why, as far as that goes without waiting, and close."""
+def _turn_away(accepted: socket.socket, error: TooManyConnectionsError | None) -> None:
+    """Say why, as far as that goes without waiting (not where TLS would come first), and close."""
     with suppress(OSError):
-        accepted.send(b"".join(encode(Error.of(error), 0)))
+        if error is not None:
+            accepted.send(b"".join(encode(Error.of(error), 0)))
         accepted.shutdown(socket.SHUT_WR)
         accepted.recv(1 << 16)  # unread bytes would make the end a reset, which may overtake the error
     accepted.close()

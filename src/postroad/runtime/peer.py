@@ -30,6 +30,8 @@ from postroad.errors import (
     WrongDirectionError,
 )
 from postroad.runtime.services import Service, ServiceConnection
+from postroad.security.gate import Admitted
+from postroad.security.tls import PeerName, name_in
 from postroad.transport.budget import Budget
 from postroad.transport.channel import SERVICE, Channel
 from postroad.transport.flush_scheduler import FlushScheduler
@@ -90,6 +92,9 @@ class PeerHost(Protocol):
     def service(self, method: int) -> Service | None:
         """Return the service that answers a method, if there is one."""
 
+    def admit(self, peer: Peer) -> Admitted:
+        """Return what a peer may do that asks a service without a hello, or raise."""
+
     def lost(self, peer: Peer) -> None:
         """Forget the peer."""
 
@@ -120,6 +125,8 @@ class Peer:
         self.dialled: Final = hello is not None
         self.gone: Final = loop.create_future()
         self.publishes = False
+        self.named = PeerName()  # by its certificate
+        self.admitted: Admitted | None = None  # a client that may do something
         self._host: Final = host
         self._hello: Final = hello
         self._rows = RowsDecoder()
@@ -167,9 +174,19 @@ class Peer:
             log.warning("closing %r: %s [error %d]", self, shorten(str(error)), error.code)
             self.channel.close(error, packet_id)
 
+    def cut(self, error: PostroadError) -> None:
+        """End the connection at once: what waits for it is not sent any more, except the error."""
+        if not self.channel.closing:
+            self.channel.outbox.clear()
+            self.refuse(error)
+            if self._exchanges is not None:
+                self._exchanges.lost()
+                self._exchanges = None
+
     # --- the channel's owner ---------------------------------------------------------------------------------------------
 
     def opened(self) -> None:
+        self.named = name_in(self.channel.tls)
         if self._hello is not None:
             self.channel.send(self._hello, 1)
 
@@ -258,8 +275,12 @@ class Peer:
 
     def _ask(self, service: Service, frame: Frame) -> None:
         """Hand a request to a service; it answers, and refuses, by itself."""
+        if self.role is Role.BROKER:
+            self._not_allowed(frame[0])
         if self._exchanges is None:
-            self._exchanges = service.open(self._answer, lambda: self.channel.resume(SERVICE))
+            if self.admitted is None:
+                self.admitted = self._host.admit(self)
+            self._exchanges = service.open(self._answer, lambda: self.channel.resume(SERVICE), self.admitted.rights)
         try:
             packet, packet_id, _ = decode(frame)
         except WireError as error:

@@ -44,7 +44,7 @@ async def _serve(node: BrokerServer, ready: Callable[[int], None]) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, node.request_stop)
-    loop.add_signal_handler(signal.SIGHUP, log.info, "SIGHUP is ignored: the configuration is only read at the start")
+    loop.add_signal_handler(signal.SIGHUP, node.reload_certificates)
     if not await _start(node):
         log.info("broker %d stopped during its start", node.config.id)
         return

@@ -11,6 +11,10 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
+from postroad.core.protocol.rights import Rights
+from postroad.security.credentials import Credentials
+from postroad.security.gate import Gate
+
 Answer: TypeAlias = Callable[[msgspec.Struct, int], bool]
 """Send an answer with its packet id; False when the connection is gone."""
 
@@ -47,6 +51,14 @@ class ServiceHost(Protocol):
     def url(self) -> str:
         """Where this broker listens."""
 
+    @property
+    def credentials(self) -> Credentials:
+        """What a client of the broker's own uses to connect to it."""
+
+    @property
+    def gate(self) -> Gate:
+        """Who decides who may do what, for services with a port of their own."""
+
     def stats(self) -> dict[str, object]:
         """How the broker is."""
 
@@ -64,5 +76,5 @@ class Service(Protocol):
     async def stop(self) -> None:
         """Give up what is under way and close what is open."""
 
-    def open(self, send: Answer, on_room: Callable[[], None]) -> ServiceConnection:
-        """Begin to serve a connection."""
+    def open(self, send: Answer, on_room: Callable[[], None], rights: Rights) -> ServiceConnection:
+        """Begin to serve a connection whose other end has these permissions."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from postroad.errors import CertificateError, CryptographyMissingError
+from postroad.security.tls import BROKER_URI
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -58,7 +59,10 @@ def create_authority(directory: Path, name: str = "Postroad private authority", 
 def issue(
     authority: Path, directory: Path, file_name: str, uri: str, *, addresses: Sequence[str] = (), days: int = CERTIFICATE_DAYS
 ) -> Issued:
-    """Sign a certificate for a broker or client, named by its URI. `addresses` are host names or IP addresses it listens on."""
+    """Sign a certificate for a broker or client, named by its URI. `addresses` are host names or IP addresses it listens on.
+
+    Only that of a broker may be used to listen.
+    """
     _need_cryptography()
     from cryptography import x509  # noqa: PLC0415
     from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
@@ -70,7 +74,9 @@ def issue(
     builder = _builder(_name(uri), signer.subject, key, days)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
-    purposes = [x509.oid.ExtendedKeyUsageOID.SERVER_AUTH, x509.oid.ExtendedKeyUsageOID.CLIENT_AUTH]
+    purposes = [x509.oid.ExtendedKeyUsageOID.CLIENT_AUTH]
+    if uri.startswith(BROKER_URI):
+        purposes.append(x509.oid.ExtendedKeyUsageOID.SERVER_AUTH)
     builder = builder.add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
     builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     identifier = signer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value

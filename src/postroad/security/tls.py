@@ -86,11 +86,16 @@ def _loaded(context: ssl.SSLContext, certificate: Path | None, key: Path | None,
         if authority is not None:
             context.load_verify_locations(authority)
         if certificate is not None:
-            context.load_cert_chain(certificate, key)
+            context.load_cert_chain(certificate, key, password=_no_password)
     except (ssl.SSLError, OSError) as error:
         names = ", ".join(str(path) for path in (certificate, key, authority) if path is not None)
         raise CertificateError(f"cannot use {names}: {error}") from error
     return context
+
+
+def _no_password() -> bytes:
+    """Keep OpenSSL from asking at the terminal for the password of an encrypted key; such a key is refused."""
+    return b""
 
 
 def name_in(tls: ssl.SSLObject | None) -> PeerName:

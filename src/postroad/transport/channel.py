@@ -10,6 +10,7 @@ direction counts against the connection's account (`Budget`). A peer that does n
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Sequence
 from time import monotonic
 from typing import Any, Final, Protocol, cast
@@ -93,6 +94,7 @@ class Channel(asyncio.Protocol):
         self.received_bytes = 0
         self.sent_bytes = 0
         self.closed = False
+        self.failure: Exception | None = None  # why the connection was lost, where the event loop says so
         self.account: Final[Account] = (Budget(NO_BYTES_MAX, loop.time) if budget is None else budget).open(
             self._exceed, self._granted
         )
@@ -111,6 +113,7 @@ class Channel(asyncio.Protocol):
         self._closing = False
         self._limit: BandwidthLimit | None = None
         self._limit_timer: asyncio.TimerHandle | None = None  # data waits for it
+        self._ending = False  # the transport was told to close
         self._close_timer: asyncio.TimerHandle | None = None
 
     # --- sending ---------------------------------------------------------------------------------------------------------
@@ -160,7 +163,8 @@ class Channel(asyncio.Protocol):
             self._transport.writelines(buffers)
         if self._congested or self.account.output or not self._writable:
             self._check_marks()
-        if self._closing and not self.outbox and self._transport is not None:
+        if self._closing and not self.outbox and self._transport is not None and not self._ending:
+            self._ending = True  # asyncio's TLS takes a second `close` for an `abort`
             self._transport.close()
 
     def _take_limited(self, limit: BandwidthLimit) -> tuple[list[Buffer], int]:
@@ -283,6 +287,12 @@ class Channel(asyncio.Protocol):
     def closing(self) -> bool:
         return self.closed or self._closing
 
+    @property
+    def tls(self) -> ssl.SSLObject | None:
+        """The TLS of the connection, None without."""
+        found: ssl.SSLObject | None = None if self._transport is None else self._transport.get_extra_info("ssl_object")
+        return found
+
     def address(self) -> str:
         peer: Any = None if self._transport is None else self._transport.get_extra_info("peername")
         return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) and len(peer) >= 2 else "?"
@@ -363,9 +373,10 @@ class Channel(asyncio.Protocol):
     def eof_received(self) -> None:
         return None
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # why it ended makes no difference
+    def connection_lost(self, exc: Exception | None) -> None:
         if not self.closed:
             self.closed = True
+            self.failure = exc
             self.outbox.clear()
             self._decoder.clear()
             self.account.close()

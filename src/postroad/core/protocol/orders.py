@@ -14,6 +14,7 @@ import msgspec
 
 from postroad.core.batch.batch import Batch
 from postroad.core.protocol.packets import Packet
+from postroad.core.protocol.rights import OPEN, Rights
 from postroad.errors import PostroadError
 
 LinkId: TypeAlias = int  # a connection, to a client or a neighbour; never used twice by one driver
@@ -112,10 +113,11 @@ class LinkUp:
 
 @dataclass(frozen=True, slots=True)
 class ClientUp:
-    """A client was identified on this link; `name` is what it calls itself."""
+    """A client was identified on this link; `name` is what it calls itself, `rights` what it may do."""
 
     link: LinkId
     name: str = ""
+    rights: Rights = OPEN
 
 
 @dataclass(frozen=True, slots=True)

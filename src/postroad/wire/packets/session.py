@@ -52,6 +52,10 @@ class Hello(Packet, frozen=True):
     frame_bytes_max: U32 = FRAME_BYTES_MAX
     incarnation: U63 = 0  # of a broker: grows with each start
     cost: U32 = 0  # of the link, as the broker that dials has it configured
+    token: Annotated[str, Meta(max_length=128)] = ""  # of a client; only over TLS
+
+    def __repr__(self) -> str:
+        return f"Hello({self.role.name}, {self.peer_id}, {self.name!r})"  # without the token
 
 
 @response(0x0102, Direction.BROKER_TO_CLIENT | Direction.BROKER_TO_BROKER, needs_identification=False)
