@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 import trustme
 from cryptography import x509
@@ -200,7 +201,7 @@ def test_a_token_never_travels_in_the_clear(guard: Guard) -> None:
     asyncio.run(scenario())
 
 
-async def exchange(port: int, context: ssl.SSLContext | None, *sends: bytes) -> list[object]:
+async def exchange(port: int, context: ssl.SSLContext | None, *sends: bytes) -> list[msgspec.Struct]:
     """Send raw frames and return the packets that came until the broker closed the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
     decoder, packets = FrameDecoder(), []
