@@ -335,6 +335,22 @@ def test_refused_messages_are_reported_and_the_stream_goes_on() -> None:
     assert client.session.outstanding(key) == 7
 
 
+def test_a_publisher_that_another_connection_has_opened_is_resumed_with_all_its_messages() -> None:
+    """Nothing is refused and nothing is forgotten: what is not acknowledged leaves again after a while."""
+    broker = Broker(7)
+    client, key, link = client_with_publisher(broker)
+    ids = [publish(client, key, number) for number in range(3)]
+    client.sent()
+    client.hear(link, PublishRefused(1, b"", b"", UnknownHandleError.code, "another connection has opened publisher 1"))
+    assert not [event for event in client.events() if isinstance(event, MessagesRefused)]
+    assert client.sent() == []
+    client.session.wake(now=client.session.deadline() or 0.0)
+    (opening,) = [send.message for send in client.settle() if isinstance(send.message, OpenPublisher)]
+    assert opening == OpenPublisher(resume=1)
+    assert broker.accepted == ids
+    assert client.session.outstanding(key) == 0
+
+
 @pytest.mark.parametrize(
     ("attributes", "error"),
     [

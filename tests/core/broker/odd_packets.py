@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -21,6 +21,7 @@ from postroad.core.protocol.packets import Packet
 from postroad.wire.packets.overlay import ASCENDING, CARRIES_ROWS
 from postroad.wire.registry import REGISTRY, Direction
 
+PacketT = TypeVar("PacketT", bound=msgspec.Struct)
 ODD_INTEGERS: Final = (0, 1, 2, 63, 64, 255, 256, 65_535, 1 << 16, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32)
 HUGE_INTEGERS: Final = ((1 << 47) - 1, (1 << 48) - 1, 1 << 48, (1 << 62) - 1, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
 ODD_FLOATS: Final = (0.0, -0.0, 1e-308, 0.5, 1.0, 2.0, 1e9, 1e308, float("inf"), float("nan"), -1.0)
@@ -57,13 +58,12 @@ class OddPackets:
     names: Sequence[str]
     known: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
-    def draw(self, kind: type[Packet]) -> tuple[Packet, Batch | None]:
+    def draw(self, kind: type[PacketT]) -> tuple[PacketT, Batch | None]:
         """Return a packet as the decoder would, and its rows if it carries some."""
         info = types.type_info(kind)
         assert isinstance(info, types.StructType)
         values = [self._field(each) for each in info.fields]
-        packet = REGISTRY.by_type[kind].decoder.decode(msgspec.msgpack.encode(values))
-        assert isinstance(packet, Packet)
+        packet = cast("PacketT", REGISTRY.by_type[kind].decoder.decode(msgspec.msgpack.encode(values)))
         return packet, self._rows(packet) if kind in CARRIES_ROWS and self.chance.random() < 0.8 else None
 
     def _field(self, field_: types.Field) -> Any:
@@ -119,7 +119,7 @@ class OddPackets:
     def _length(self, most: int | None) -> int:
         return min(self.chance.choice((0, 1, 1, 2, 3, 8)), 1 << 16 if most is None else most)
 
-    def _rows(self, packet: Packet) -> Batch:
+    def _rows(self, packet: msgspec.Struct) -> Batch:
         """Return rows, inside the range of the packet if it has one, mostly."""
         count = self.chance.choice((1, 1, 2, 5))
         lo, hi = getattr(packet, "lo", 0), getattr(packet, "hi", 0)

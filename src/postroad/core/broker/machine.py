@@ -126,6 +126,7 @@ class Broker:
         # Built before `Publishing`, because it closes the pubends that must not begin yet.
         self._lives = Incarnations(self._context, self._pubends, self._streams, records.losses, self._keeper, records.lives, now)
         self._publishing = Publishing(self._context, self._pubends, records.publisher_next)
+        self._publishing.clients = self._clients
         self._writing = NamedWriters(self._context, self._publishing)
         self._load_writers(records)
         self._past = NackAnswers(self._context, self._pubends, self._streams, self._log_reads)

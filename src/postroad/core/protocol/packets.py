@@ -113,6 +113,7 @@ class PublishAcknowledged(Packet, frozen=True, array_like=True):
 class PublishRefused(Packet, frozen=True, array_like=True):
     """The messages with these ids were not taken; the rest of the stream goes on.
 
+    With empty ids another connection has opened the publisher, and nothing is taken from this one until it opens it again.
     With the code of `SkewError`, nothing of the publisher is taken until it was opened again; `wall_ms` is the broker's clock.
     Then what is not from the future may be sent again, with its age.
     """

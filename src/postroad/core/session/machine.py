@@ -453,8 +453,19 @@ class Session:
         if message.code == SkewError.code and message.wall_ms:
             self._skewed(publisher, registration, message, now)
             return
+        if not message.first:  # no message is refused: another connection has opened the publisher
+            self._open_again(publisher, registration, now)
+            return
         registration.refused(id_tick(message.first), id_tick(message.last))
         self._refused(publisher, registration, message.first, message.last, message)
+
+    def _open_again(self, publisher: _PublisherLife, registration: Registration, now: float) -> None:
+        """Resume a registration that is not open on its link any more, after a while."""
+        registration.closed()
+        if publisher.current is registration:
+            publisher.current = None
+        publisher.retry_at = now + self._retry_delay(publisher.refusals)
+        publisher.refusals += 1
 
     def _refused(
         self, publisher: _PublisherLife, registration: Registration, first: bytes, last: bytes, message: PublishRefused

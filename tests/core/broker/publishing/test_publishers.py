@@ -89,6 +89,35 @@ def test_a_publisher_is_heard_on_the_connection_where_it_is_open() -> None:
     assert overlay.logged(HERE) == []
 
 
+def test_nobody_else_may_resume_the_number_of_a_client() -> None:
+    """Whoever could would have messages acknowledged that were never taken. This holds while the client is away, too."""
+    overlay = one_broker()
+    publisher, other = overlay.publisher(at=HERE), overlay.publisher(at=HERE)
+    broker = overlay.nodes[HERE].broker
+    broker.fact(ClientUp(publisher.link, "owner"), now=overlay.now)
+    publisher.open()
+    broker.fact(ClientUp(other.link, "thief"), now=overlay.now)
+    other.send(OpenPublisher(resume=publisher.number))
+    publisher.publish("mine")
+    publisher.disconnect()
+    other.send(OpenPublisher(resume=publisher.number))
+    assert refusals(other) == [UnknownHandleError, UnknownHandleError]
+    assert overlay.logged(HERE) == ["mine"]
+
+
+def test_a_connection_is_told_when_another_one_resumes_its_publisher() -> None:
+    """Its client may be alive: a broker may have closed the connection at its end only. It opens the publisher again."""
+    overlay = one_broker()
+    publisher = overlay.publisher(at=HERE)
+    other = Publisher(overlay, HERE, wait=False)
+    other.send(OpenPublisher(resume=publisher.number))
+    (told,) = publisher.refused
+    assert (told.publisher, told.first, told.last) == (publisher.number, b"", b"")
+    publisher.open()
+    publisher.publish("again")
+    assert overlay.logged(HERE) == ["again"]
+
+
 def test_publishers_are_spread_over_the_pubends_of_a_broker() -> None:
     """Each publisher belongs to one of them, which keeps its messages in order."""
     overlay = Overlay()

@@ -19,7 +19,7 @@ from postroad.core.batch.row_codec import Row, join_rows
 from postroad.core.batch.schema import DEFAULT_LIMITS, check_message
 from postroad.core.broker.context import Context
 from postroad.core.broker.knowledge import COMPLETE, KnowledgeRange
-from postroad.core.broker.publishing.pubend import Pubend
+from postroad.core.broker.publishing.pubend import PUBLISHERS_MAX, Pubend
 from postroad.core.broker.views import PublishedMessages
 from postroad.core.protocol.orders import LinkId
 from postroad.core.protocol.packets import OpenPublisher, Publish, PublishColumns, PublisherOpened, PublishRefused
@@ -74,6 +74,8 @@ class Publishing:
         self.gate: PublishedMessages | None = None  # holds publishers to what they advertised
         self.now = 0.0
         self._named: dict[int, None] = {}  # the open publishers of named writers
+        self.clients: Mapping[LinkId, str] = {}  # the names of the clients by link
+        self._owners: dict[int, str] = {}  # publisher -> the name of the client that opened it last, in this life
 
     # --- publishers ---
 
@@ -81,6 +83,10 @@ class Publishing:
         if packet.resume is not None:
             if packet.resume >= self._reserved:
                 error = UnknownHandleError(f"this broker never assigned publisher number {packet.resume}")
+                self._context.refuse(link, request, error)
+                return
+            if self._owners.get(packet.resume, self._name_of(link)) != self._name_of(link):
+                error = UnknownHandleError(f"publisher number {packet.resume} was given to another client")
                 self._context.refuse(link, request, error)
                 return
             self._opened(link, packet.resume, request)
@@ -121,7 +127,7 @@ class Publishing:
         if before is not None and before != link:
             error = StaleEpochError("another attempt has replaced this one")
             self._context.send(before, PublishRefused(publisher, b"", b"", error.code, str(error)))
-        self._links[publisher] = link
+        self._own(publisher, link)
         self._homes[publisher] = self.pubends[pubend]
         self._named[publisher] = None
         self._skews.pop(publisher, None)
@@ -266,7 +272,11 @@ class Publishing:
 
     def _opened(self, link: LinkId, publisher: int, request: int) -> None:
         pubend = self._homes[publisher] = self._home_of(publisher)
-        self._links[publisher] = link
+        before = self._links.get(publisher, link)
+        if before != link:  # if its client is still there, it opens the publisher again
+            error = UnknownHandleError(f"another connection has opened publisher {publisher}")
+            self._context.send(before, PublishRefused(publisher, b"", b"", error.code, str(error)))
+        self._own(publisher, link)
         if self._skews.pop(publisher, None) in {_Skew.REFUSED_OLD, _Skew.OLD}:
             self._skews[publisher] = _Skew.OLD
         if self.gate is not None:
@@ -276,6 +286,17 @@ class Publishing:
         me, wall_ms = self._context.broker, self._context.wall_ms
         packet = PublisherOpened(publisher, me, pubend.pubend, wall_ms, window, last, tolerance, pubend.credit)
         self._context.send(link, packet, request)
+
+    def _own(self, publisher: int, link: LinkId) -> None:
+        """Let a link publish as this publisher. Only a client of the same name may resume it later."""
+        self._links[publisher] = link
+        self._owners.pop(publisher, None)
+        self._owners[publisher] = self._name_of(link)
+        while len(self._owners) > PUBLISHERS_MAX:
+            del self._owners[next(iter(self._owners))]
+
+    def _name_of(self, link: LinkId) -> str:
+        return self.clients.get(link, "")
 
     def _pubend_of(self, link: LinkId, publisher: int) -> Pubend:
         if self._links.get(publisher) != link:
