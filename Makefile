@@ -7,7 +7,7 @@ WORKERS ?= 2
 SEEDS ?= 0:240
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench figures docs seeds soak mutants lock clean
+.PHONY: help setup demo test check format bench browser vendor figures docs seeds soak mutants lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -46,6 +46,17 @@ $(VENV)/.peers: $(STAMP) requirements/bench.txt
 bench: $(VENV)/.peers ## Wall-clock benchmarks, some beside peers; writes benchmarks/results/
 	$(BIN)/python -m benchmarks.run $(ONLY)
 
+$(VENV)/.browser: $(STAMP) requirements/browser.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements/browser.txt
+	@touch $@
+
+browser: $(VENV)/.browser ## The console in a real browser (installs Debian's chromium where it may); makes docs/images
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } || true
+	$(BIN)/python -m pytest -n 0 -m browser tests/browser
+
+vendor: setup ## Take the console's front-end libraries from the package registry (needs npm)
+	$(BIN)/python tools/vendor_console.py
+
 figures: setup ## Figures of the papers, shortened to some minutes; writes experiments/
 	$(BIN)/python -m experiments.run $(ONLY)
 
@@ -65,9 +76,11 @@ mutants: setup ## Plant bugs and see whether the soak finds each; ONLY=name for 
 
 lock: ## Renew requirements/*.txt from pyproject.toml (needs uv)
 	uv pip compile --quiet --universal --python-version 3.11 --no-header --no-emit-index-url --no-annotate --generate-hashes \
-	  --group dev --extra uvloop --extra topics --extra postgres --extra metrics --extra spark --extra security pyproject.toml -o requirements/dev.txt
+	  --group dev --extra uvloop --extra topics --extra postgres --extra metrics --extra spark --extra security --extra console pyproject.toml -o requirements/dev.txt
 	uv pip compile --quiet --universal --python-version 3.11 --no-header --no-emit-index-url --no-annotate --generate-hashes \
 	  --group bench --constraint requirements/dev.txt pyproject.toml -o requirements/bench.txt
+	uv pip compile --quiet --universal --python-version 3.11 --no-header --no-emit-index-url --no-annotate --generate-hashes \
+	  --group browser --constraint requirements/dev.txt pyproject.toml -o requirements/browser.txt
 
 clean: ## Remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -27,6 +27,7 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
     "request": ("postroad.cli.request", "request", "Send a request to whoever serves a queue, and print the answer."),
     "bench": ("postroad.cli.bench", "bench", "Measure a running broker: latency and rates, in a few seconds."),
     "trace": ("postroad.cli.trace", "trace", "Show the paths of messages: publisher, brokers, subscribers."),
+    "console": ("postroad.cli.console", "console", "Print the address of a broker's web console."),
     "explain": ("postroad.cli.trace", "explain", "Explain why a subscriber received a message, or why not."),
     "demo": ("postroad.cli.demo", "demo", "Show what Postroad does: a demonstration on this machine."),
     "topics": ("postroad.cli.topics", "topics", "Run the topics service: servers, proxies, status."),

@@ -22,6 +22,10 @@ def _services(config: NodeConfig) -> list[Service]:
         from postroad.metrics import MetricsService  # noqa: PLC0415  # prometheus-client is an optional extra
 
         services.append(MetricsService(config.metrics.listen, queues))
+    if config.console.listen:
+        from postroad.console.service import ConsoleService  # noqa: PLC0415  # starlette and uvicorn are an optional extra
+
+        services.append(ConsoleService(config, queues))
     return services
 
 
@@ -54,6 +58,7 @@ def _services(config: NodeConfig) -> list[Service]:
     type=click.Choice([str(each) for each in Strategy]),
     help="How messages are tracked; `null` for no tracking.  [exact]",
 )
+@click.option("--console", metavar="HOST:PORT", help="Serve the web console at this address on loopback.")
 @click.option(
     "--replace",
     "replaces",
@@ -72,6 +77,7 @@ def broker(
     neighbours: tuple[str, ...],
     queues: str | None,
     tracking: str | None,
+    console: str | None,
     replaces: bool,
     log_level: str | None,
 ) -> None:
@@ -92,6 +98,8 @@ def broker(
         changes["queues"] = Queues(store=queues)
     if tracking is not None:
         changes["tracking"] = msgspec.structs.replace(base.tracking, strategy=tracking)
+    if console is not None:
+        changes["console"] = msgspec.structs.replace(base.console, listen=console)
     chosen = msgspec.structs.replace(base, **changes)
     for address in (chosen.listen, *(each.address for each in chosen.neighbours)):
         split_address(address)

@@ -33,6 +33,7 @@ from postroad.client.subscription import OnGap, Subscription
 from postroad.client.tracing import AnyId, Tracer
 from postroad.client.writer import Writer
 from postroad.core.batch.batch import Batch
+from postroad.core.batch.message import Message
 from postroad.core.filters.filter import Filter
 from postroad.core.protocol.admission import AdmissionExplained, AdmissionState
 from postroad.core.protocol.packets import DurableEntry, LimitLink, Packet, PubendSpan
@@ -529,6 +530,13 @@ class Client:
     async def explain(self, message_id: AnyId, subscriber: str) -> Explanation:
         """Find out why a subscriber got a message, or why not."""
         return await Tracer(self._ask, self._home()).explain(message_id, subscriber)
+
+    async def message(self, message_id: AnyId) -> Message | None:
+        """Read one message from the log of the broker where it was published.
+
+        Return None when the log no longer has it, or its broker cannot be asked now.
+        """
+        return await Tracer(self._ask, self._home()).message(message_id)
 
     async def status(self, broker: int | None = None, *, after: int = 0, page: int = 0, wanted: str = "") -> BrokerReport:
         """Return how a broker is: links, streams, clients and figures; None: the broker this client is connected to.

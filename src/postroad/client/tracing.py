@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 
+from postroad.core.batch.message import Message
+from postroad.core.batch.row_codec import join_rows
 from postroad.core.protocol.packets import pubend_id
 from postroad.core.protocol.status import BrokerReport
 from postroad.core.session.machine import QUESTIONS_MAX
@@ -29,7 +31,7 @@ from postroad.tracking.queries.questions import (
     TracksQuestion,
 )
 from postroad.tracking.queries.reconstruction import Reconstruction, Trace, Unasked
-from postroad.types import MessageId
+from postroad.types import MessageId, Tick
 
 AnyId: TypeAlias = MessageId | str | bytes
 Ask: TypeAlias = Callable[[int, Question], Awaitable[TracksAnswered]]
@@ -75,6 +77,15 @@ class Tracer:
         question = CoverageQuestion(subscriber, pubend, approximate_tick(trace, message))
         coverage, unasked = await self._coverage(overlay, question)
         return explain(Evidence(trace, subscriber, overlay, message, coverage, unasked))
+
+    async def message(self, wanted: AnyId) -> Message | None:
+        """Read one message from the log of its broker; None: the log no longer has it, or the broker cannot be asked."""
+        each = message_id(wanted)
+        answer = (await self._ask(each.broker, MessageQuestion(bytes(each)))).answer
+        if not isinstance(answer, MessageAnswer) or answer.row is None:
+            return None
+        ((_, attributes, payload),) = join_rows([answer.row], answer.binary)
+        return Message.of(each, attributes, payload, Tick(answer.tick))
 
     async def status(self, broker: int | None, question: StatusQuestion) -> BrokerReport:
         """Ask one broker how it is; None: the home broker."""

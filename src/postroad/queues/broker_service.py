@@ -78,6 +78,11 @@ class BrokerQueues:
             await connection.window.settle()
         await self._stack.aclose()
 
+    @property
+    def service(self) -> QueueService:
+        """The running service; there is one after `start`."""
+        return self._service
+
     async def stats(self) -> list[QueueStats]:
         return await self._service.all_stats()
 

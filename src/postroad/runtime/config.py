@@ -289,6 +289,21 @@ class Security(_Section, frozen=True):
         return msgspec.structs.replace(self, **paths)
 
 
+class Console(_Section, frozen=True):
+    """`[console]`: the web console (needs the extra `console`). It serves plain HTTP, so on loopback only."""
+
+    listen: Annotated[
+        str, described("Address of the console, as `host:port` on loopback; port 0 chooses a free one; empty for none.")
+    ] = ""
+    hosts: Annotated[
+        tuple[str, ...],
+        described("Further names under which browsers may reach the console, for example that of a reverse proxy with TLS."),
+    ] = ()
+    books: Annotated[
+        str, described("A file written by `postroad pipeline audit --books FILE`, shown as the last audit; empty for none.")
+    ] = ""
+
+
 class Overlay(_Section, frozen=True):
     """`[overlay]`: how this broker works with the other brokers."""
 
@@ -480,6 +495,7 @@ class NodeConfig(_Section, frozen=True):
     tracking: Annotated[Tracking, described("See below.")] = Tracking()
     queues: Annotated[Queues, described("See below.")] = Queues()
     metrics: Annotated[Metrics, described("See below.")] = Metrics()
+    console: Annotated[Console, described("See below.")] = Console()
     congestion: Annotated[Congestion, described("See below.")] = Congestion()
     admission: Annotated[Admission, described("See below.")] = Admission()
     security: Annotated[Security, described("See below.")] = Security()

@@ -16,8 +16,8 @@ from time import monotonic
 from typing import Final
 
 from postroad.core.protocol.rights import OPEN, Rights
-from postroad.errors import UnauthenticatedError
-from postroad.security.gate import Gate
+from postroad.errors import TokenError, UnauthenticatedError
+from postroad.security.gate import Admitted, Gate
 from postroad.security.identities import Identity
 from postroad.security.tls import PeerName
 from postroad.security.tokens import digest_of
@@ -41,27 +41,39 @@ class HttpSession:
 
 
 class HttpSessions:
-    """The sessions of one broker's pages; `login`, then `rights` for every request, then `logout`."""
+    """The sessions of one broker's pages; `login`, then `rights` for every request, then `logout`.
 
-    def __init__(self, gate: Gate, clock: Callable[[], float] = monotonic) -> None:
+    With `key`, pages of an open broker need that key in place of a token: other users of the machine, and pages of other sites in
+    a browser there, reach loopback ports, too.
+    """
+
+    def __init__(self, gate: Gate, clock: Callable[[], float] = monotonic, *, key: str = "") -> None:
         self._gate: Final = gate
         self._clock: Final = clock
+        self._key: Final = key
         self._sessions: Final[dict[str, HttpSession]] = {}  # by the hash of the cookie
 
     @property
     def needed(self) -> bool:
         """Tell whether anybody has to log in: not where the broker is open."""
-        return self._gate.guarded
+        return self._gate.guarded or bool(self._key)
 
     def login(self, token: str, *, encrypted: bool) -> tuple[str, HttpSession]:
         """Return a new cookie and its session; raise what is wrong with the token."""
         now = self._clock()
-        admitted = self._gate.admit_client(PeerName(), token, encrypted=encrypted)
+        admitted = self._admit(token, encrypted=encrypted)
         self._make_room(now)
         cookie = secrets.token_urlsafe(32)
         session = HttpSession(admitted.rights, admitted.identity, secrets.token_urlsafe(32), now, now)
         self._sessions[digest_of(cookie)] = session
         return cookie, session
+
+    def _admit(self, token: str, *, encrypted: bool) -> Admitted:
+        if self._gate.guarded or not self._key:
+            return self._gate.admit_client(PeerName(), token, encrypted=encrypted)
+        if not hmac.compare_digest(token.encode(), self._key.encode()):
+            raise TokenError
+        return Admitted(OPEN)
 
     def session(self, cookie: str | None) -> HttpSession:
         """Return the session of a cookie, or raise."""
