@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from postroad.core.broker.congestion.nack_window import TRIES_MAX, NackWindow, make_nack_window
+from postroad.core.broker.congestion.nack_window import TRIES_MAX, NackWindow, divide_windows, make_nack_window
 from postroad.core.broker.congestion.settings import CongestionSettings, Rule
 from postroad.types import COUNTER_BITS
 
@@ -126,3 +126,22 @@ def test_the_delayed_window_uses_the_way_and_bounds_its_queue(latency_s: float, 
     way.recover(60_000)
     assert 60_000 / (way.now - began) > 0.85 * ms_per_s
     assert window.rtt_s < latency_s + 1.0
+
+
+def test_streams_that_recover_over_one_parent_divide_their_windows() -> None:
+    """The one that is further behind asks for more, so that all have everything at about the same time."""
+    near, far = NackWindow(SETTINGS), NackWindow(SETTINGS)
+    near.resize(800)
+    far.resize(400)
+    divide_windows([(near, 30_000), (far, 90_000)])
+    assert (near.size_ms, far.size_ms) == (300, 900)
+    divide_windows([(near, 30_000)])
+    assert near.size_ms == 300
+
+
+def test_a_divided_window_keeps_its_bounds() -> None:
+    """Nobody is left without a NACK, nor asks for more than it may keep."""
+    near, far = NackWindow(SETTINGS), NackWindow(SETTINGS)
+    far.resize(SETTINGS.receive_window_ms)
+    divide_windows([(near, 1), (far, 1_000_000)])
+    assert (near.size_ms, far.size_ms) == (SETTINGS.nack_ms, SETTINGS.receive_window_ms)

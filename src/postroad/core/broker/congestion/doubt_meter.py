@@ -9,7 +9,11 @@ the rate of publication or on the filters. It is smoothed by the low-pass filter
 
 Deviations. A sample spans `SPAN_S`, since a stream on which nothing is published moves only when silence is told. A live broker
 that has everything up to the position of the query before is not congested, whatever its rate: otherwise every quiet stream
-would seem slow. With `lag_target_ms` a live broker also alerts when it is that far behind (the improved rule).
+would seem slow.
+
+For the improved rule (`queue_ms_alert`) the lag of a live broker is the time that data waits on the way. Silence up to the
+position of each query comes behind all data before it, while the query overtakes them. So the time from the query until its
+position is reached is the length of the queue, in time. A live broker then alerts while there is a queue worth naming.
 """
 
 from __future__ import annotations
@@ -38,17 +42,23 @@ class DoubtReading:
 class DoubtMeter:
     """Measures one stream at a broker with subscribers."""
 
-    def __init__(self, settings: CongestionSettings, broker: int, lag_target_ms: int | None = None) -> None:
+    def __init__(self, settings: CongestionSettings, broker: int, queue_ms_alert: int | None = None) -> None:
         self._settings = settings
         self._broker = broker
-        self._lag_target_ms = lag_target_ms
+        self._queue_ms_alert = queue_ms_alert
         self._samples: deque[tuple[float, int]] = deque()  # (time, doubt horizon) of the last `SPAN_S`
         self._recovering = False
         self._position = 0  # of the pubend, in the last query
+        self._now = 0.0
+        self._queried_at = 0.0
+        self._waited_ms: int | None = 0  # from the last query until its position was reached; None: not yet
         self.rate = 1.0  # smoothed
 
     def sample(self, doubt_horizon: int, *, recovering: bool, now: float) -> None:
-        """Take in where the doubt horizon is; at most every `SAMPLE_S`."""
+        """Take in where the doubt horizon is; its rate at most every `SAMPLE_S`."""
+        self._now = now
+        if self._waited_ms is None and doubt_horizon >= self._position:
+            self._waited_ms = int((now - self._queried_at) * MS_PER_S)
         samples = self._samples
         if samples and now - samples[-1][0] < SAMPLE_S:
             return
@@ -69,19 +79,24 @@ class DoubtMeter:
     def forget(self) -> None:
         """Nobody here follows the stream any more."""
         self._samples.clear()
-        self.rate, self._position, self._recovering = 1.0, 0, False
+        self.rate, self._position, self._recovering, self._waited_ms = 1.0, 0, False, 0
 
     def queried(self, position: int, doubt_horizon: int, *, recovering: bool) -> DoubtReading | None:
         """Answer a query of the pubend, which is at `position`: with a reading when this is congestion."""
-        settings, before = self._settings, self._position
-        self._position = max(position, before)
+        settings, before, waited_ms = self._settings, self._position, self._waited_ms
+        queried_ms = int((self._now - self._queried_at) * MS_PER_S)
+        self._position, self._queried_at = max(position, before), self._now
+        is_measured = doubt_horizon < position and self._samples  # without a sample there is no time to measure from
+        self._waited_ms = None if is_measured else 0
         lag_ms = max(tick_milliseconds(position) - tick_milliseconds(doubt_horizon), 0)
-        reading = DoubtReading(self.rate, lag_ms, self._broker)
         if recovering:
-            return reading if self.rate < 1 + settings.margin_recovering else None
-        if doubt_horizon >= before:
+            return DoubtReading(self.rate, lag_ms, self._broker) if self.rate < 1 + settings.margin_recovering else None
+        if doubt_horizon < before:
+            slow = self.rate < 1 - settings.margin_live
+            queued = self._queue_ms_alert is not None
+            return DoubtReading(self.rate, lag_ms, self._broker) if slow or queued or lag_ms > settings.lag_ms_max else None
+        if waited_ms is None:  # it was reached since the last sample
+            waited_ms = queried_ms
+        if self._queue_ms_alert is None or waited_ms < self._queue_ms_alert:
             return None
-        slow = self.rate < 1 - settings.margin_live
-        late = lag_ms > settings.lag_ms_max
-        behind = self._lag_target_ms is not None and lag_ms > self._lag_target_ms
-        return reading if slow or late or behind else None
+        return DoubtReading(self.rate, waited_ms, self._broker)

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 from postroad.core.broker.congestion.consolidation import Alert, Consolidation, slower
 from postroad.core.broker.congestion.doubt_meter import RATE_MAX, DoubtMeter, DoubtReading
-from postroad.core.broker.congestion.improved_rule import LAG_TARGET_MS
+from postroad.core.broker.congestion.improved_rule import QUEUE_MS_ALERT
 from postroad.core.broker.congestion.published import PublishedCount
 from postroad.core.broker.congestion.rate_rule import RateRule, Throttle, make_rate_rule
 from postroad.core.broker.congestion.settings import CongestionSettings, Rule
@@ -172,8 +172,8 @@ class Feedback:
         """Pass a query on to the children, and answer for this broker's own subscribers."""
         followed = self._followed.get(query.pubend)
         if followed is None:
-            lag_ms = LAG_TARGET_MS if self._settings.rule is Rule.IMPROVED else None
-            followed = _Followed(DoubtMeter(self._settings, self._broker, lag_ms), Consolidation())
+            queue_ms = QUEUE_MS_ALERT if self._settings.rule is Rule.IMPROVED else None
+            followed = _Followed(DoubtMeter(self._settings, self._broker, queue_ms), Consolidation())
             self._followed[query.pubend] = followed
         if query.sequence <= followed.sequence:
             return  # it came twice, or from a former parent

@@ -60,6 +60,7 @@ class NackWindow:
         self._round_until = 0  # the round trip is over when the stream is known up to here
         self._round: list[float] = []  # its samples
         self._rate = 0.0  # at the last change of the window
+        self._is_resized = False
 
     @property
     def asked(self) -> int:
@@ -160,7 +161,17 @@ class NackWindow:
             return
         rtt_s = max(sum(self._round) / len(self._round), 1e-4)
         self._round.clear()
-        self.size_ms = min(max(self._resized(rtt_s, now), self._settings.nack_ms), self._settings.receive_window_ms)
+        before = self.size_ms
+        self.resize(self._resized(rtt_s, now))
+        self._is_resized |= self.size_ms != before
+
+    def resize(self, size_ms: int) -> None:
+        self.size_ms = min(max(size_ms, self._settings.nack_ms), self._settings.receive_window_ms)
+
+    def take_resized(self) -> bool:
+        """Tell whether the size has changed by a round trip since the last call."""
+        was, self._is_resized = self._is_resized, False
+        return was
 
     def _resized(self, rtt_s: float, now: float) -> int:  # noqa: ARG002 - the other rule needs the time
         """Return the window's new size after a round trip of so long."""
@@ -196,6 +207,15 @@ class DelayedNackWindow(NackWindow):
         if waited_s < QUEUE_S_LEAST:
             return int(max(self.size_ms * GROW, self.size_ms + self._settings.nack_ms))
         return int(self.size_ms * SHRINK) if waited_s > QUEUE_S_MOST else self.size_ms
+
+
+def divide_windows(windows: Sequence[tuple[NackWindow, int]]) -> None:
+    """Divide what some streams ask for together, in proportion to how far each is behind (in ms)."""
+    behind_ms = sum(lag_ms for _, lag_ms in windows)
+    total_ms = sum(window.size_ms for window, _ in windows)
+    if len(windows) > 1 and behind_ms:
+        for window, lag_ms in windows:
+            window.resize(total_ms * lag_ms // behind_ms)
 
 
 def make_nack_window(settings: CongestionSettings) -> NackWindow:

@@ -52,6 +52,8 @@ class PaperRule:
         if alert.sequence < self._counts_from or _improves(previous, alert):
             return
         settings, before = self._settings, published.rate if self.rate is None else self.rate
+        if not before:
+            return  # there is nothing to slow down
         halved = settings.decrease * before
         if before != self._rate_decreased:
             near = self._rate_decreased + settings.decrease_near * (before - self._rate_decreased)

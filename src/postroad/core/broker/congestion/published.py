@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
 from typing import Final
 
 from postroad.types import tick_milliseconds
 
-KEPT_S: Final = 60.0
+KEPT_S: Final = 600.0  # a recovering broker may be so far behind; beyond it, the oldest is taken
 RATE_OVER_S: Final = 1.0
 
 
@@ -73,12 +74,24 @@ class PublishedCount:
                 return (total - before) / (at - began)
         return 0.0
 
+    def total_until(self, tick_ms: int) -> float:
+        """Return how many messages the stream had up to a time in it, between two samples in proportion."""
+        later, earlier = self._around(tick_ms)
+        span_ms = tick_milliseconds(later[1]) - tick_milliseconds(earlier[1])
+        part = min(max((tick_ms - tick_milliseconds(earlier[1])) / span_ms, 0.0), 1.0) if span_ms > 0 else 1.0
+        return earlier[2] + (later[2] - earlier[2]) * part
+
     def density(self, tick_ms: int) -> float:
         """Return messages per second of the stream, around a time in it."""
-        later: tuple[float, int, int] | None = None
-        for sample in reversed(self._samples):
-            if later is not None and tick_milliseconds(sample[1]) <= tick_ms:
-                span_ms = tick_milliseconds(later[1]) - tick_milliseconds(sample[1])
-                return (later[2] - sample[2]) * 1000 / span_ms if span_ms > 0 else self.rate
+        later, earlier = self._around(tick_ms)
+        span_ms = tick_milliseconds(later[1]) - tick_milliseconds(earlier[1])
+        return (later[2] - earlier[2]) * 1000 / span_ms if span_ms > 0 else self.rate
+
+    def _around(self, tick_ms: int) -> tuple[tuple[float, int, int], tuple[float, int, int]]:
+        """Return the two samples around a time in the stream, or the nearest two."""
+        later = self._samples[-1]
+        for sample in islice(reversed(self._samples), 1, None):
+            if tick_milliseconds(sample[1]) <= tick_ms or sample is self._samples[0]:
+                return later, sample
             later = sample
-        return self.rate
+        return later, later

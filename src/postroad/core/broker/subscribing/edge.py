@@ -30,7 +30,7 @@ import numpy as np
 
 from postroad.core.batch.batch import Batch
 from postroad.core.batch.selection import Rows, select
-from postroad.core.broker.congestion.nack_window import NackWindow, make_nack_window
+from postroad.core.broker.congestion.nack_window import NackWindow, divide_windows, make_nack_window
 from postroad.core.broker.congestion.settings import CongestionSettings, Rule
 from postroad.core.broker.knowledge import KnowledgeRange, rows_within
 from postroad.core.broker.subscribing.filter_load import FilterLoad
@@ -494,9 +494,20 @@ class Edge:
             cache.keep_from = None
             self._go_on_at_frontier(pubend)
             return
+        self._share_windows(edge, window)
         wanted = window.ask(edge.delivered, gaps, now)
         if wanted:
             edge.stream.ask(wanted, edge.need_at(edge.delivered)[0], now)
+
+    def _share_windows(self, edge: EdgeStream, window: NackWindow) -> None:
+        """Divide what all recovering streams of one parent ask for: more to those that are further behind.
+
+        They share the way, and all have the same queue before them, so no window by itself would ever become equal to another.
+        """
+        if not window.take_resized() or self._settings.rule is not Rule.IMPROVED:
+            return
+        sharing = [each for each in self.streams.values() if each.recovering and each.asked_parent == edge.asked_parent]
+        divide_windows([(each.window, each.lag_ms) for each in sharing if each.window is not None])
 
     @staticmethod
     def _is_answered(edge: EdgeStream, window: NackWindow) -> bool:
