@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-AREAS: Final = ("publishing", "relaying", "subscribing", "holding", "durable names", "session", "storage", "routing")
+AREAS: Final = ("publishing", "relaying", "subscribing", "holding", "durable names", "session", "storage", "routing", "admission")
 Plant: TypeAlias = Callable[["Planter"], None]
 
 

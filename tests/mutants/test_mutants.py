@@ -23,6 +23,7 @@ SAMPLE = (
     "acknowledge_what_was_received",
     "report_before_the_sync",
     "compare_sequences_only",
+    "reserve_for_ever",
 )
 SEEDS_MAX = 20
 

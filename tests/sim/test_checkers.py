@@ -8,7 +8,7 @@ import pytest
 
 from postroad.sim.checkers import CHECKERS, check
 from postroad.sim.checkers.delivery import Completeness, ExactlyOnce, NoPhantom, Order, StartExactness
-from postroad.sim.checkers.liveness import BoundedMemory, Converges
+from postroad.sim.checkers.liveness import BoundedMemory, Converges, ReservationsAgree
 from postroad.sim.checkers.publishing import AcknowledgedIsDurable, OnePubend, PublishersConverge
 from postroad.sim.checkers.release import GapsAreEarned, LogsAreReleased, ReleaseSafety
 from postroad.sim.checkers.tracking import TracksAreTrue
@@ -38,6 +38,7 @@ from postroad.sim.history import (
     RecordSpoiled,
     Refused,
     Remains,
+    ReservationsCompared,
     Restarted,
     Retired,
     Settled,
@@ -426,6 +427,11 @@ def test_bounded_memory_sees_a_figure_over_its_bound() -> None:
     assert kinds_by(BoundedMemory, [Measured(1.0, 1, {"cache_bytes": (10, 10)})]) == []
 
 
+def test_reservations_agree_sees_a_leak_and_a_half_admission() -> None:
+    assert kinds_by(ReservationsAgree, [ReservationsCompared(1.0, ("one", "another"))]) == ["misreserved", "misreserved"]
+    assert kinds_by(ReservationsAgree, [ReservationsCompared(1.0, ())]) == []
+
+
 def test_every_checker_is_tested_here() -> None:
     """A checker that no test makes fail is a defect."""
     assert {
@@ -442,5 +448,6 @@ def test_every_checker_is_tested_here() -> None:
         GapsAreEarned,
         LogsAreReleased,
         BoundedMemory,
+        ReservationsAgree,
         TracksAreTrue,  # in test_tracking.py
     } == set(CHECKERS)

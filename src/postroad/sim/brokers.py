@@ -215,6 +215,13 @@ class BrokerNode:
     def wall_ms(self) -> int:
         return WALL_MS_AT_START + self.clock_offset_ms + int(self.world.now * 1000 * self.clock_rate)
 
+    @property
+    def links(self) -> dict[int, tuple[int, int]]:
+        """The links to other brokers: which broker, and the number of the link there."""
+        return {
+            link: (end.far.peer.broker, end.far.link) for link, end in self._ends.items() if isinstance(end.far.peer, BrokerNode)
+        }
+
     def bounded_figures(self) -> dict[str, tuple[int, int | None]]:
         """Return the machine's own figures, each with the bound its configuration gives it."""
         machine = self.machine

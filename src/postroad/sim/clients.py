@@ -14,8 +14,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from postroad.core.batch.build import build_batches
+from postroad.core.protocol.admission import MILLI
 from postroad.core.protocol.packets import Packet
 from postroad.core.session.events import (
+    AdvertisementAccepted,
+    AdvertisementEnded,
+    AdvertisementFailed,
     Event,
     MessagesRefused,
     Missed,
@@ -37,7 +41,7 @@ from postroad.core.session.events import (
     WriterSealed,
 )
 from postroad.core.session.machine import Session, SessionConfig
-from postroad.errors import PostroadError, ProtocolViolationError, error_of_code
+from postroad.errors import AdmissionError, PostroadError, ProtocolViolationError, error_of_code
 from postroad.sim import history as seen
 from postroad.sim.brokers import WALL_MS_AT_START, BrokerNode, ids_of
 from postroad.sim.frames import Reader, to_bytes
@@ -78,6 +82,7 @@ class Following:
     ended: bool = False
     saver: int | None = None  # the key under which its positions are saved also when nothing comes
     deleting: bool = False  # no broker has confirmed yet that it is deleted
+    rejected: bool = False  # the overlay had no room for it when it asked last
 
     @property
     def durable(self) -> bool:
@@ -140,6 +145,7 @@ class ClientNode:
         self.profile: Final = profile or CableProfile(drops_data=False)
         self.following: list[Following] = []
         self.publishing: Publishing | None = None
+        self.advertised: list[tuple[str, float, str | None]] = []  # filter, messages per second, name
         self.ranges: dict[int, RangeSeen] = {}  # by key of the session
         self.batches: dict[int, BatchSeen] = {}  # by key of the session
         self.listed: list[PubendsListed] = []
@@ -171,6 +177,8 @@ class ClientNode:
         for following in self.following:
             if not following.ended:
                 self._subscribe(following)
+        for advertised in self.advertised:
+            self._advertise(*advertised)
         if self.publishing is not None:
             self.publishing.key = self.session.open_publisher()
         self._dial_main()
@@ -353,6 +361,27 @@ class ClientNode:
         self._act()
         return True
 
+    def advertise(self, filter_text: str, rate: float, name: str | None = None) -> None:
+        """Announce what is published, on every connection from now on."""
+        self.advertised.append((filter_text, rate, name))
+        self.world.note("advertise", f"{self.name}: {rate:g} messages/s of {filter_text}")
+        if self.session is not None:
+            self._advertise(filter_text, rate, name)
+            self._act()
+
+    def _advertise(self, filter_text: str, rate: float, name: str | None) -> None:
+        assert self.session is not None
+        self.session.advertise(filter_text, int(rate * MILLI), name)
+
+    def give_up_rejected(self) -> None:
+        """Want nothing more of subscriptions for which there is no room."""
+        for following in self.following:
+            if following.ended or self.session is None:
+                continue
+            state = self.session.subscriptions.get(following.key) if following.key is not None else None
+            if following.rejected if state is None else state.rejected:
+                self.end(following)
+
     def record_positions(self) -> None:
         """Write into the history up to where each subscription was told what there is."""
         for following in self.following:
@@ -385,6 +414,8 @@ class ClientNode:
         state = None
         if self.session is not None and following.key is not None:
             state = self.session.subscriptions.get(following.key)
+        if following.rejected if state is None else state.rejected:
+            return  # it is told why, and asks again
         if state is None or not state.active:
             yield f"{following.subscription} is not active"
             return
@@ -583,6 +614,9 @@ class ClientNode:
                     self.world.note("gap", f"{following.subscription} pubend {pubend} {lo}..{hi}")
                     self.history.add(seen.Gapped(self.world.now, following.subscription, pubend, lo, hi))
             case SubscriptionFailed(subscription=key, error=error):
+                rejected = self._following(key)
+                if rejected is not None:
+                    rejected.rejected = isinstance(error, AdmissionError)
                 self._failed(key, f"{type(error).__name__}: {error}", error.retryable)
             case MessagesRefused(first=first, last=last):
                 self._refused(first, last)
@@ -605,6 +639,8 @@ class ClientNode:
             case RangeFailed(request=key, error=error):
                 if key in self.ranges:
                     self.ranges[key].error, self.ranges[key].done = error, not error.retryable
+            case AdvertisementAccepted() | AdvertisementFailed() | AdvertisementEnded():
+                self.world.note("advertise", f"{self.name}: {event}")
             case QuestionAnswered(number, answer):
                 assert isinstance(answer, TracksAnswered)
                 self.answers[number] = answer
@@ -660,6 +696,8 @@ class ClientNode:
         for pubend, tick in sorted(starts.items()):
             self._began(key, pubend, tick)
         following = self._following(key)
+        if following is not None:
+            following.rejected = False
         if following is not None and self.habits.keeps_file and following.saver != key:
             following.saver = key
             self._save(following, key)
@@ -686,7 +724,8 @@ class ClientNode:
     def _delete_again(self, following: Following, life: int) -> None:
         """Come back under the name of a durable subscription, since only its home can delete it."""
         if life == self._life and self.session is not None:
-            key = self.session.subscribe(following.filter, name=following.name)
+            # It only goes, so it needs no admission.
+            key = self.session.subscribe(following.filter, name=following.name, criterion="off")
             self._deletions[key] = following
             self._act()
 

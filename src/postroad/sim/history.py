@@ -264,6 +264,14 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True)
+class ReservationsCompared:
+    """When nobody asked for anything any more, these reservations had no reason, or these were missing."""
+
+    at: float
+    faults: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Remains:
     """After everything had converged and time had passed, the oldest whole segment of a log ends at this tick."""
 
@@ -372,6 +380,7 @@ Event: TypeAlias = (
     | Ended
     | Discarded
     | Settled
+    | ReservationsCompared
     | Remains
     | Measured
     | Arrived

@@ -29,9 +29,10 @@ from postroad.sim.brokers import BrokerNode
 from postroad.sim.checkers import Violation, check
 from postroad.sim.clients import IDLE_SAVE_S, ClientNode, Habits
 from postroad.sim.disk import DiskProfile
-from postroad.sim.history import Delivered, DiskLost, History, Logged, Measured, Remains, Retired, Settled
+from postroad.sim.history import Delivered, DiskLost, History, Logged, Measured, Remains, ReservationsCompared, Retired, Settled
 from postroad.sim.network import Cable, CableProfile, Network
 from postroad.sim.predicates import Predicate, Predicates
+from postroad.sim.reservations import reservation_faults
 from postroad.sim.world import World
 from postroad.tracking.tap.tracked_broker import TrackedConfig
 from postroad.types import tick_milliseconds
@@ -202,14 +203,20 @@ class Overlay:
     def settle(self, within_s: float = SETTLE_S_MAX) -> bool:
         """Let time pass until everyone has everything, or no longer than this; return whether it converged."""
         until = self.world.now + within_s
-        while self.failure is None and self.world.now < until and not self.converged():
-            self.run(min(until, self.world.now + SETTLE_STEP_S))
+        self._converge(until)
+        for client in self.clients.values():
+            client.give_up_rejected()
+        self._converge(until)
         if self.failure is not None:
             return False
         reasons = tuple(self.open_ends())
         self.world.note("phase", "all has converged" if not reasons else f"it has not converged: {'; '.join(reasons)}")
         self.history.add(Settled(self.world.now, reasons))
         return not reasons
+
+    def _converge(self, until: float) -> None:
+        while self.failure is None and self.world.now < until and not self.converged():
+            self.run(min(until, self.world.now + SETTLE_STEP_S))
 
     def converged(self) -> bool:
         """Tell whether every publisher and every subscription knows all there is."""
@@ -233,6 +240,7 @@ class Overlay:
         )
         if self.failure is not None:
             return
+        self.history.add(ReservationsCompared(self.world.now, tuple(reservation_faults(self.nodes))))
         for client in self.clients.values():
             client.record_positions()
         for node in self.nodes.values():

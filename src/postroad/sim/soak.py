@@ -23,7 +23,19 @@ from postroad.sim.overlay import Overlay
 from postroad.sim.workload import Shape, Workload
 from postroad.sim.world import Line
 
-CONTAINED = ("lost", "duplicated", "misordered", "stuck", "phantom", "released", "kept", "unbounded", "mistracked", "crashed")
+CONTAINED = (
+    "lost",
+    "duplicated",
+    "misordered",
+    "stuck",
+    "phantom",
+    "released",
+    "kept",
+    "unbounded",
+    "mistracked",
+    "misreserved",
+    "crashed",
+)
 assert set(CONTAINED) == set(KINDS)
 
 # A run keeps nearly all it allocates until it ends, so the collector, at its default threshold, finds little and often.

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
+from postroad.core.broker.admission_settings import AdmissionSettings, Criterion, Policy
 from postroad.sim.brokers import BrokerNode
 from postroad.sim.clients import ClientNode, Habits
 from postroad.sim.disk import DiskProfile
@@ -25,6 +26,7 @@ SLOW_ONE_IN: Final = 10  # of the seeds has links of `SLOW_BYTES_PER_S`
 SLOW_BYTES_PER_S: Final = 8e3
 SLOW_PAYLOADS: Final = (0, 10, 100)  # there: nobody slows down for a link that is full, so what users ask of it has to fit
 PAYLOADS: Final = (0, 10, 100, 1500)
+ADMISSION_ONE_IN: Final = 4  # of the seeds has admission control, and too little room for all
 ASKED_BYTES: Final = 150  # what a subscription that catches up costs a link for each pubend, question and answer
 ASKED_AGAIN_S: Final = 4.0  # how long it waits for the answer before it asks again
 FAR_ONE_IN: Final = 4  # of the clients is far away: much is on the way when something breaks
@@ -63,6 +65,8 @@ class Workload:
         self._releases = overlay.world.chance("releases")
         self._releases_differ = self._releases.randrange(RELEASES_ONE_IN) == 0
         self._slow = self._slow_links.randrange(SLOW_ONE_IN) == 0
+        self._admission = overlay.world.chance("admission")
+        self._admits = self._admission.randrange(ADMISSION_ONE_IN) == 0
         self._build_brokers()
         overlay.grow = self._add_broker
         self._subscribers = [self._subscriber(index) for index in range(self._chance.randint(2, 5))]
@@ -105,7 +109,7 @@ class Workload:
         chance, overlay = self._world, self._overlay
         pubends = chance.choice((1, 1, 1, 2, 4))
         config = replace(
-            self._config, tracking=self._settings(), has_neighbours=number > 1
+            self._config, admission=self._admission_settings(), tracking=self._settings(), has_neighbours=number > 1
         )  # each is set up to link to older ones
         node = overlay.broker(number, disk=self._disk, config=config, pubends=pubends)
         node.clock_offset_ms = chance.randint(-self._clocks_apart_ms, self._clocks_apart_ms)
@@ -165,6 +169,22 @@ class Workload:
             omit_one_in=self._shape.omit_one_in,
         )
 
+    def _admission_settings(self) -> AdmissionSettings:
+        """Draw how a broker admits, with limits that some of the subscriptions exceed."""
+        if not self._admits:
+            return AdmissionSettings()
+        chance = self._admission
+        self._overlay.traits["brokers with admission control"] += 1
+        criterion = chance.choice((Criterion(Policy.FULL), Criterion(Policy.FULL), Criterion(Policy.PERCENTAGE, 40.0)))
+        return AdmissionSettings(
+            criterion,
+            verdict_s=chance.choice((0.3, 1.0, 3.0)),
+            cpu_rate=chance.choice((None, 30.0, 60.0, 100.0)),
+            link_rate=chance.choice((None, 20.0, 40.0, 80.0)),
+            memory_bytes=chance.choice((None, None, 5_000)),
+            default_rate=20.0,
+        )
+
     def _link_profile(self) -> CableProfile:
         chance = self._chance
         profile = CableProfile(
@@ -197,7 +217,19 @@ class Workload:
         return client
 
     def _publisher(self, index: int) -> ClientNode:
-        return self._client(f"writer{index}")
+        client = self._client(f"writer{index}")
+        if self._admits and not self._left_out(client):
+            self._plan_advertisements(client)
+        return client
+
+    def _plan_advertisements(self, client: ClientNode) -> None:
+        """Let a publisher advertise once or twice, everything it publishes or only a part, perhaps under a name."""
+        chance = self._admission
+        for number in range(chance.choice((0, 1, 1, 2))):
+            text = str(random_predicate(chance).text) if chance.random() < 0.3 else ""
+            name = f"{client.name}-{number}" if chance.random() < 0.3 else None
+            rate = chance.choice((8.0, 15.0, 30.0))
+            self._overlay.at(chance.uniform(0.0, 8.0), partial(client.advertise, text, rate, name))
 
     # --- what users do
 

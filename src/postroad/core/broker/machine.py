@@ -513,7 +513,10 @@ class Broker:
         """Decide the requests whose verdicts are there, and begin the subscriptions that were admitted."""
         self._admission.decide()
         for admitted in self._admission.take_admitted():
-            self._subscribing.subscribe(admitted.link, admitted.packet, admitted.request, now)
+            try:
+                self._subscribing.subscribe(admitted.link, admitted.packet, admitted.request, now)
+            except PostroadError as error:
+                self._context.refuse(admitted.link, admitted.request, error)
 
     def _limit_link(self, wanted: p.LimitLink, link: LinkId, request: int) -> None:
         """Let an operator limit what goes to a neighbour; see the how-to about congestion."""

@@ -618,6 +618,7 @@ class Session:
         if subscription is None:
             return
         subscription.active = True
+        subscription.rejected = False
         subscription.refusals = 0
         for pubend, tick in sorted(message.starts.items()):
             self._missed(subscription, pubend, subscription.join(pubend, tick))
@@ -700,6 +701,7 @@ class Session:
         subscription = self._handles.get(message.handle)
         if subscription is not None:
             largest = None if message.largest is None else message.largest / MILLI
+            subscription.rejected = True
             error = AdmissionError(message.refusals, message.brokers, largest, message.fitting)
             self._subscribe_refused(subscription, error, now)
 

@@ -45,6 +45,7 @@ class SubscriptionState:
     handle: int = 0
     active: bool = False
     refusals: int = 0  # in a row, of a resubscription
+    rejected: bool = False  # the last answer was that it is not admitted now
     holes: int = 0  # without a delivery in between
     retry_at: float | None = None
     ending: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from postroad.sim.checkers.violations import Matches, Violation
-from postroad.sim.history import History, Measured, Settled
+from postroad.sim.history import History, Measured, ReservationsCompared, Settled
 
 
 class Converges:
@@ -16,6 +16,16 @@ class Converges:
             if isinstance(event, Settled):
                 for reason in event.reasons:
                     yield Violation("stuck", event.at, f"the healed overlay did not converge: {reason}")
+
+
+class ReservationsAgree:
+    """What is reserved is what was admitted: nothing leaks, and no subscription is admitted on a part of its path."""
+
+    def check(self, history: History, matches: Matches) -> Iterator[Violation]:  # noqa: ARG002
+        for event in history:
+            if isinstance(event, ReservationsCompared):
+                for fault in event.faults:
+                    yield Violation("misreserved", event.at, fault)
 
 
 class BoundedMemory:

@@ -9,7 +9,17 @@ from typing import Final, Literal, TypeAlias
 from postroad.sim.history import Attributes
 
 Kind: TypeAlias = Literal[
-    "lost", "duplicated", "misordered", "phantom", "released", "kept", "stuck", "unbounded", "mistracked", "crashed"
+    "lost",
+    "duplicated",
+    "misordered",
+    "phantom",
+    "released",
+    "kept",
+    "stuck",
+    "unbounded",
+    "mistracked",
+    "misreserved",
+    "crashed",
 ]
 KINDS: Final[tuple[Kind, ...]] = (
     "lost",  # a message that had to come was skipped
@@ -21,6 +31,7 @@ KINDS: Final[tuple[Kind, ...]] = (
     "stuck",  # all was healed, and still something did not arrive in time
     "unbounded",  # a broker's figure went over its bound
     "mistracked",  # a track lacks what happened, or claims what did not
+    "misreserved",  # a reservation has no reason, or an admitted subscription lacks one
     "crashed",  # a machine raised an exception
 )
 

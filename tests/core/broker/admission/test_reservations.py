@@ -160,6 +160,16 @@ def test_a_second_client_with_the_same_filter_costs_no_packet() -> None:
     assert is_clean(overlay)
 
 
+def test_equal_filters_of_different_texts_leave_nothing_behind() -> None:
+    """Their memory is counted by the text of the first (seed 700008 counted one and released the other)."""
+    overlay = line()
+    advertising(overlay)
+    first, second = overlay.subscriber(SHB, "price > 1"), overlay.subscriber(SHB, "((price > 1))")
+    first.unsubscribe()
+    second.unsubscribe()
+    assert is_clean(overlay)
+
+
 # --- criteria ---
 
 
@@ -286,6 +296,19 @@ def test_a_client_that_gives_up_before_the_verdict_leaves_nothing() -> None:
     overlay.run(5.0)
     assert subscriber.ended
     assert not subscriber.is_subscribed
+    assert is_clean(overlay)
+
+
+def test_an_anonymous_and_a_durable_subscription_share_a_reservation() -> None:
+    overlay = line()
+    advertising(overlay)
+    one, other = overlay.subscriber(SHB, "price > 1", name="d"), overlay.subscriber(SHB, "price > 1")
+    one.disconnect()
+    other.unsubscribe()
+    assert reserved(overlay) == {PHB: 10, IB: 10, SHB: 10}
+    one.come_back()
+    one.unsubscribe(forget=True)
+    overlay.run(0.5)
     assert is_clean(overlay)
 
 

@@ -89,7 +89,8 @@ class Admission:
         self._asking: dict[tuple[LinkId, int], _Asking] = {}  # by key of the entry
         self._admitted: list[Admitted] = []
         self._approved: dict[tuple[LinkId, int], tuple[Entry, int]] = {}  # (link, handle) -> entry and request, not begun yet
-        self._held: dict[int, Entry] = {}  # by number of the subscription
+        self._held: dict[int, Entry] = {}  # by number of the subscription, of those without a name
+        self._unreserved: dict[int, None] = {}  # subscriptions that began without, as before the criterion was set
         self._names: dict[str, Entry] = {}  # of durable subscriptions at home here
         self._link_rates = dict(settings.link_rates)
         self._handled = 0  # messages since the last sample of the CPU
@@ -178,18 +179,20 @@ class Admission:
         found = self._approved.pop((link, handle), None)
         if found is not None:
             entry, _ = found
-            self._held[number] = entry
-            if name is not None:
-                before = self._names.get(name)
-                self._names[name] = entry
-                if before is not None:
-                    self.reservations.release(before)
-                self._context.store(((RESERVED_KEY + name, b""),))
-        elif name is not None and name in self._names:
-            self._held[number] = self._names[name]
+            if name is None:
+                self._held[number] = entry
+                return
+            before = self._names.get(name)
+            self._names[name] = entry
+            if before is not None:
+                self.reservations.release(before)
+            self._context.store(((RESERVED_KEY + name, b""),))
+        elif self.is_on and (name is None or name not in self._names):
+            self._unreserved[number] = None
 
     def dropped(self, number: int, name: str | None) -> None:
         """Release what a subscription reserved, unless it is durable and still at home here."""
+        self._unreserved.pop(number, None)
         entry = self._held.pop(number, None)
         if name is not None:
             self.home_changed(name)
@@ -221,6 +224,10 @@ class Admission:
         if gone:
             self._context.store(gone)
         return self.own.load(advertised)
+
+    def users(self, entry: Entry) -> int:
+        """Count the subscriptions, with those that are away, whose reservation this is."""
+        return sum(each is entry for each in (*self._names.values(), *self._held.values()))
 
     # --- publishers (see `views.PublishedMessages`) ---
 
@@ -301,6 +308,7 @@ class Admission:
             "publish_held_rows": self.gate.held,
             "reserved_cpu_rate": self.ledger.brought(CPU) // 1000,
             "reserved_bytes": self.ledger.memory,
+            "subscriptions_unreserved": len(self._unreserved),
         }
 
     def tell_state(self, link: LinkId, packet: a.AskAdmission, request: int) -> None:

@@ -143,6 +143,10 @@ class Reservations:
     def find(self, key: tuple[LinkId, int]) -> Entry | None:
         return self._entries.get(key)
 
+    def sent_as(self, link: LinkId, number: int) -> Entry | None:
+        """Return the entry that was sent over a link under this number."""
+        return self._places.get(link, {}).get(number)
+
     def flow_origin(self, holder: Holder) -> int:
         return self._context.broker if holder == OWN_FLOW else self._flows[holder].origin
 
@@ -153,8 +157,8 @@ class Reservations:
         self._refresh()
         if not dry:
             shared = self._decided_twin(filter_)
-            if shared is not None and not self.ledger.check(filter_, OWN_FLOW):
-                self.ledger.reserve(filter_, OWN_FLOW)
+            if shared is not None and not self.ledger.check(shared.filter, OWN_FLOW):
+                self.ledger.reserve(shared.filter, OWN_FLOW)
                 shared.count += 1
                 return shared
         entry = self._new_entry(OWN_FLOW, filter_, full=full)
@@ -166,7 +170,7 @@ class Reservations:
         self._refresh()
         shared = self._decided_twin(filter_)
         if shared is not None:
-            self.ledger.reserve(filter_, OWN_FLOW)
+            self.ledger.reserve(shared.filter, OWN_FLOW)
             shared.count += 1
             return shared
         entry = self._new_entry(OWN_FLOW, filter_, full=False)
@@ -350,7 +354,7 @@ class Reservations:
             self.ledger.reserve(entry.filter, entry.holder)
             entry.holds = True
         wait_ms = int(1000 * min(wait_s * HOP_SHARE, wait_s - HOP_LESS_S))
-        for link in self._links_needed(entry):
+        for link in self.links_needed(entry):
             if wait_ms <= 0:  # the path is so long that nobody further up can answer in time
                 entry.brokers[self.neighbours[link]] = None
                 entry.refusals.append(Refusal(self.neighbours[link], NO_ANSWER))
@@ -426,7 +430,7 @@ class Reservations:
 
     # --- inside: the way up ---
 
-    def _links_needed(self, entry: Entry) -> dict[LinkId, None]:
+    def links_needed(self, entry: Entry) -> dict[LinkId, None]:
         """Return the links by which advertised messages come for an entry."""
         links: dict[LinkId, None] = {}
         scope = dict.fromkeys(self.ledger.scope(entry.holder))
@@ -439,7 +443,7 @@ class Reservations:
 
     def _settle_links(self, entry: Entry) -> None:
         """Reserve a decided entry where it is needed now, and nowhere else."""
-        needed = self._links_needed(entry)
+        needed = self.links_needed(entry)
         for link in [each for each in entry.sent if each not in needed]:
             self._take_back(entry, link)
         for link in needed:

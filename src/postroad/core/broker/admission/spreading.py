@@ -84,6 +84,11 @@ class AdvertisementSpread:
             for entry in origin.entries.values():
                 yield broker, entry
 
+    def of_broker(self, broker: int) -> dict[int, AdvertisementEntry]:
+        """Return what is known of the advertisements of a broker, by number."""
+        origin = self._origins.get(broker)
+        return {} if origin is None else origin.entries
+
     # --- our own ---
 
     def put(self, entry: AdvertisementEntry) -> None:
