@@ -7,7 +7,7 @@ WORKERS ?= 2
 SEEDS ?= 0:240
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench browser vendor figures docs seeds soak mutants lock clean
+.PHONY: help setup demo test check format bench browser vendor figures docs seeds soak mutants hostile lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -68,6 +68,9 @@ seeds: setup ## Random seeds of the simulated overlay, in parallel; SEEDS=A:B fo
 
 soak: setup ## Long random runs
 	$(BIN)/python -m pytest -n $(WORKERS) -m soak
+
+hostile: setup ## Attack a broker; another client's p99 stays within three times its value (needs a quiet machine); ONLY=attack for some
+	$(BIN)/python -m benchmarks.hostile --check $(ONLY)
 
 mutants: setup ## Plant bugs and see whether the soak finds each; ONLY=name for some
 	$(BIN)/python -m tests.mutants --workers $(WORKERS) --only "$(ONLY)" --keep
