@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import postroad.sync
-from postroad import Message
+from postroad.core.batch.message import Message
 
 
 def publish(url: str, numbers: Sequence[int], *, bulk: int = 0) -> None:
