@@ -103,7 +103,7 @@ class Reader(ClientNode):
 
 def batches_of(ids: Ids, offset: int = 0) -> list[Batch]:
     """Return messages with these ids as the writers make them."""
-    return list(build_batches([(each.item(), {"group": (offset + n) % GROUPS}, PAYLOAD) for n, each in enumerate(ids)]))
+    return list(build_batches([(each.tobytes(), {"group": (offset + n) % GROUPS}, PAYLOAD) for n, each in enumerate(ids)]))
 
 
 def client(overlay: Overlay, kind: type[ClientNode], name: str, broker: int) -> ClientNode:
