@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import random
 
 import postroad
@@ -25,7 +24,7 @@ async def publish(url: str, count: int, pause_s: float) -> None:
         for _ in range(count):
             symbol = random.choice(SYMBOLS)
             prices[symbol] = round(prices[symbol] * random.uniform(0.98, 1.02), 2)
-            attributes = {"symbol": symbol, "price": prices[symbol], "volume": random.randrange(1, 1000)}
+            attributes: dict[str, str | float] = {"symbol": symbol, "price": prices[symbol], "volume": random.randrange(1, 1000)}
             message_id = await publisher.publish(attributes, f"{symbol} at {prices[symbol]}".encode())
             print(f"published {message_id}  {symbol:9} {prices[symbol]:8.2f}")
             await asyncio.sleep(pause_s)
@@ -38,8 +37,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=1000, help="how many quotes (default: %(default)s)")
     parser.add_argument("--pause", type=float, default=0.2, help="seconds between two quotes (default: %(default)s)")
     options = parser.parse_args()
-    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C
-        asyncio.run(publish(options.url, options.count, options.pause))
+    postroad.run(publish(options.url, options.count, options.pause))
 
 
 if __name__ == "__main__":

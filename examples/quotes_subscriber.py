@@ -8,8 +8,6 @@ Start it before or after the publisher (examples/quotes_publisher.py), stop it, 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import contextlib
 
 import postroad
 
@@ -21,7 +19,8 @@ async def subscribe(url: str, filter_text: str, name: str | None, count: int | N
         print(f"subscribed to: {filter_text or 'everything'}", flush=True)
         seen = 0
         async for message in subscription:
-            print(f"{message['symbol']:9} {message['price']:8.2f}  volume {message['volume']:4}  {message.payload.decode()}")
+            symbol, price, volume = message["symbol"], float(message["price"]), int(message["volume"])
+            print(f"{symbol!s:9} {price:8.2f}  volume {volume:4}  {message.payload.decode()}")
             await subscription.ack()
             seen += 1
             if seen == count:
@@ -35,8 +34,7 @@ def main() -> None:
     parser.add_argument("--name", help="make the subscription durable: quotes wait while this program does not run")
     parser.add_argument("--count", type=int, help="stop after this many")
     options = parser.parse_args()
-    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C
-        asyncio.run(subscribe(options.url, options.filter, options.name, options.count))
+    postroad.run(subscribe(options.url, options.filter, options.name, options.count))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from postroad.client.connection import Client, ClientConfig, connect
     from postroad.client.publisher import Publisher
     from postroad.client.queues import WorkQueue
+    from postroad.client.running import run
     from postroad.client.subscription import Message, Subscription
     from postroad.client.telesto import Delivery, QueuedMessage
     from postroad.core.batch.batch import Batch
@@ -44,6 +45,7 @@ __all__ = [
     "WorkQueue",
     "__version__",
     "connect",
+    "run",
 ]
 
 # Imported when first used, so that `import postroad.errors` does not load the client with its libraries.
@@ -64,6 +66,7 @@ _LATER: Final = {
     "Trace": "postroad.tracking.queries.reconstruction",
     "WorkQueue": "postroad.client.queues",
     "connect": "postroad.client.connection",
+    "run": "postroad.client.running",
 }
 
 

@@ -250,6 +250,37 @@ def test_requests_are_answered_and_failures_are_told(url: str) -> None:
     run(url, scenario)
 
 
+def test_an_answer_is_not_taken_as_a_request_by_the_client_that_asked(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One client serves and asks: the answer is there before it is waited for, and the worker looks for the next request."""
+    name = next(NAMES)
+
+    async def scenario(client: postroad.Client) -> None:
+        calls = client.queue(name)
+        asked: list[Any] = []
+
+        def double(delivery: postroad.Delivery) -> Any:
+            asked.append(delivery.json())
+            return 2 * delivery.json(int)
+
+        take = client.queues._take
+
+        async def take_later(queue: Any, mode: Any, sender: Any, context: int | None, *rest: Any) -> Any:
+            async def answered() -> bool:
+                return (await calls.stats()).done_total > 0
+
+            if context is not None:
+                await until(answered)
+            return await take(queue, mode, sender, context, *rest)
+
+        monkeypatch.setattr(client.queues, "_take", take_later)
+        task = asyncio.create_task(calls.serve(double))
+        assert (await calls.request(json=21, timeout=20)).json() == 42
+        assert asked == [21]
+        await stop(task)
+
+    run(url, scenario)
+
+
 def test_a_bound_queue_gives_decoded_attributes_and_is_bound_once(url: str) -> None:
     """Binding again is the same binding; messages of the overlay arrive with attributes and payload."""
     name = next(NAMES)

@@ -46,6 +46,7 @@ Backoff: TypeAlias = float | Callable[[int], float]
 RETRY_S: Final = 10.0
 LEASE_S: Final = 30.0
 DEAD_SUFFIX: Final = ".dead"
+REPLIES_SUFFIX: Final = ".replies"
 BACKOFF_S_MAX: Final = 3600.0
 REDRIVE_ROWS: Final = 100
 ERROR_CHARS_MAX: Final = 500
@@ -349,12 +350,15 @@ class WorkQueue:
         priority: int = 5,
         timeout: float = 30.0,
     ) -> QueuedMessage:
-        """Put a request and return the answer of whoever serves the queue.
+        """Put a request and return the answer of whoever serves the queue. It comes in the queue of this name with `.replies`.
 
         Raises `NoResponseError` after `timeout` seconds, and `RequestFailedError` when the handler raised an error.
         """
         queue = await self.declare()
-        found = await self._queues.request(queue, payload, json=json, attributes=attributes, priority=priority, timeout=timeout)
+        replies = await self._queues.declare(self.name + REPLIES_SUFFIX, QueueOptions())  # where no worker takes them as requests
+        found = await self._queues.request(
+            queue, payload, json=json, attributes=attributes, priority=priority, timeout=timeout, reply_to=replies
+        )
         answer = QueuedMessage(found)
         if ERROR in answer.attributes:
             raise RequestFailedError(str(answer.attributes[ERROR]))

@@ -1,13 +1,11 @@
 """The same names, blocking: a thin face over the asyncio client, which runs in a thread of its own.
 
-    with postroad.sync.connect("postroad://127.0.0.1:7400") as client:
-        client.publish({"symbol": "IBM", "price": 101.5}, b"...")
-
 Each call is a round trip to that thread (about 50 us); use `publish_many` and `batches()` where rates matter.
 """
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any, Self, overload
@@ -32,10 +30,14 @@ def connect(
     tls: Tls = None,
     token: str | None = None,
 ) -> Client:
-    """Return a client to be used with `with`; the arguments are those of `postroad.connect`.
+    """Connect and return the client; the arguments are those of `postroad.connect`.
 
-    with postroad.sync.connect("postroad://127.0.0.1:7400") as client:
+    ```python
+    with postroad.sync.connect() as client:
         client.publish({"symbol": "ACME"}, b"payload")
+    ```
+
+    Where a `with` does not fit, as in a notebook, call `close` at the end.
     """
     return Client(connection.connect(urls, config, name=name, timeout=timeout, tls=tls, token=token))
 
@@ -227,43 +229,58 @@ class WorkQueue(Blocking[queues.WorkQueue]):
 
 
 class Client(Blocking[connection.Client]):
-    """See `postroad.client.connection.Client`."""
+    """See `postroad.Client`. Made by `connect`; it is connected until it is closed.
+
+    ```python
+    with postroad.sync.connect() as client:
+        quotes = client.subscribe("symbol = 'ACME'")
+        client.publish({"symbol": "ACME", "price": 101.5}, json={"note": "up"})
+        print(quotes.get(timeout=5))
+    ```
+    """
 
     admission_state = wait_for(connection.Client.admission_state)
     advertise = wait_for(connection.Client.advertise)
+    brokers = wait_for(connection.Client.brokers)
     durables = wait_for(connection.Client.durables)
     explain = wait_for(connection.Client.explain)
     explain_subscription = wait_for(connection.Client.explain_subscription)
     forget = wait_for(connection.Client.forget)
+    limit_link = wait_for(connection.Client.limit_link)
+    message = wait_for(connection.Client.message)
     publish = wait_for(connection.Client.publish)
     pubends = wait_for(connection.Client.pubends)
     read = iterate(connection.Client.read)
+    status = wait_for(connection.Client.status)
     subscribe = wait_for_twin(connection.Client.subscribe, Subscription)
-    limit_link = wait_for(connection.Client.limit_link)
     trace = wait_for(connection.Client.trace)
     trace_many = wait_for(connection.Client.trace_many)
     unadvertise = wait_for(connection.Client.unadvertise)
 
     def __init__(self, inner: connection.Client) -> None:
-        self.inner = inner
-
-    def __enter__(self) -> Self:
-        self.loop = BackgroundLoop("postroad-client")
+        super().__init__(BackgroundLoop("postroad-client"), inner)
         try:
-            self.loop.call(self.inner.__aenter__())
+            self.loop.call(inner.__aenter__())
         except BaseException:
             self.loop.stop()
             raise
-        return self
+        atexit.register(self.close)  # a program that forgets it leaves in order all the same
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(flush=kind is None)
 
     def close(self, *, flush: bool = True) -> None:
+        """See `postroad.Client.close`."""
+        atexit.unregister(self.close)
+        if self._closed:
+            return
+        self._closed = True
         try:
             self.loop.call(self.inner.close(flush=flush))
         finally:
             self.loop.stop()
+
+    _closed = False
 
     @property
     def broker(self) -> int | None:

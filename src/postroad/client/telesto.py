@@ -41,6 +41,9 @@ REPLY_TTL_S: Final = 3600.0
 WAIT_MS_MAX: Final = 60_000
 """A longer wait is cut into several takes, so that a broker that went away silently is noticed."""
 
+REPLY_TO: Final = "reply_to"
+"""The reserved attribute of a request: the id of the queue for its answer, where that is not the queue of the request."""
+
 QueueRef = Queue | int
 
 
@@ -110,10 +113,11 @@ class Delivery(QueuedMessage):
         attributes: Mapping[str, AttributeValue] | None = None,
         priority: int = 5,
     ) -> None:
-        """Answer a request: to its sender, in its queue, with its context."""
+        """Answer a request: to its sender, with its context, in the queue that the request names or its own."""
         message = self.message
+        reply_to = message.attributes.get(REPLY_TO)
         await self._client.put(
-            message.queue_id,
+            reply_to if type(reply_to) is int else message.queue_id,
             payload,
             json=json,
             attributes=attributes,
@@ -302,8 +306,15 @@ class QueueMethods:
         receiver: int | None = None,
         priority: int = 5,
         timeout: float = 30.0,
+        reply_to: QueueRef | None = None,
     ) -> QueueMessage:
-        """Put a request and return its response, or raise `NoResponseError` after `timeout` seconds."""
+        """Put a request and return its response, or raise `NoResponseError` after `timeout` seconds.
+
+        The response comes in the queue `reply_to`, by default in the queue of the request. That default needs a client that does
+        not also take requests from this queue: it could take the response as one.
+        """
+        if reply_to is not None:
+            attributes = {**(attributes or {}), REPLY_TO: _id(reply_to)}
         context = secrets.randbelow(CONTEXT_MAX) + 1
         key = secrets.token_bytes(16)
         deadline = time.monotonic() + timeout
@@ -318,7 +329,7 @@ class QueueMethods:
             key=key,
             ttl=timeout,
         )
-        found = await self._take(queue, ReadMode.ARRIVAL, None, context, 1, None, deadline)
+        found = await self._take(reply_to or queue, ReadMode.ARRIVAL, None, context, 1, None, deadline)
         if not found:
             raise NoResponseError(f"no response within {timeout} s to the request with context {context}")
         await self.done([Delivery(self, found[0])])
