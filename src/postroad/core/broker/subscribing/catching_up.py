@@ -3,9 +3,11 @@
 A piece comes from the cache of the stream if its labels cover the filter. Otherwise it comes from the log: this broker reads it
 for a pubend hosted here, or sends `CatchUp` to the pubend's broker.
 
-Each subscription has one request at a time (`Progress.request`), so one that is far behind takes no more memory than one piece.
+Each subscription has one request at a time (`Progress.piece`), so one that is far behind takes no more memory than one piece.
 A request that is not answered is repeated, with a longer wait each time. There is no error path: lost requests, lost answers and
 full queues all look the same here, and the retry handles them.
+
+Under congestion control, subscriptions of about the same position send one request together (see `congestion.shared_past`).
 
 Invariant: a piece is used only if it continues the range that was sent (lo <= position < hi). Every answer that does so is
 correct, whichever request it belongs to, because ticks never change. A late answer is therefore used, not dropped.
@@ -18,6 +20,8 @@ from typing import Final
 
 from postroad.core.batch.batch import Batch
 from postroad.core.broker.answer_pieces import CATCH_UP_BYTES
+from postroad.core.broker.congestion.settings import Rule
+from postroad.core.broker.congestion.shared_past import PieceOfPast, SharedPast, union
 from postroad.core.broker.context import FULL_HOPS, Context
 from postroad.core.broker.log_reads import LogReads
 from postroad.core.broker.subscribing.edge import CATCH_UP_RETRY_S, Edge
@@ -41,6 +45,15 @@ class PastFromLog:
     lo: int
 
 
+@dataclass(slots=True)
+class _Asked:
+    """A request to another broker."""
+
+    pubend: int
+    takers: list[int]  # the subscriptions whose filters are in it
+    piece: PieceOfPast | None = None  # what their cluster shares; others of it may wait for this to end
+
+
 class CatchingUp:
     """Serves the subscriptions of this broker that are behind."""
 
@@ -52,11 +65,14 @@ class CatchingUp:
         self._streams = streams
         self._edge = edge
         self._log_reads = log_reads
-        self._requests: dict[int, tuple[int, int]] = {}  # request to another broker -> (subscription, pubend)
+        self._requests: dict[int, _Asked] = {}
+        self._shares = context.config.congestion.rule is not Rule.NONE
+        self._pasts: dict[int, SharedPast] = {}  # by pubend, while somebody is behind
 
     def serve(self, pubend: int, now: float) -> None:
         """Get the next piece for up to `CATCH_UP_AT_ONCE` subscriptions that are behind."""
         if not self._edge.anyone_is_behind(pubend):
+            self._pasts.pop(pubend, None)
             return
         for count, (subscription, progress) in enumerate(self._edge.catching_up(pubend)):
             if count >= CATCH_UP_AT_ONCE:
@@ -64,15 +80,47 @@ class CatchingUp:
             self.next_piece(subscription, pubend, progress, now)
 
     def take_reply(self, reply: CatchUpReply, batch: Batch | None, now: float) -> None:
-        """Use a piece that another broker sent."""
-        number, pubend = self._requests.get(reply.request, (0, 0))
-        subscription = self._edge.subscriptions.get(number)
+        """Use a piece that another broker sent, for all that it was asked for."""
+        asked = self._requests.get(reply.request)
         if not reply.more:
             self._requests.pop(reply.request, None)
-        if subscription is None or pubend != reply.pubend:
+        if asked is None or asked.pubend != reply.pubend:
             return
         rows = [batch] if batch is not None else []
-        self._take(subscription, pubend, reply.lo, reply.hi, rows, reply.released, now, more=reply.more)
+        if asked.piece is None:
+            for subscription in self._present(asked.takers):
+                self._take(subscription, reply.pubend, reply.lo, reply.hi, rows, reply.released, now, more=reply.more)
+            return
+        self._take_together(asked, asked.piece, reply, rows, now)
+
+    def _present(self, numbers: list[int]) -> list[Subscription]:
+        found = (self._edge.subscriptions.get(number) for number in numbers)
+        return [subscription for subscription in found if subscription is not None]
+
+    def _take_together(self, asked: _Asked, piece: PieceOfPast, reply: CatchUpReply, rows: list[Batch], now: float) -> None:
+        """Give those that asked together their rows; when the answer is complete, let their cluster ask for the next piece."""
+        pubend = reply.pubend
+        for subscription in self._present(asked.takers):
+            if not self._edge.is_behind(subscription, pubend):
+                continue  # it is live, or it cannot take rows now
+            progress = subscription.progress[pubend]
+            if reply.lo <= progress.position < reply.hi:
+                if reply.released > progress.position:
+                    self._edge.gap(subscription, pubend, reply.released)
+                wanted = [found for each in rows if len(found := each.filter(subscription.filter.evaluate(each)))]
+                self._edge.caught_up(subscription, pubend, reply.hi, wanted)
+            if reply.more and self._edge.is_behind(subscription, pubend):
+                progress.piece = PieceAsked(0, piece.due)
+        if reply.more:
+            return
+        if pubend in self._pasts:
+            self._pasts[pubend].answered(piece, reply.hi, now)
+        waiting = [each for each in self._present(piece.members) if self._edge.is_behind(each, pubend)]
+        for subscription in waiting:
+            subscription.progress[pubend].piece = None
+        for subscription in waiting:
+            if self._edge.is_behind(subscription, pubend):
+                self.next_piece(subscription, pubend, subscription.progress[pubend], now)
 
     def take_log(self, wanted: PastFromLog, result: LogRead, now: float) -> None:
         """Use what was read in the log of this broker; the filter is applied here."""
@@ -99,6 +147,9 @@ class CatchingUp:
                 return
 
     def _ask(self, subscription: Subscription, pubend: int, progress: Progress, target: int, now: float) -> None:
+        if self._shares and pubend not in self._pubends:
+            self._ask_together(subscription, pubend, progress, now)
+            return
         request = self._context.next_request()
         # Spread the retries: subscriptions whose requests were dropped together must not repeat them together.
         tries = progress.piece.tries if progress.piece is not None else 0
@@ -109,12 +160,39 @@ class CatchingUp:
             order = ReadLog(pubend, 0, lo, min(target, self._pubends[pubend].horizon), CATCH_UP_BYTES)
             self._log_reads.ask(order, PastFromLog(subscription.number, pubend, lo))
             return
-        self._requests[request] = (subscription.number, pubend)
+        self._send(request, _Asked(pubend, [subscription.number]), str(subscription.filter), lo, target)
+
+    def _ask_together(self, subscription: Subscription, pubend: int, progress: Progress, now: float) -> None:
+        """Ask for the next piece of a subscription's cluster, or wait with it for the one that is under way."""
+        past = self._pasts.setdefault(pubend, SharedPast(self._context.config.congestion))
+        piece = past.near(progress.position, now)
+        if piece is not None:
+            piece.members.append(subscription.number)
+            progress.piece = PieceAsked(0, piece.due)
+            return
+        turn = past.next_turn(now)
+        if turn is not None:
+            progress.piece = PieceAsked(0, min(turn, now + CATCH_UP_RETRY_S))
+            return
+        free = [(each, its) for each, its in self._edge.behind(pubend) if its.piece is None or now >= its.piece.retry_at]
+        first, last = past.cluster([its.position for _, its in free], progress.position)
+        members = [(each, its) for each, its in free if first <= its.position <= last]
+        tries = 1 + max(its.piece.tries if its.piece is not None else 0 for _, its in members)
+        target = max(self._edge.target(its, pubend) for _, its in members)
+        piece = past.ask(first, target, [each.number for each, _ in members], tries, now)
+        for _, its in members:
+            its.piece = PieceAsked(tries, piece.due)
+        begin = sorted(((its.position, each.number) for each, its in members if its.position < piece.hi))
+        takers = [number for _, number in begin]
+        wanted, taken = union([self._edge.subscriptions[number].filter for number in takers], self._context.filter)
+        self._send(self._context.next_request(), _Asked(pubend, takers[:taken], piece), str(wanted), first, piece.hi)
+
+    def _send(self, request: int, asked: _Asked, filter_: str, lo: int, hi: int) -> None:
+        self._requests[request] = asked
         while len(self._requests) > 4 * CATCH_UP_AT_ONCE:  # the oldest are most likely lost; the retry repeats them
             del self._requests[next(iter(self._requests))]
-        broker = pubend_broker(pubend)
-        packet = CatchUp(broker, self._context.broker, FULL_HOPS, request, pubend, str(subscription.filter), lo, target)
-        self._context.unicast(packet)
+        broker = pubend_broker(asked.pubend)
+        self._context.unicast(CatchUp(broker, self._context.broker, FULL_HOPS, request, asked.pubend, filter_, lo, hi))
 
     def _take(
         self,

@@ -574,6 +574,17 @@ class Edge:
             if self._takes_rows(subscription) and not self._join_if_level(subscription, pubend):
                 yield subscription, subscription.progress[pubend]
 
+    def behind(self, pubend: int) -> Iterator[tuple[Subscription, Progress]]:
+        """Yield the subscriptions that are behind and can take rows now."""
+        for subscription in self._behind.get(pubend, {}).values():
+            if self._takes_rows(subscription):
+                yield subscription, subscription.progress[pubend]
+
+    def is_behind(self, subscription: Subscription, pubend: int) -> bool:
+        """Tell whether a subscription catches up in this pubend and can take rows now."""
+        progress = subscription.progress.get(pubend)
+        return progress is not None and progress.state is State.CATCHING_UP and self._takes_rows(subscription)
+
     def wants_more(self, subscription: Subscription, pubend: int) -> bool:
         progress = subscription.progress[pubend]
         return progress.state is State.CATCHING_UP and self._takes_rows(subscription)
