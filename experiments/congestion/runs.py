@@ -16,6 +16,8 @@ from postroad.core.broker.congestion.settings import CongestionSettings, Rule
 
 Summary: TypeAlias = dict[str, Any]
 RULES: Final = (Rule.NONE, Rule.PAPER, Rule.IMPROVED)
+DRAWN_S: Final = 5  # samples, of one second each, become one of a figure
+PEAKS: Final = ("backlog", "nack window", "recovering")
 
 
 @dataclass
@@ -32,8 +34,21 @@ class Run:
 def finish(bed: Testbed, rule: Rule, summary: Summary) -> Run:
     """Let everything arrive, and close the books."""
     bed.settle()
-    rows = [{"rule": rule.value, **row} for row in bed.rows]
+    rows = [{"rule": rule.value, **row} for row in thinned(bed.rows)]
     return Run(rule.value, summary, rows, books(bed), round(bed.now, 3))
+
+
+def thinned(rows: Sequence[Row]) -> list[Row]:
+    """Return one row for each `DRAWN_S` samples: their mean, and the most of what is told by its longest or widest."""
+    kept = []
+    for first in range(0, len(rows), DRAWN_S):
+        span = rows[first : first + DRAWN_S]
+        row: Row = {"t": span[-1]["t"]}
+        for name in list(span[0])[1:]:
+            values = [each[name] for each in span]
+            row[name] = round(max(values) if name.startswith(PEAKS) else sum(values) / len(values), 3)
+        kept.append(row)
+    return kept
 
 
 def settings_of(rule: Rule, **values: Any) -> CongestionSettings:
