@@ -134,7 +134,7 @@ class Overlay:
         for cable, (one, other) in zip(cables, pairwise(others), strict=False):
             assert isinstance(one, BrokerNode)
             assert isinstance(other, BrokerNode)
-            if not any({each.a, each.b} == {one, other} for each in self.links):
+            if not any({each.a, each.b} == {one, other} and not each.is_removed for each in self.links):
                 self.link(one.broker, other.broker, cable.profile)
 
     def _start_again(self, node: BrokerNode) -> None:

@@ -8,7 +8,7 @@ from postroad.core.protocol.packets import pubend_id
 from postroad.sim.clients import Habits
 from postroad.sim.history import Gapped, WrittenOff
 from postroad.sim.overlay import Overlay
-from postroad.sim.predicates import everything
+from postroad.sim.predicates import everything, is_true
 from postroad.tracking.tap.tracked_broker import TrackedConfig
 
 P2 = pubend_id(2)
@@ -111,3 +111,23 @@ def test_a_damaged_record_that_had_not_settled_ends_where_the_former_home_has_it
     overlay.rest()
     assert overlay.violations() == []
     assert not any(isinstance(each, Gapped) for each in overlay.history)
+
+
+def test_a_damaged_record_stays_damaged_until_its_client_comes() -> None:
+    """A new pubend changed it, so it was stored without a filter; its client was refused after the next start."""
+    overlay = two_brokers(20)
+    text = overlay.filter(is_true("even"))
+    reader = overlay.client("selective", 2)
+    overlay.at(0.3, lambda: reader.follow(text, subscription="even", name="even"))
+    for step in range(20):
+        overlay.at(0.55 + step / 10, partial(reader.publish, {"even": step % 2 == 0}, f"even {step}".encode()))
+    overlay.at(1.5, reader.crash)
+    damage(overlay, 2, "durable/even", 2.0)
+    overlay.at(3.0, lambda: overlay.broker(3))
+    overlay.at(3.1, lambda: overlay.link(2, 3))
+    overlay.at(4.0, overlay.node(2).crash)
+    overlay.at(4.2, overlay.node(2).start)
+    overlay.at(6.0, reader.start)
+    overlay.run(8.0)
+    assert overlay.settle(30.0)
+    assert overlay.violations() == []

@@ -11,7 +11,7 @@ import pytest
 from postroad.core.protocol.packets import pubend_id
 from postroad.sim.brokers import WALL_MS_AT_START
 from postroad.sim.clients import Habits
-from postroad.sim.history import Delivered, Gapped, Logged
+from postroad.sim.history import Delivered, Gapped, Logged, Refused
 from postroad.sim.overlay import Overlay
 from postroad.sim.predicates import everything
 from postroad.tracking.tap.tracked_broker import TrackedConfig
@@ -293,3 +293,21 @@ def test_a_subscription_that_ends_before_its_broker_has_begun_leaves_nothing_beh
     machine = overlay.node(1).machine
     assert machine is not None
     assert machine.stats()["subscriptions"] == 0
+
+
+@pytest.mark.parametrize("alive_s", [0.6, 0.9, 1.5])
+def test_a_publisher_of_the_former_life_keeps_its_id_through_another_start(alive_s: float) -> None:
+    """The next start denied its id: messages that were taken were reported as refused, and the id was assigned again."""
+    overlay = line()
+    overlay.client("late", 1)
+    publish(overlay, "writer", 2.0, 7.0)
+    lose(overlay, 1, 4.0, 4.5)
+    overlay.at(4.5 + alive_s, overlay.node(1).crash)
+    overlay.at(4.7 + alive_s, overlay.node(1).start)
+    publish(overlay, "late", 7.0, 9.0)
+    overlay.run(12.0)
+    assert overlay.settle(30.0)
+    assert overlay.violations() == []
+    assert not any(isinstance(each, Refused) for each in overlay.history)
+    numbers = {each.payload[:4]: each.id[:4] for each in overlay.history if isinstance(each, Logged)}
+    assert numbers[b"late"] != numbers[b"writ"]

@@ -158,8 +158,8 @@ class Incarnations:
 
     @property
     def anew_ms(self) -> int:
-        """The time now if this life replaces a former one whose files are lost, else 0."""
-        return self._context.wall_ms if self._former else 0
+        """When it was found that the files of a former life are lost; 0 if they never were."""
+        return max((loss.wall_ms for _, loss in self._losses if not loss.lo), default=0)
 
     def first_tick(self, pubend: int) -> int:
         """Return the first tick of a hosted pubend, 0 when it is not known."""

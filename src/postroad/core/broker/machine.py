@@ -127,6 +127,8 @@ class Broker:
         self._lives = Incarnations(self._context, self._pubends, self._streams, records.losses, self._keeper, records.lives, now)
         self._publishing = Publishing(self._context, self._pubends, records.publisher_next)
         self._publishing.clients = self._clients
+        if not self._lives.waits and not records.publisher_next:  # after a lost disk, the ids may not have been stored
+            self._publishing.begin(anew_ms=self._lives.anew_ms)
         self._writing = NamedWriters(self._context, self._publishing)
         self._load_writers(records)
         self._past = NackAnswers(self._context, self._pubends, self._streams, self._log_reads)

@@ -66,7 +66,7 @@ class Publishing:
         self._reserved = publisher_next  # ids below this are reserved on disk
         self._reserving = False
         self._begun = all(pubend.is_open for pubend in pubends.values())
-        self._waiting: list[tuple[LinkId, int]] = []
+        self._waiting: list[tuple[LinkId, OpenPublisher, int]] = []
         self._links: dict[int, LinkId] = {}  # publisher -> link
         self._storing_horizons = False
         self._skews: dict[int, _Skew] = {}  # of open publishers
@@ -81,6 +81,9 @@ class Publishing:
 
     def open(self, link: LinkId, packet: OpenPublisher, request: int) -> None:
         if packet.resume is not None:
+            if packet.resume >= self._reserved and (self._reserving or not self._begun):
+                self._waiting.append((link, packet, request))  # what a former life assigned is not known yet
+                return
             if packet.resume >= self._reserved:
                 error = UnknownHandleError(f"this broker never assigned publisher number {packet.resume}")
                 self._context.refuse(link, request, error)
@@ -94,7 +97,7 @@ class Publishing:
             self._next += 1
             self._opened(link, self._next - 1, request)
         else:
-            self._waiting.append((link, request))
+            self._waiting.append((link, packet, request))
             self._reserve()
 
     def store_next(self, *changes: tuple[str, bytes | None]) -> None:
@@ -102,11 +105,15 @@ class Publishing:
         self._context.store(((PUBLISHER_KEY, self._reserved.to_bytes(8, "big")), *changes))
 
     def begin(self, *, anew_ms: int) -> None:
-        """Assign ids from now on. After a lost disk they come from a block chosen by the clock, to avoid ids used before."""
+        """Assign ids from now on. After a lost disk they come from a block chosen by the clock, to avoid ids used before.
+
+        The block is stored before a publisher of a former life may continue: else the next start would deny its id, and assign
+        it again.
+        """
         self._begun = True
         if anew_ms:
-            self._next = self._reserved = (anew_ms >> 10) % FIRST_BLOCKS * PUBLISHER_BLOCK
-        if self._waiting:
+            self._next = max(self._next, (anew_ms >> 10) % FIRST_BLOCKS * PUBLISHER_BLOCK)
+        if self._waiting or self._next > self._reserved:
             self._reserve()
 
     def new_publisher(self) -> int | None:
@@ -260,15 +267,15 @@ class Publishing:
         if self._reserving or not self._begun:
             return
         self._reserving = True
-        bound = self._reserved + PUBLISHER_BLOCK
+        bound = max(self._reserved, self._next) + PUBLISHER_BLOCK
         self._context.store(((PUBLISHER_KEY, bound.to_bytes(8, "big")),), PublisherIdsStored(bound))
 
     def publisher_ids_stored(self, bound: int) -> None:
         """Continue with the clients that waited for a publisher id."""
         self._reserved, self._reserving = bound, False
         waiting, self._waiting = self._waiting, []
-        for link, request in waiting:
-            self.open(link, OpenPublisher(), request)
+        for link, packet, request in waiting:
+            self.open(link, packet, request)
 
     def _opened(self, link: LinkId, publisher: int, request: int) -> None:
         pubend = self._homes[publisher] = self._home_of(publisher)

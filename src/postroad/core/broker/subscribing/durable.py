@@ -365,10 +365,16 @@ class Durables:
                 durable.kept = dict(record.cursors)
 
     def changes(self) -> tuple[tuple[str, bytes | None], ...]:
-        """Return what is not stored yet; the caller stores it."""
+        """Return what is not stored yet; the caller stores it.
+
+        A damaged record stays as it is until its client states the filter. If it were stored without one, the next start would
+        take it for a whole record, and refuse the client because of its filter.
+        """
         changes: list[tuple[str, bytes | None]] = []
         for name in self._dirty:
             durable = self.here.get(name)
+            if durable is not None and durable.damaged:
+                continue
             value = None
             if durable is not None:
                 value = msgspec.msgpack.encode(durable.record())
