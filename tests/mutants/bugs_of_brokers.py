@@ -19,8 +19,8 @@ from postroad.core.broker.relaying.cache import StreamCache
 from postroad.core.broker.relaying.link_state import LinkStateRouter
 from postroad.core.broker.relaying.stream import Stream
 from postroad.core.broker.subscribing.durable import Durables
+from postroad.core.broker.subscribing.durable_moves import DurableMoves
 from postroad.core.broker.subscribing.edge import FOREVER, Edge
-from postroad.core.broker.subscribing.subscribing import Subscribing
 from postroad.core.protocol.orders import ReleaseLog
 from postroad.types import COUNTER_BITS
 
@@ -476,7 +476,7 @@ def let_go_before_the_new_home_holds(plant: Planter) -> None:
     """The former home drops a durable subscription as soon as it answers where it is."""
 
     def make(home_asked: Any) -> Any:
-        def hasty(self: Subscribing, query: Any) -> None:
+        def hasty(self: DurableMoves, query: Any) -> None:
             home_asked(self, query)
             durable = self._durables.here.get(query.name)
             if durable is not None and durable.subscription is None:
@@ -484,7 +484,7 @@ def let_go_before_the_new_home_holds(plant: Planter) -> None:
 
         return hasty
 
-    plant.wrap(Subscribing, "home_asked", make)
+    plant.wrap(DurableMoves, "home_asked", make)
 
 
 @mutant("durable names")
@@ -538,12 +538,12 @@ def move_without_the_cursors(plant: Planter) -> None:
     """A move forgets what the former home said when the client brought no positions."""
 
     def make(begin_move: Any) -> Any:
-        def fresh(self: Subscribing, move: Any, reply: Any, now: float) -> None:
+        def fresh(self: DurableMoves, move: Any, reply: Any, now: float) -> None:
             begin_move(self, move, reply if move.positions else None, now)
 
         return fresh
 
-    plant.wrap(Subscribing, "_begin_move", make)
+    plant.wrap(DurableMoves, "_begin_move", make)
 
 
 # --- routing

@@ -8,7 +8,7 @@ from tests.core.broker.overlay import Overlay
 
 from postroad.core.broker import machine
 from postroad.core.broker.context import BrokerConfig
-from postroad.core.broker.subscribing import durable, subscribing
+from postroad.core.broker.subscribing import durable, durable_moves
 from postroad.core.broker.subscribing.durable import Durables
 from postroad.core.broker.trust import COST_MAX
 from postroad.core.protocol.orders import BrokerState, ClientUp, LinkUp, PubendState
@@ -71,7 +71,7 @@ def test_a_handle_is_in_use_while_its_name_is_decided() -> None:
 
 def test_only_so_many_clients_wait_for_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asks for one more durable name than may wait at a time is told so."""
-    monkeypatch.setattr(subscribing, "WAITING_MAX", 2)
+    monkeypatch.setattr(durable_moves, "WAITING_MAX", 2)
     overlay = Overlay.line(1, 2)
     overlay.client(1, 9)
     overlay.writes_finish = False

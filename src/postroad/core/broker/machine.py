@@ -147,7 +147,7 @@ class Broker:
             self._releasing,
             self._log_reads,
         )
-        self._subscribing.naming.load(records.reservations)
+        self._subscribing.moves.naming.load(records.reservations)
         self._range_reads = RangeReads(self._context, self._pubends, self._streams, self._edge, self._durables, self._log_reads)
         self._admission = Admission(self._context, self._router, self._pubends, self._durables.here)
         self._publishing.gate = self._admission
@@ -247,9 +247,9 @@ class Broker:
             case AcknowledgementsStored(positions):
                 self._subscribing.acknowledgements.stored(positions)
             case HomeStored():
-                self._subscribing.home_stored(write.then)
+                self._subscribing.moves.home_stored(write.then)
             case ReservationStored():
-                self._subscribing.reservation_stored(write.then, now)
+                self._subscribing.moves.reservation_stored(write.then, now)
             case HorizonsStored(horizons):
                 self._publishing.horizons_stored(horizons)
             case PublisherIdsStored(bound):
@@ -585,7 +585,7 @@ class Broker:
             case p.LinkState():
                 self._link_state(message, link, now)
             case p.DurableHome():
-                self._subscribing.home_learned(message, link, now)
+                self._subscribing.moves.home_learned(message, link, now)
                 self._admission.home_changed(message.name)
             case a.AdvertisementsWanted():
                 self._admission.spread.wanted(link, message)
@@ -689,16 +689,16 @@ class Broker:
                 self._range_reads.told(message)
                 self._subscribing.activation.horizons_told(message, now)
             case p.HomeQuery():
-                self._subscribing.home_asked(message)
+                self._subscribing.moves.home_asked(message)
             case p.NameReserve():
-                self._subscribing.name_reserve(message, now)
+                self._subscribing.moves.take_reserve(message, now)
             case p.NameAnswer():
-                self._subscribing.name_answered(message, now)
+                self._subscribing.moves.name_answered(message, now)
             case p.NameRelease():
-                self._subscribing.naming.released(message)
+                self._subscribing.moves.naming.released(message)
             case p.HomeReply():
                 cursors = believable(message.cursors, self._context.wall_ms)
-                self._subscribing.home_answered(msgspec.structs.replace(message, cursors=cursors), now)
+                self._subscribing.moves.home_answered(msgspec.structs.replace(message, cursors=cursors), now)
             case _:
                 pass  # a catch-up for a pubend that is no longer here: its sender repeats it elsewhere
 

@@ -20,7 +20,6 @@ from typing import Final
 import msgspec
 
 from postroad.core.broker.trust import COUNT_MAX, leaves_room
-from postroad.core.protocol.orders import LinkId
 from postroad.core.protocol.packets import DurableHome, Positions
 from postroad.types import COUNTER_BITS
 
@@ -415,19 +414,3 @@ def _after_deletion(known: DurableHome, home: DurableHome) -> DurableHome:
     if deletion.version > other.version:
         return home
     return DurableHome(home.name, other.version + 1, 0, settled=True, created_ms=home.created_ms)
-
-
-@dataclass(slots=True)
-class Move:
-    """A client that waits until the former home of its durable subscription answers."""
-
-    link: LinkId
-    packet: int
-    handle: int
-    filter: str
-    name: str
-    positions: Positions
-    acknowledged: Positions
-    version: int
-    deadline: float
-    earliest: bool
