@@ -115,7 +115,7 @@ def test_soak_says_how_to_repeat_what_failed(monkeypatch: pytest.MonkeyPatch) ->
     assert "postroad sim replay --seed 7" in done.stderr
 
 
-@pytest.mark.parametrize("text", ["5", "5:5", "a:b", "9:3", ":"])
+@pytest.mark.parametrize("text", ["5:5", "a:b", "9:3", ":"])
 def test_soak_refuses_what_is_no_range(text: str) -> None:
     """A range of seeds is written A:B."""
     done = CliRunner().invoke(main, ["sim", "soak", "--seeds", text])

@@ -15,24 +15,10 @@ import xxhash
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from postroad.cli.seeds import SeedRange
 from postroad.sim.topics.simulation import Outcome, simulate
 
 COUNTS = ("lost", "duplicated", "misordered", "unexpected", "stuck", "leaked")
-
-
-class SeedRange(click.ParamType[range]):
-    name = "A:B"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> range:
-        if isinstance(value, range):
-            return value
-        first, colon, last = str(value).partition(":")
-        if not first.isdigit() or (colon and not last.isdigit()):
-            self.fail(f"{value!r} is not a range of seeds; write A:B for the seeds A to B - 1, or one seed", param, ctx)
-        seeds = range(int(first), int(last) if colon else int(first) + 1)
-        if not seeds:
-            self.fail(f"{value!r} is an empty range of seeds", param, ctx)
-        return seeds
 
 
 @click.command()

@@ -9,26 +9,13 @@ import time
 
 import click
 
+from postroad.cli.seeds import SeedRange
 from postroad.sim.soak import Result, Summary
 from postroad.sim.soak import soak as run_soak
 
 
-class SeedRange(click.ParamType[range]):
-    """`A:B` means the seeds A to B - 1."""
-
-    name = "A:B"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> range:
-        if isinstance(value, range):
-            return value
-        first, colon, last = str(value).partition(":")
-        if not colon or not first.isdigit() or not last.isdigit() or int(last) <= int(first):
-            self.fail(f"{value!r} is not a range of seeds: write 0:100 for the seeds 0 to 99", param, ctx)
-        return range(int(first), int(last))
-
-
 @click.command()
-@click.option("--seeds", type=SeedRange(), default="0:100", show_default=True, help="The seeds A to B - 1.")
+@click.option("--seeds", type=SeedRange(), default="0:100", show_default=True, help="The seeds A to B - 1, or one seed.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per seed, then one with the summary.")
 @click.option(
     "--workers", type=click.IntRange(1), default=lambda: os.cpu_count() or 1, help="Number of processes.  [default: one per core]"

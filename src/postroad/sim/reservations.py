@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from postroad.core.broker.admission.admission import Admission
-from postroad.core.broker.admission.reservations import Entry
+from postroad.core.broker.admission.reservations import ReservationEntry
 from postroad.sim.brokers import BrokerNode
 
 
@@ -36,7 +36,7 @@ def reservation_faults(nodes: Mapping[int, BrokerNode]) -> Iterator[str]:
             yield f"broker {node.broker} has no reservation, and its ledger is not empty"
 
 
-def _of_entry(nodes: Mapping[int, BrokerNode], node: BrokerNode, role: Admission, entry: Entry) -> Iterator[str]:
+def _of_entry(nodes: Mapping[int, BrokerNode], node: BrokerNode, role: Admission, entry: ReservationEntry) -> Iterator[str]:
     if entry.is_local:
         users = role.users(entry)
         if users != entry.count:

@@ -26,7 +26,7 @@ from postroad.core.broker.admission.fitting import fitting_filter
 from postroad.core.broker.admission.ledger import CPU, Capacities, Ledger
 from postroad.core.broker.admission.publisher_gate import PublisherGate
 from postroad.core.broker.admission.reporting import admission_state
-from postroad.core.broker.admission.reservations import Entry, PubendRoutes, Reservations
+from postroad.core.broker.admission.reservations import PubendRoutes, ReservationEntry, Reservations
 from postroad.core.broker.admission.spreading import AdvertisementRoutes, AdvertisementSpread
 from postroad.core.broker.admission_settings import Criterion, Policy
 from postroad.core.broker.context import Context
@@ -88,10 +88,12 @@ class Admission:
         self.own: Final = OwnAdvertisements(context, self.spread, self.gate, tuple(pubends))
         self._asking: dict[tuple[LinkId, int], _Asking] = {}  # by key of the entry
         self._admitted: list[Admitted] = []
-        self._approved: dict[tuple[LinkId, int], tuple[Entry, int]] = {}  # (link, handle) -> entry and request, not begun yet
-        self._held: dict[int, Entry] = {}  # by number of the subscription, of those without a name
+        self._approved: dict[
+            tuple[LinkId, int], tuple[ReservationEntry, int]
+        ] = {}  # (link, handle) -> entry and request, not begun yet
+        self._held: dict[int, ReservationEntry] = {}  # by number of the subscription, of those without a name
         self._unreserved: dict[int, None] = {}  # subscriptions that began without, as before the criterion was set
-        self._names: dict[str, Entry] = {}  # of durable subscriptions at home here
+        self._names: dict[str, ReservationEntry] = {}  # of durable subscriptions at home here
         self._link_rates = dict(settings.link_rates)
         self._handled = 0  # messages since the last sample of the CPU
         self._sampled_at = 0.0
@@ -225,7 +227,7 @@ class Admission:
             self._context.store(gone)
         return self.own.load(advertised)
 
-    def users(self, entry: Entry) -> int:
+    def users(self, entry: ReservationEntry) -> int:
         """Count the subscriptions, with those that are away, whose reservation this is."""
         return sum(each is entry for each in (*self._names.values(), *self._held.values()))
 
@@ -326,7 +328,7 @@ class Admission:
             raise InvalidValueError("this broker does not let subscriptions bring an admission criterion of their own")
         return Criterion.parse(text)
 
-    def _admit(self, asking: _Asking, entry: Entry | None) -> None:
+    def _admit(self, asking: _Asking, entry: ReservationEntry | None) -> None:
         packet = asking.packet
         assert isinstance(packet, Subscribe)
         self.admitted += 1
@@ -334,13 +336,13 @@ class Admission:
             self._approved[asking.link, packet.handle] = entry, asking.request
         self._admitted.append(Admitted(asking.link, asking.request, packet))
 
-    def _reject(self, asking: _Asking, packet: Subscribe, entry: Entry) -> None:
+    def _reject(self, asking: _Asking, packet: Subscribe, entry: ReservationEntry) -> None:
         self.rejected += 1
         largest, fitting = _fits(entry)
         rejected = a.SubscriptionRejected(packet.handle, list(entry.brokers), entry.refusals, largest, fitting)
         self._context.send(asking.link, rejected, asking.request)
 
-    def _explain(self, asking: _Asking, entry: Entry, *, admits: bool) -> None:
+    def _explain(self, asking: _Asking, entry: ReservationEntry, *, admits: bool) -> None:
         largest, fitting = _fits(entry)
         demand = self.graph.demand(entry.filter)
         highest, most = demand.millirate.high, demand.count.high
@@ -362,7 +364,7 @@ class Admission:
             self.reservations.release(found[0])
 
 
-def _fits(entry: Entry) -> tuple[int | None, str | None]:
+def _fits(entry: ReservationEntry) -> tuple[int | None, str | None]:
     """Return the largest rate that fits, and a narrower filter that does, as far as they are known."""
     if any(each.resource in {a.NO_ANSWER, a.MEMORY} for each in entry.refusals):
         return None, None

@@ -34,7 +34,7 @@ def fitting_ranges(filter_: Filter, shortages: Sequence[tuple[Brought, int]]) ->
     """Return for each numeric attribute the widest range with which the filter fits; each shortage has (brought, available)."""
     found = []
     for name, whole in numeric_ranges(filter_).items():
-        loads = [_Load(name, whole, brought, available) for brought, available in shortages]
+        loads = [_LinkLoad(name, whole, brought, available) for brought, available in shortages]
         window = _widest(whole, loads)
         if window is not None:
             found.append(_as_range(name, window))
@@ -86,7 +86,7 @@ def fitting_filter(filter_: Filter, refusals: Iterable[Refusal]) -> Filter | Non
         return None  # it is as long as a filter may be
 
 
-class _Load:
+class _LinkLoad:
     """What the windows of one attribute bring to one resource."""
 
     def __init__(self, name: str, whole: Span, brought: Brought, available: int) -> None:
@@ -104,7 +104,7 @@ class _Load:
         return begun - self._ended[bisect_right(self._ends, low)] <= self._available
 
 
-def _widest(whole: Span, loads: Sequence[_Load]) -> Span | None:
+def _widest(whole: Span, loads: Sequence[_LinkLoad]) -> Span | None:
     cuts = sorted({*whole, *(cut for load in loads for cut in load.cuts)})
     best: Span | None = None
     end = 1

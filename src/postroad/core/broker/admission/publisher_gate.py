@@ -56,7 +56,7 @@ class _Allowance:
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _HeldRows:
     """Messages of one publisher: rows, or columns."""
 
     publisher: int
@@ -80,13 +80,13 @@ class _Waiting:
         ids = self.columns.ids()
         return bytes(ids[0]), bytes(ids[-1])
 
-    def take(self, count: int) -> _Waiting:
+    def take(self, count: int) -> _HeldRows:
         """Remove and return the first messages."""
         if self.columns is None:
             first, self.rows = self.rows[:count], self.rows[count:]
-            return _Waiting(self.publisher, first)
+            return _HeldRows(self.publisher, first)
         part, self.columns = self.columns.slice(0, count), self.columns.slice(count, len(self.columns))
-        return _Waiting(self.publisher, [], part)
+        return _HeldRows(self.publisher, [], part)
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ class _Client:
 
     declared: dict[int, _Allowance] = field(default_factory=dict)
     defaults: dict[int, _Allowance] = field(default_factory=dict)
-    waiting: deque[_Waiting] = field(default_factory=deque)
+    waiting: deque[_HeldRows] = field(default_factory=deque)
     size: int = 0
 
     def allowances(self, publisher: int) -> list[_Allowance]:
@@ -181,7 +181,7 @@ class PublisherGate:
                 good.append(row)
             else:
                 self._refuse(link, publisher, row[0], row[0], OutsideAdvertisementError(row[1]))
-        taken = self._pass(link, client, _Waiting(publisher, good), now)
+        taken = self._pass(link, client, _HeldRows(publisher, good), now)
         return taken.rows if taken is not None else []
 
     def columns(self, link: LinkId, publisher: int, batch: Batch, now: float) -> Batch | None:
@@ -195,9 +195,9 @@ class PublisherGate:
             inside = inside | each.filter.evaluate(batch)
         if not bool(inside.all()):
             attributes = batch.message(int((~inside).argmax())).attributes
-            self._refuse(link, publisher, *_Waiting(publisher, [], batch).ends, OutsideAdvertisementError(attributes))
+            self._refuse(link, publisher, *_HeldRows(publisher, [], batch).ends, OutsideAdvertisementError(attributes))
             return None
-        taken = self._pass(link, client, _Waiting(publisher, [], batch), now)
+        taken = self._pass(link, client, _HeldRows(publisher, [], batch), now)
         return None if taken is None else taken.columns
 
     def due(self, now: float) -> Iterator[tuple[LinkId, int, list[Row], Batch | None]]:
@@ -219,7 +219,7 @@ class PublisherGate:
 
     # --- inside ---
 
-    def _pass(self, link: LinkId, client: _Client, new: _Waiting, now: float) -> _Waiting | None:
+    def _pass(self, link: LinkId, client: _Client, new: _HeldRows, now: float) -> _HeldRows | None:
         """Return the messages that may be published at once; the others wait."""
         if not len(new):
             return None
@@ -238,7 +238,7 @@ class PublisherGate:
         self.held_bytes += size
         return first
 
-    def _allowed(self, client: _Client, messages: _Waiting, now: float) -> int:
+    def _allowed(self, client: _Client, messages: _HeldRows, now: float) -> int:
         """Take tokens for as many of the first messages as there are."""
         allowances = client.allowances(messages.publisher)
         if not allowances:
@@ -260,7 +260,7 @@ class PublisherGate:
         return count
 
     @staticmethod
-    def _matching(allowances: Sequence[_Allowance], messages: _Waiting) -> Iterator[list[TokenBucket]]:
+    def _matching(allowances: Sequence[_Allowance], messages: _HeldRows) -> Iterator[list[TokenBucket]]:
         """Yield for each message the buckets of the advertisements that it matches; of all, if none does any more."""
         all_buckets = [each.bucket for each in allowances]
         if messages.columns is not None:

@@ -77,7 +77,7 @@ class PubendRoutes(Protocol):
 
 
 @dataclass(slots=True)
-class Flow:
+class SubscriberFlow:
     """What one subscriber's broker gets by one link, and by which links it comes here."""
 
     origin: int
@@ -88,7 +88,7 @@ class Flow:
 
 
 @dataclass(slots=True)
-class Entry:
+class ReservationEntry:
     """One reservation, or a request for one. `key` is (link it came by, its number there)."""
 
     key: tuple[LinkId, int]
@@ -119,15 +119,15 @@ class Reservations:
         self._routes = routes
         self.neighbours: dict[LinkId, int] = {}
         self._parents: dict[int, LinkId] = {}  # pubend -> link
-        self._flows: dict[Holder, Flow] = {OWN_FLOW: Flow(context.broker, 0)}
+        self._flows: dict[Holder, SubscriberFlow] = {OWN_FLOW: SubscriberFlow(context.broker, 0)}
         self._flow_numbers = 0
         self._numbers = 0
-        self._entries: dict[tuple[LinkId, int], Entry] = {}
-        self._of_link: dict[LinkId, dict[int, Entry]] = {}
-        self._places: dict[LinkId, dict[int, Entry]] = {}  # link we sent to -> number there -> entry
-        self._by_filter: dict[tuple[Holder, Filter], dict[tuple[LinkId, int], Entry]] = {}
-        self._asked: dict[tuple[LinkId, int], Entry] = {}  # entries that wait for verdicts
-        self.answered: list[Entry] = []  # requests of our own that can be decided
+        self._entries: dict[tuple[LinkId, int], ReservationEntry] = {}
+        self._of_link: dict[LinkId, dict[int, ReservationEntry]] = {}
+        self._places: dict[LinkId, dict[int, ReservationEntry]] = {}  # link we sent to -> number there -> entry
+        self._by_filter: dict[tuple[Holder, Filter], dict[tuple[LinkId, int], ReservationEntry]] = {}
+        self._asked: dict[tuple[LinkId, int], ReservationEntry] = {}  # entries that wait for verdicts
+        self.answered: list[ReservationEntry] = []  # requests of our own that can be decided
         self._stale = True  # routes changed while nothing was advertised or reserved
 
     def __len__(self) -> int:
@@ -137,13 +137,13 @@ class Reservations:
     def is_waiting(self) -> bool:
         return bool(self._asked)
 
-    def entries(self) -> Iterable[Entry]:
+    def entries(self) -> Iterable[ReservationEntry]:
         return self._entries.values()
 
-    def find(self, key: tuple[LinkId, int]) -> Entry | None:
+    def find(self, key: tuple[LinkId, int]) -> ReservationEntry | None:
         return self._entries.get(key)
 
-    def sent_as(self, link: LinkId, number: int) -> Entry | None:
+    def sent_as(self, link: LinkId, number: int) -> ReservationEntry | None:
         """Return the entry that was sent over a link under this number."""
         return self._places.get(link, {}).get(number)
 
@@ -152,7 +152,7 @@ class Reservations:
 
     # --- requests of our own ---
 
-    def request(self, filter_: Filter, *, full: bool, now: float, dry: bool = False) -> Entry:
+    def request(self, filter_: Filter, *, full: bool, now: float, dry: bool = False) -> ReservationEntry:
         """Ask for a reservation. It is decided already, or will be in `answered` when it can be decided."""
         self._refresh()
         if not dry:
@@ -165,7 +165,7 @@ class Reservations:
         self._ask(entry, self._context.config.admission.verdict_s, now, dry=dry)
         return entry
 
-    def reserve(self, filter_: Filter) -> Entry:
+    def reserve(self, filter_: Filter) -> ReservationEntry:
         """Reserve without a check."""
         self._refresh()
         shared = self._decided_twin(filter_)
@@ -177,7 +177,7 @@ class Reservations:
         self._decide(entry)
         return entry
 
-    def decide(self, entry: Entry, *, admitted: bool) -> None:
+    def decide(self, entry: ReservationEntry, *, admitted: bool) -> None:
         """Keep a reservation, or release it, on the whole path."""
         if entry.decided:
             return
@@ -186,7 +186,7 @@ class Reservations:
         else:
             self._remove(entry)
 
-    def release(self, entry: Entry) -> None:
+    def release(self, entry: ReservationEntry) -> None:
         """End one subscription's use of a reservation."""
         if entry.count > 1:
             entry.count -= 1
@@ -194,7 +194,7 @@ class Reservations:
         else:
             self._remove(entry)
 
-    def _decided_twin(self, filter_: Filter) -> Entry | None:
+    def _decided_twin(self, filter_: Filter) -> ReservationEntry | None:
         found = self._by_filter.get((OWN_FLOW, filter_), {})
         return next((each for each in found.values() if each.decided), None)
 
@@ -208,7 +208,7 @@ class Reservations:
                 return
             if sum(each.link == link for each in self._flows) >= FLOWS_OF_LINK_MAX:
                 raise TooManyError(f"this broker takes at most {FLOWS_OF_LINK_MAX} flows of reservations over a link")
-            flow = self._flows[holder] = Flow(packet.origin, packet.flow)
+            flow = self._flows[holder] = SubscriberFlow(packet.origin, packet.flow)
         self.ledger.set_scope(holder, packet.pubends)
         self._scope_changed(holder, flow)
         self._drop_idle_flow(holder)
@@ -328,17 +328,17 @@ class Reservations:
         if self._stale:
             self._follow_routes()
 
-    def _new_entry(self, holder: Holder, filter_: Filter, *, full: bool, number: int = 0) -> Entry:
+    def _new_entry(self, holder: Holder, filter_: Filter, *, full: bool, number: int = 0) -> ReservationEntry:
         if holder.link == LOCAL:
             self._numbers += 1
             number = self._numbers
-        entry = Entry((holder.link, number), holder, filter_, full)
+        entry = ReservationEntry((holder.link, number), holder, filter_, full)
         self._entries[entry.key] = entry
         self._of_link.setdefault(holder.link, {})[number] = entry
         self._by_filter.setdefault((holder, filter_), {})[entry.key] = entry
         return entry
 
-    def _ask(self, entry: Entry, wait_s: float, now: float, *, dry: bool) -> None:
+    def _ask(self, entry: ReservationEntry, wait_s: float, now: float, *, dry: bool) -> None:
         me = self._context.broker
         entry.deadline = now + wait_s
         entry.brokers[me] = None
@@ -366,7 +366,7 @@ class Reservations:
         else:
             self._answer(entry)
 
-    def _ranges(self, entry: Entry, missing: list[Shortage]) -> list[FittingRange]:
+    def _ranges(self, entry: ReservationEntry, missing: list[Shortage]) -> list[FittingRange]:
         """Return the ranges with which the filter would fit here; none if it is not known, or memory is short."""
         shortages = []
         for each in missing:
@@ -382,21 +382,21 @@ class Reservations:
             shortages.append((added, each.available))
         return fitting_ranges(entry.filter, shortages)
 
-    def _take_answer(self, entry: Entry, link: LinkId, brokers: Iterable[int], refusals: Iterable[Refusal]) -> None:
+    def _take_answer(self, entry: ReservationEntry, link: LinkId, brokers: Iterable[int], refusals: Iterable[Refusal]) -> None:
         del entry.waiting[link]
         entry.brokers.update(dict.fromkeys(brokers))
         entry.refusals += refusals
         if not entry.waiting:
             self._answer(entry)
 
-    def _answer(self, entry: Entry) -> None:
+    def _answer(self, entry: ReservationEntry) -> None:
         self._asked.pop(entry.key, None)
         if entry.is_local:
             self.answered.append(entry)
         else:
             self._context.send(entry.holder.link, Verdict(entry.key[1], list(entry.brokers), entry.refusals))
 
-    def _decide(self, entry: Entry) -> None:
+    def _decide(self, entry: ReservationEntry) -> None:
         """Keep an entry that was admitted: reserve it where that is missing, and tell those who reserved it."""
         entry.decided = True
         entry.waiting.clear()
@@ -408,7 +408,7 @@ class Reservations:
             self._context.send(link, Decision(number, admitted=True))
         self._settle_links(entry)
 
-    def _remove(self, entry: Entry) -> None:
+    def _remove(self, entry: ReservationEntry) -> None:
         """Release an entry here and further up."""
         del self._entries[entry.key]
         link, number = entry.key
@@ -430,7 +430,7 @@ class Reservations:
 
     # --- inside: the way up ---
 
-    def links_needed(self, entry: Entry) -> dict[LinkId, None]:
+    def links_needed(self, entry: ReservationEntry) -> dict[LinkId, None]:
         """Return the links by which advertised messages come for an entry."""
         links: dict[LinkId, None] = {}
         scope = dict.fromkeys(self.ledger.scope(entry.holder))
@@ -441,7 +441,7 @@ class Reservations:
                     links[link] = None
         return links
 
-    def _settle_links(self, entry: Entry) -> None:
+    def _settle_links(self, entry: ReservationEntry) -> None:
         """Reserve a decided entry where it is needed now, and nowhere else."""
         needed = self.links_needed(entry)
         for link in [each for each in entry.sent if each not in needed]:
@@ -450,7 +450,7 @@ class Reservations:
             if link not in entry.sent:
                 self._send(entry, link)
 
-    def _send(self, entry: Entry, link: LinkId, *, wait_ms: int = 0, dry: bool = False) -> None:
+    def _send(self, entry: ReservationEntry, link: LinkId, *, wait_ms: int = 0, dry: bool = False) -> None:
         flow = self._flows[entry.holder]
         if link not in flow.out:
             self._flow_numbers += 1
@@ -464,7 +464,7 @@ class Reservations:
         packet = Reserve(self._numbers, flow.out[link], str(entry.filter), wait_ms, entry.full, dry)
         self._context.send(link, packet)
 
-    def _take_back(self, entry: Entry, link: LinkId) -> None:
+    def _take_back(self, entry: ReservationEntry, link: LinkId) -> None:
         number = entry.sent.pop(link)
         entry.waiting.pop(link, None)
         places = self._places[link]
@@ -480,14 +480,14 @@ class Reservations:
 
     # --- inside: flows ---
 
-    def _scope_changed(self, holder: Holder, flow: Flow) -> None:
+    def _scope_changed(self, holder: Holder, flow: SubscriberFlow) -> None:
         for link in flow.out:
             self._tell_scope(holder, flow, link)
         for entry in list(self._of_link.get(holder.link, {}).values()):
             if entry.holder == holder and entry.decided:
                 self._settle_links(entry)
 
-    def _tell_scope(self, holder: Holder, flow: Flow, link: LinkId) -> None:
+    def _tell_scope(self, holder: Holder, flow: SubscriberFlow, link: LinkId) -> None:
         scope = tuple(pubend for pubend in self.ledger.scope(holder) if self._parents.get(pubend) == link)
         if flow.told.get(link) != scope:
             flow.told[link] = scope

@@ -48,7 +48,7 @@ class Tree(Protocol):
     def flush_through(self, tick: int) -> None: ...
 
 
-class Doubt(Protocol):
+class DeliveryProgress(Protocol):
     """How far this broker's subscribers are in a stream; `engaged` of them take part."""
 
     engaged: int
@@ -158,7 +158,7 @@ class Feedback:
 
     # --- at the other brokers ---
 
-    def sample(self, pubend: int, doubt: Doubt, now: float) -> None:
+    def sample(self, pubend: int, doubt: DeliveryProgress, now: float) -> None:
         """Measure how fast the doubt horizon of a stream moves here, if its pubend asks for that."""
         followed = self._followed.get(pubend)
         if followed is None:
@@ -168,7 +168,7 @@ class Feedback:
         else:
             followed.meter.forget()
 
-    def queried(self, query: CongestionQuery, tree: Tree, doubt: Doubt) -> None:
+    def queried(self, query: CongestionQuery, tree: Tree, doubt: DeliveryProgress) -> None:
         """Pass a query on to the children, and answer for this broker's own subscribers."""
         followed = self._followed.get(query.pubend)
         if followed is None:
