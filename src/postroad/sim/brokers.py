@@ -20,6 +20,7 @@ from postroad.core.protocol.orders import (
     Congested,
     Drained,
     LimitBandwidth,
+    LinkId,
     LinkLost,
     LinkUp,
     LogRead,
@@ -49,7 +50,7 @@ from postroad.sim.history import (
     Tracks,
     WrittenOff,
 )
-from postroad.sim.network import End, Network, Peer
+from postroad.sim.network import Cable, End, Network, Peer
 from postroad.sim.tracks import BrokerTracks
 from postroad.sim.world import World
 from postroad.tracking.queries.questions import StatusQuestion
@@ -103,6 +104,9 @@ class BrokerNode:
         self.release = Release.PRESENT
         self.retired = False  # it is gone for good
         self.machine: TrackedBroker | None = None
+        self.watch_packet: Callable[[BrokerNode, LinkId, Packet, bool], None] | None = (
+            None  # of a fault that lies in wait; the last: whether it came or goes
+        )
         self._ends: dict[int, End] = {}
         self._readers: dict[int, Reader] = {}
         self._wake_at: float | None = None
@@ -221,6 +225,9 @@ class BrokerNode:
         return {
             link: (end.far.peer.broker, end.far.link) for link, end in self._ends.items() if isinstance(end.far.peer, BrokerNode)
         }
+
+    def cable_of(self, link: int) -> Cable:
+        return self._ends[link].cable
 
     def bounded_figures(self) -> dict[str, tuple[int, int | None]]:
         """Return the machine's own figures, each with the bound its configuration gives it."""
@@ -436,6 +443,8 @@ class BrokerNode:
     # --- what is seen on the way
 
     def _watch(self, link: int, packet: Packet, batch: Batch | None) -> None:
+        if self.watch_packet is not None:
+            self.watch_packet(self, link, packet, True)
         other = self._ends[link].far.peer
         if isinstance(packet, Subscribe):
             self._subscribers[link, packet.handle] = packet.name or f"@{_name(other)}"
@@ -449,6 +458,8 @@ class BrokerNode:
             self.history.add(event)
 
     def _watch_sent(self, link: int, message: Packet, batch: Batch | None) -> None:
+        if self.watch_packet is not None:
+            self.watch_packet(self, link, message, False)
         if batch is not None and isinstance(message, Deliver):
             subscriber = self._subscribers[link, message.handle]
             self.history.add(Sent(self.world.now, self.broker, self.disk.incarnation, subscriber, ids_of(batch)))

@@ -378,9 +378,15 @@ class ClientNode:
         for following in self.following:
             if following.ended or self.session is None:
                 continue
-            state = self.session.subscriptions.get(following.key) if following.key is not None else None
-            if following.rejected if state is None else state.rejected:
+            if self._is_rejected(following):
                 self.end(following)
+
+    def _is_rejected(self, following: Following) -> bool:
+        """Tell whether the last answer was that there is no room, also while it asks again."""
+        state = None
+        if self.session is not None and following.key is not None:
+            state = self.session.subscriptions.get(following.key)
+        return following.rejected or (state is not None and state.rejected)
 
     def record_positions(self) -> None:
         """Write into the history up to where each subscription was told what there is."""
@@ -414,7 +420,7 @@ class ClientNode:
         state = None
         if self.session is not None and following.key is not None:
             state = self.session.subscriptions.get(following.key)
-        if following.rejected if state is None else state.rejected:
+        if self._is_rejected(following):
             return  # it is told why, and asks again
         if state is None or not state.active:
             yield f"{following.subscription} is not active"

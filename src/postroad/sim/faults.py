@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from postroad.sim.admission_faults import admission_fault
 from postroad.sim.brokers import BrokerNode
 from postroad.sim.clients import ClientNode
 from postroad.sim.frames import Release
@@ -334,6 +335,7 @@ RARE: Final[dict[str, Rare]] = {
     "log damage": Rare(log_damage, 4, 3),
     "record damage": Rare(record_damage, 4, 2),
     "link removal": Rare(link_removal, 3, 2),
+    "admission": Rare(admission_fault, 1, 4),  # where there is admission control
 }
 RARE_NUMBER: Final = 1_000_000  # theirs begin here
 RARE_FROM_S: Final = 3.0  # before that there is little to lose

@@ -191,6 +191,7 @@ class Overlay:
             cable.heal()
         for node in self.nodes.values():
             node.disk.heal()
+            node.watch_packet = None
             if not node.alive:
                 node.start()
         for client in self.clients.values():
