@@ -38,6 +38,7 @@ from postroad.queues.limits import (
     check_receiver_id,
     check_sender_id,
 )
+from postroad.queues.permissions import QueuePermissions
 from postroad.queues.profile import ProfileLog
 from postroad.queues.rates import Counts
 from postroad.queues.waiters import Waiter, Waiters
@@ -125,6 +126,7 @@ class QueueService:
         self._keys_next = 0.0
         self._background: set[asyncio.Task[Any]] = set()
         self.answers: Final = AnswerRoom(ANSWER_BYTES_MAX)
+        self._permissions: Final = QueuePermissions(storage)
         self._handlers = self._make_handlers()
         lists = (t.GetMessages, t.GetQueues, t.GetActiveQueues, q.GetBindings)
         self._list_bytes: dict[type[Packet], int] = dict.fromkeys(lists, self.limits.page_bytes_max)
@@ -168,6 +170,8 @@ class QueueService:
             handler = self._handlers.get(type(packet))
             if handler is None:
                 raise UnknownMethodError(REGISTRY.by_type[type(packet)].method)
+            if session.rights is not OPEN:
+                packet = await self._permissions.permit(packet, session.rights)
             size = self._list_bytes.get(type(packet), 0)
             if not size:
                 return await handler(packet, session)
@@ -241,7 +245,8 @@ class QueueService:
 
     async def _identify(self, packet: t.IdentifyClient, session: Session) -> Packet:
         session.client = await self.storage.identify(check_client_id(packet.client_id))
-        return t.IdentifyClientResponse(session.client.mode, session.client.name)
+        name = session.rights.shown_name(session.client.name) or session.client.name
+        return t.IdentifyClientResponse(session.client.mode, name)
 
     async def _delete_client(self, packet: t.DeleteClient, session: Session) -> Packet:
         client = _identified(packet, session)
@@ -272,16 +277,25 @@ class QueueService:
     async def _get_queue_name(self, packet: t.GetQueueName, _session: Session) -> Packet:
         return t.GetQueueNameResponse((await self.storage.get_queue_name(check_queue_id(packet.queue_id))).name)
 
-    async def _get_queues(self, packet: t.GetQueues, _session: Session) -> Packet:
-        limit = self.limits.page_rows_max
-        found = await self.storage.list_queues(after=min(packet.after_queue_id, ID_MAX), limit=limit)
-        return t.GetQueuesResponse(tuple(t.Queue(each.queue_id, each.name) for each in found), more=len(found) == limit)
+    async def _get_queues(self, packet: t.GetQueues, session: Session) -> Packet:
+        after, limit = min(packet.after_queue_id, ID_MAX), self.limits.page_rows_max
+        while True:  # an empty page says that there are no more, so pages of which nothing may be shown are skipped
+            found = await self.storage.list_queues(after=after, limit=limit)
+            shown = self._permissions.shown(found, session.rights)
+            if shown or len(found) < limit:
+                return t.GetQueuesResponse(tuple(t.Queue(each.queue_id, each.name) for each in shown), more=len(found) == limit)
+            after = found[-1].queue_id
 
     async def _get_active_queues(self, packet: t.GetActiveQueues, session: Session) -> Packet:
         client = _identified(packet, session)
         after, limit = min(packet.after_queue_id, ID_MAX), self.limits.page_rows_max
-        found = await self.storage.get_active_queues(client.client_id, after=after, limit=limit)
-        return t.GetActiveQueuesResponse(tuple(t.Queue(each.queue_id, each.name) for each in found), more=len(found) == limit)
+        while True:
+            found = await self.storage.get_active_queues(client.client_id, after=after, limit=limit)
+            shown = self._permissions.shown(found, session.rights)
+            if shown or len(found) < limit:
+                queues = tuple(t.Queue(each.queue_id, each.name) for each in shown)
+                return t.GetActiveQueuesResponse(queues, more=len(found) == limit)
+            after = found[-1].queue_id
 
     async def _get_messages(self, packet: t.GetMessages, _session: Session) -> Packet:
         page = await self.storage.get_messages_from_queue(
@@ -578,8 +592,10 @@ class QueueService:
         await self.storage.unbind(check_binding_id(packet.binding_id))
         return t.Success()
 
-    async def _get_bindings(self, _packet: q.GetBindings, _session: Session) -> Packet:
+    async def _get_bindings(self, _packet: q.GetBindings, session: Session) -> Packet:
         found = await self.storage.bindings()
+        if session.rights is not OPEN:
+            found = [each for each in found if await self._permissions.may_manage(each.queue_id, session.rights)]
         return q.GetBindingsResponse(tuple(q.BoundFilter(b.binding_id, b.queue_id, b.filter_text, b.priority) for b in found))
 
     # the clockwork

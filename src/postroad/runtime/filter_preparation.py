@@ -26,6 +26,7 @@ from postroad.core.batch.batch import Batch
 from postroad.core.filters.filter import Filter
 from postroad.core.protocol.admission import Advertise, Advertisements, Decision, Reserve, Verdict
 from postroad.core.protocol.packets import CatchUp, Interest, Packet, ReadRange, Subscribe
+from postroad.core.protocol.rights import EVERYTHING, OPEN, Rights
 from postroad.errors import FilterError
 from postroad.runtime.peer import Peer
 from postroad.runtime.worker import Worker
@@ -82,14 +83,14 @@ class Preparation:
         """Keep a packet until its filters are prepared; False: it is to be processed now."""
         waiting = self._waiting.get(peer.link)
         if waiting is None:
-            if not self._costly(packet):
+            if not self._costly(packet, _rights(peer)):
                 return False
             waiting = self._waiting[peer.link] = deque()
         elif peer.role is Role.BROKER and not isinstance(packet, _WAITS):
             return False
         waiting.append(Waiting(packet, batch, packet_id))
         if len(waiting) == 1:
-            self._begin(peer, self._costly(packet))
+            self._begin(peer, self._costly(packet, _rights(peer)))
         if peer.role is Role.CLIENT or len(waiting) >= WAITING_MAX:
             peer.channel.pause(FILTER)
         return True
@@ -105,13 +106,13 @@ class Preparation:
             await asyncio.to_thread(self._worker.stop)
             self._worker = None
 
-    def _costly(self, packet: Packet) -> list[str]:
+    def _costly(self, packet: Packet, rights: Rights) -> list[str]:
         """Return the filters of a packet that are to be prepared; none if that is quick."""
-        texts = filters_of(packet)
-        if sum(map(len, texts)) < COSTLY_CHARACTERS:
+        texts, key = filters_of(packet), rights.filter_key if _narrows(rights) else str
+        if sum(map(len, map(key, texts))) < COSTLY_CHARACTERS:
             return []
-        unknown = [text for text in dict.fromkeys(texts) if not self._host.knows_filter(text)]
-        return unknown if sum(map(len, unknown)) >= COSTLY_CHARACTERS else []
+        unknown = [text for text in dict.fromkeys(texts) if not self._host.knows_filter(key(text))]
+        return unknown if sum(map(len, map(key, unknown))) >= COSTLY_CHARACTERS else []
 
     def _begin(self, peer: Peer, texts: list[str]) -> None:
         if self._worker is None:
@@ -129,7 +130,8 @@ class Preparation:
             self.prepared += len(prepared)
             self._go_on(peer)
 
-        self._worker.submit(lambda: prepare_all(texts), done, failed)
+        rights = _rights(peer)
+        self._worker.submit(lambda: prepare_all(texts, rights), done, failed)
 
     def _go_on(self, peer: Peer) -> None:
         """Process the packet whose filters are there, and those behind it up to the next costly one."""
@@ -144,7 +146,7 @@ class Preparation:
                 del self._waiting[peer.link]
                 peer.channel.resume(FILTER)
                 return
-            texts = self._costly(waiting[0].packet)
+            texts = self._costly(waiting[0].packet, _rights(peer))
             if texts:
                 self._begin(peer, texts)
                 return
@@ -166,11 +168,20 @@ def filters_of(packet: Packet) -> Sequence[str]:
             return ()
 
 
-def prepare_all(texts: Sequence[str]) -> Prepared:
+def _rights(peer: Peer) -> Rights:
+    return OPEN if peer.admitted is None else peer.admitted.rights
+
+
+def _narrows(rights: Rights) -> bool:
+    """Tell whether a client gets only a part of what its filters ask for."""
+    return rights.subscribe is not None and rights.subscribe is not EVERYTHING
+
+
+def prepare_all(texts: Sequence[str], rights: Rights = OPEN) -> Prepared:
     """Parse filters and work out all that comparing and evaluating them needs, with pauses."""
     sys.setprofile(_Pauses())
     try:
-        return _prepare_each(texts)
+        return _prepare_each(texts, rights)
     finally:
         sys.setprofile(None)
 
@@ -191,14 +202,19 @@ class _Pauses:
             self._until = monotonic() + WORK_S
 
 
-def _prepare_each(texts: Sequence[str]) -> Prepared:
+def _prepare_each(texts: Sequence[str], rights: Rights) -> Prepared:
     prepared: Prepared = []
     for text in texts:
+        key = text
         try:
             filter_ = Filter(text)
             filter_.prepare()
+            prepared.append((key, filter_))
+            if _narrows(rights):
+                key = rights.filter_key(text)
+                permitted = rights.subscribable(filter_)
+                permitted.prepare()
+                prepared += [(key, permitted), (str(permitted), permitted)]
         except FilterError as error:
-            prepared.append((text, error.with_traceback(None)))
-        else:
-            prepared.append((text, filter_))
+            prepared.append((key, error.with_traceback(None)))
     return prepared

@@ -30,6 +30,7 @@ from postroad.core.protocol.orders import (
     Stored,
 )
 from postroad.core.protocol.packets import Packet, pubend_id
+from postroad.core.protocol.rights import OPEN
 from postroad.errors import PostroadError
 
 START_MS = 1_000_000
@@ -91,6 +92,7 @@ class Machines:
         self.writes_finish = True
         self.loses: tuple[type[Packet], ...] = ()  # packets between brokers that do not arrive
         self._config = config or BrokerConfig()
+        self.rights = OPEN  # of clients that connect from now on
         self.configs: dict[int, BrokerConfig] = {}  # of single brokers, in its place
         self._links = 100
         self._clocks_back_ms: dict[int, int] = {}  # broker -> by how much its clock is behind
@@ -142,7 +144,7 @@ class Machines:
         self.settle()
 
     def client(self, number: int, link: int) -> None:
-        self.nodes[number].broker.fact(ClientUp(link), now=self.now)
+        self.nodes[number].broker.fact(ClientUp(link, rights=self.rights), now=self.now)
 
     def leave(self, number: int, link: int) -> None:
         self.nodes[number].broker.fact(LinkLost(link), now=self.now)

@@ -21,6 +21,7 @@ from postroad.core.filters.filter import Filter
 from postroad.core.protocol.observations import Output
 from postroad.core.protocol.orders import LinkId, Refuse, Send, Store
 from postroad.core.protocol.packets import HOPS_MAX, Packet, Unicast
+from postroad.core.protocol.rights import EVERYTHING, OPEN, Rights
 from postroad.errors import FilterError, PostroadError
 
 FILTERS_REMEMBERED: Final = 1 << 14
@@ -94,6 +95,7 @@ class Context:
     token: int = 0
     epoch: int = 0
     request: int = 0
+    rights: dict[LinkId, Rights] = field(default_factory=dict)  # what each client may do
     filters: dict[str, Filter | FilterError] = field(default_factory=dict)  # by text; an error where the text is no filter
     filter_characters: int = 0  # of those texts
 
@@ -119,6 +121,25 @@ class Context:
         if isinstance(known, FilterError):
             raise known.with_traceback(None)
         return known
+
+    def permitted_filter(self, rights: Rights, text: str) -> Filter:
+        """Return the part of a filter that a client may see; from the cache, as with `filter`."""
+        if rights.subscribe is None:
+            return rights.subscribable(EVERYTHING)
+        if rights.subscribe is EVERYTHING:
+            return self.filter(text)
+        key = rights.filter_key(text)
+        known = self.filters.get(key)
+        if known is None:
+            known = rights.subscribable(self.filter(text))
+            self.remember_filter(key, known)
+            self.remember_filter(str(known), known)
+        if isinstance(known, FilterError):
+            raise known.with_traceback(None)
+        return known
+
+    def rights_of(self, link: LinkId) -> Rights:
+        return self.rights.get(link, OPEN)
 
     def remember_filter(self, text: str, known: Filter | FilterError) -> None:
         """Cache a parsed filter, or the error of an invalid text."""

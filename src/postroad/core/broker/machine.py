@@ -39,6 +39,7 @@ from postroad.core.broker.incarnations import FirstTicksStored, Incarnations, In
 from postroad.core.broker.knowledge import KnowledgeRange
 from postroad.core.broker.log_reads import LogReads
 from postroad.core.broker.own_records import UNREADABLE, OwnRecords, load_records
+from postroad.core.broker.permissions import permit
 from postroad.core.broker.publishing.named_writers import WRITER_KEY, EpochStored, NamedWriters
 from postroad.core.broker.publishing.pubend import RESERVE_MS, Pubend
 from postroad.core.broker.publishing.publishers import HorizonsStored, PublisherIdsStored, Publishing
@@ -125,7 +126,7 @@ class Broker:
         self._durables.drop_unsettled()
         # Built before `Publishing`, because it closes the pubends that must not begin yet.
         self._lives = Incarnations(self._context, self._pubends, self._streams, records.losses, self._keeper, records.lives, now)
-        self._publishing = Publishing(self._context, self._pubends, records.publisher_next)
+        self._publishing = Publishing(self._context, self._pubends, records.publisher_next, records.publisher_owners)
         self._publishing.clients = self._clients
         if not self._lives.waits and not records.publisher_next:  # after a lost disk, the ids may not have been stored
             self._publishing.begin(anew_ms=self._lives.anew_ms)
@@ -213,8 +214,9 @@ class Broker:
                 self._log_released(pubend, tick)
             case LinkUp(link, broker, _, cost):
                 self._link_up(link, broker, cost, now)
-            case ClientUp(link, name):
+            case ClientUp(link, name, rights):
                 self._clients[link] = name
+                self._context.rights[link] = rights
                 self._admission.own.client_up(link, name)
             case LinkLost(link):
                 self._link_lost(link, now)
@@ -314,7 +316,8 @@ class Broker:
         self._now = self._publishing.now = now
         try:
             if link in self._clients:
-                self._from_client(message, link, batch, packet, now)
+                permitted = permit(message, self._context.rights[link], self._context)
+                self._from_client(permitted, link, batch, packet, now)
             elif link in self._neighbours:
                 self._from_broker(message, link, batch, now)
         except PostroadError as error:
@@ -552,7 +555,10 @@ class Broker:
         if self._parked:
             parked, self._parked, self._parked_bytes = self._parked, [], 0
             for link, message, packet in parked:
-                self.receive(message, link=link, now=now, packet=packet)
+                try:
+                    self._from_client(message, link, None, packet, now)
+                except PostroadError as error:
+                    self._context.refuse(link, packet, error)
 
     def _from_broker(self, message: p.Packet, link: LinkId, batch: Batch | None, now: float) -> None:
         if not self._believe(message, link, batch):
@@ -744,6 +750,7 @@ class Broker:
     def _link_lost(self, link: LinkId, now: float) -> None:
         if link in self._clients:
             del self._clients[link]
+            del self._context.rights[link]
             self._publishing.link_lost(link)
             self._parked = [entry for entry in self._parked if entry[0] != link]
             self._parked_bytes = sum(_memory_of(message) for _, message, _ in self._parked)

@@ -28,7 +28,7 @@ from postroad.core.broker.holding.table import HOLD_KEY, HoldTable
 from postroad.core.broker.incarnations import BORN_KEY, HEARD_KEY, INCARNATION_KEY, Heard, StoredLives
 from postroad.core.broker.lost_ranges import LOST_KEY, Loss, Losses
 from postroad.core.broker.publishing.named_writers import WRITER_KEY
-from postroad.core.broker.publishing.publishers import HORIZON_KEY, PUBLISHER_KEY
+from postroad.core.broker.publishing.publishers import HORIZON_KEY, OWNER_KEY, PUBLISHER_KEY
 from postroad.core.broker.subscribing.durable import DURABLE_KEY, HOME_KEY, Durables
 from postroad.core.broker.subscribing.naming import NAME_KEY, Reservation
 from postroad.core.protocol.orders import BrokerState, Notice, PubendState
@@ -47,6 +47,7 @@ CONSEQUENCES: Final = {
     HOLD_KEY: "no messages are deleted until that broker has reported again what it needs",
     FLOOR_KEY: "no messages are deleted until disconnected clients have had time to return",
     HORIZON_KEY: "the stream of this pubend continues a little ahead of the clock",
+    OWNER_KEY: "the client of this publisher gets a new one when it returns",
     PUBLISHER_KEY: "new publishers get ids far above those that were used",
     KNOWN_KEY: "the list of brokers is rebuilt from other records and from the neighbours",
     WRITER_KEY: "batches of this writer are refused; read what was written, and write the rest under another name",
@@ -78,6 +79,7 @@ class OwnRecords:
     floor_for_grace: Positions = field(default_factory=dict)  # the floor; if it is damaged, everything is held instead
     known: dict[int, list[int]] = field(default_factory=dict)
     publisher_next: int = 0
+    publisher_owners: dict[int, str] = field(default_factory=dict)  # publisher -> identity
     reservations: dict[str, Reservation] = field(default_factory=dict)  # durable names
     writers: dict[str, bytes] = field(default_factory=dict)
     advertised: dict[str, bytes] = field(default_factory=dict)  # durable advertisements
@@ -141,6 +143,8 @@ def _read(records: OwnRecords, key: str, value: bytes) -> None:
             records.reservations[key.removeprefix(NAME_KEY)] = msgspec.msgpack.decode(value, type=Reservation)
         case "publisher-next":
             records.publisher_next = _number(value)
+        case "publisher-owner/":
+            records.publisher_owners[int(key.removeprefix(OWNER_KEY))] = value.decode()
         case "writer/":
             records.writers[key] = value
         case "advertised/":

@@ -7,14 +7,17 @@ live, catching up, repaired, read by range, from a queue, or as a trace.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from postroad.core.filters.filter import Filter
 from postroad.core.filters.language.ast import And
-from postroad.errors import PermissionDeniedError
+from postroad.errors import InvalidValueError, PermissionDeniedError
+from postroad.types import AttributeValue
 
 EVERYTHING: Final = Filter("")
+NAME_MAX: Final = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +61,53 @@ class Rights:
             return self.subscribe
         return Filter.from_condition(And((self.subscribe.condition, wanted.condition)))
 
+    def filter_key(self, text: str) -> str:
+        """Return what stands for the permitted part of a filter where filters are kept by their texts.
+
+        No peer can send it as a text: a lone surrogate is not UTF-8.
+        """
+        return f"{self.subscribe}\udc00{text}"
+
+    def may_see(self, attributes: Mapping[str, AttributeValue | None]) -> bool:
+        """Tell whether a message with these attributes may reach this identity."""
+        return self.subscribe is not None and (self.subscribe is EVERYTHING or self.subscribe.matches(attributes) is True)
+
+    def own_name(self, name: str, *, least: int = 1) -> str:
+        """Return the name under which a broker knows what this identity calls `name`.
+
+        Everything with a name belongs to the identity that made it: `orders` of the identity `shop` is `shop/orders`. An
+        administrator reaches that of others by its whole name, with a slash in front: `/shop/orders`.
+        """
+        if not self.owner:
+            return name
+        if name.startswith("/"):
+            self.administer()
+            whole = name[1:]
+        else:
+            whole = f"{self.owner}/{name}"
+        if not least <= len(whole) <= NAME_MAX:
+            raise InvalidValueError(f"a name has 1 to {NAME_MAX} characters together with that of its identity, {self.owner!r}")
+        return whole
+
+    def shown_name(self, whole: str) -> str | None:
+        """Return what this identity calls something that the broker knows as `whole`; None if it may not know of it."""
+        if not self.owner:
+            return whole
+        head, _, name = whole.partition("/")
+        if head == self.owner and name:
+            return name
+        return f"/{whole}" if self.admin else None
+
     def use_queue(self, action: str, name: str) -> None:
-        if not any(grant.covers(action, name) for grant in self.queues):
+        if not self.may_use_queue(action, name):
             raise self.denied(f"{action} in queue {name!r}")
+
+    def may_use_queue(self, action: str, name: str) -> bool:
+        return any(grant.covers(action, name) for grant in self.queues)
+
+    def knows_queue(self, name: str) -> bool:
+        """Tell whether this identity may do anything with a queue."""
+        return any(grant.covers(grant.action, name) for grant in self.queues)
 
     def use_topic(self, action: str, name: str) -> None:
         if not any(grant.covers(action, name) for grant in self.topics):

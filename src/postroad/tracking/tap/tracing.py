@@ -15,12 +15,14 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 import numpy as np
+from msgspec.structs import replace as replace_fields
 
 from postroad.core.batch.batch import Batch
-from postroad.core.batch.row_codec import split_rows
+from postroad.core.batch.row_codec import join_rows, split_rows
 from postroad.core.broker.context import FULL_HOPS
 from postroad.core.broker.machine import Broker
 from postroad.core.protocol.orders import LinkId, LogRead, ReadLog
+from postroad.core.protocol.rights import OPEN, Rights
 from postroad.core.protocol.status import BrokerReport
 from postroad.errors import PostroadError
 from postroad.tracking.queries.answering import coverage_answer, tracks_answer
@@ -122,6 +124,7 @@ class Tracing:
 
     def ask(self, link: LinkId, packet: AskTracks, request: int, now: float) -> None:
         """Take a question of a client for any broker."""
+        check_question(packet.question, self._context.rights_of(link))
         target = packet.target
         asker = _Client(link, request, target)
         if target == self._context.broker:
@@ -164,6 +167,7 @@ class Tracing:
         return len(self._asked) + len(self._searches) + self._readings
 
     def _tell(self, asked: _Asked, status: Status, reason: str, answer: Answer | None) -> None:
+        answer = _permitted(answer, self._context.rights_of(asked.link))
         self._context.send(asked.link, TracksAnswered(asked.target, status, reason, answer), asked.packet)
 
     def _no_way(self, target: int) -> tuple[Status, str]:
@@ -195,6 +199,7 @@ class Tracing:
         match asker:
             case _Client(link, request, target):
                 if link in self._machine.clients:
+                    answer = _permitted(answer, self._context.rights_of(link))
                     self._context.send(link, TracksAnswered(target, status, reason[:2000], answer), request)
             case _Broker(broker, request):
                 me = self._context.broker
@@ -315,6 +320,27 @@ class Tracing:
             rows, binary = split_rows([(reading.id, dict(message.attributes), message.payload)])
             answer = MessageAnswer(reading.lo, reading.position, reading.released, reading.pubend, message.tick, rows[0], binary)
         self._reply(reading.asker, Status.ANSWERED, "", answer)
+
+
+def check_question(question: Question, rights: Rights) -> None:
+    """Refuse a question of a client that may not ask it."""
+    match question:
+        case StatusQuestion():
+            rights.administer()
+        case MessageQuestion() if rights.subscribe is not None:
+            pass  # it gets only a message that it may see
+        case _:
+            rights.traceable()
+
+
+def _permitted(answer: Answer | None, rights: Rights) -> Answer | None:
+    """Leave out of an answer the message that a client may not see; who may trace learns that it is there."""
+    if not isinstance(answer, MessageAnswer) or answer.row is None or rights is OPEN:
+        return answer
+    (_, attributes, _), *_ = join_rows([answer.row], answer.binary)
+    if rights.may_see(attributes):
+        return answer
+    return replace_fields(answer, tick=answer.tick if rights.trace else 0, row=None, binary={})
 
 
 def _find(batch: Batch, wanted: MessageId) -> tuple[int | None, bool]:

@@ -41,7 +41,7 @@ from postroad.core.protocol.orders import (
     Send,
 )
 from postroad.core.protocol.packets import CatchUpReply, Knowledge, LinkState, Packet
-from postroad.errors import FilterError
+from postroad.errors import FilterError, PostroadError
 from postroad.tracking.histories.settings import OFF, Strategy, TrackingSettings
 from postroad.tracking.queries.packets import AskTracks, TrackQuery, TrackReply
 from postroad.tracking.tap.orders import StatusReported, Track, Tracked, TrackedFact, TrackedOrder, TracksSearched
@@ -147,7 +147,10 @@ class TrackedBroker:
         machine = self.machine
         match message:
             case AskTracks() if link in machine.clients:
-                self._tracing.ask(link, message, packet, now)
+                try:
+                    self._tracing.ask(link, message, packet, now)
+                except PostroadError as error:
+                    machine.context.refuse(link, packet, error)
             case TrackQuery() if link in machine.neighbours and message.target == machine.context.broker:
                 self._tracing.asked(message)
             case TrackReply() if link in machine.neighbours and message.target == machine.context.broker:

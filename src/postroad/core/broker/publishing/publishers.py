@@ -12,21 +12,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
 from typing import Final
+
+import numpy as np
 
 from postroad.core.batch.batch import Batch
 from postroad.core.batch.row_codec import Row, join_rows
 from postroad.core.batch.schema import DEFAULT_LIMITS, check_message
-from postroad.core.broker.context import Context
+from postroad.core.broker.context import Changes, Context, SendWhenStored
 from postroad.core.broker.knowledge import COMPLETE, KnowledgeRange
 from postroad.core.broker.publishing.pubend import PUBLISHERS_MAX, Pubend
 from postroad.core.broker.views import PublishedMessages
+from postroad.core.filters.filter import Filter
 from postroad.core.protocol.orders import LinkId
 from postroad.core.protocol.packets import OpenPublisher, Publish, PublishColumns, PublisherOpened, PublishRefused
+from postroad.core.protocol.rights import EVERYTHING
 from postroad.errors import InvalidValueError, PostroadError, SkewError, StaleEpochError, UnknownHandleError
 from postroad.types import MESSAGE_ID_BYTES, tick_milliseconds
 
 PUBLISHER_KEY: Final = "publisher-next"
+OWNER_KEY: Final = "publisher-owner/"
 HORIZON_KEY: Final = "horizon/"
 PUBLISHER_BLOCK: Final = 1 << 16
 FIRST_BLOCKS: Final = 1 << 15  # the lower half: room is left above the last
@@ -57,8 +63,15 @@ class PublisherIdsStored:
 class Publishing:
     """The publishers of this broker, and its pubends."""
 
-    def __init__(self, context: Context, pubends: Mapping[int, Pubend], publisher_next: int) -> None:
+    def __init__(
+        self,
+        context: Context,
+        pubends: Mapping[int, Pubend],
+        publisher_next: int,
+        identities: Mapping[int, str] = MappingProxyType({}),
+    ) -> None:
         self._context = context
+        self._identities = dict(identities)  # publisher -> the identity whose it is, where clients have one; stored
         self.pubends = pubends
         shared = sorted(pubends)[: context.config.pubends or len(pubends)]
         self._shared = [pubends[each] for each in shared]  # new publishers are spread over them
@@ -88,7 +101,9 @@ class Publishing:
                 error = UnknownHandleError(f"this broker never assigned publisher number {packet.resume}")
                 self._context.refuse(link, request, error)
                 return
-            if self._owners.get(packet.resume, self._name_of(link)) != self._name_of(link):
+            identity = self._context.rights_of(link).owner
+            is_anothers = identity and self._identities.get(packet.resume) != identity
+            if is_anothers or self._owners.get(packet.resume, self._name_of(link)) != self._name_of(link):
                 error = UnknownHandleError(f"publisher number {packet.resume} was given to another client")
                 self._context.refuse(link, request, error)
                 return
@@ -147,7 +162,8 @@ class Publishing:
         pubend = self._pubend_of(link, packet.publisher)
         rows = join_rows(packet.rows, packet.binary)
         prefix = packet.publisher.to_bytes(4, "big") + self._context.broker.to_bytes(4, "big")
-        good = [row for row in rows if self._acceptable(link, packet.publisher, prefix, row)]
+        allowed = self._context.rights_of(link).publishable()
+        good = [row for row in rows if self._acceptable(link, packet.publisher, prefix, row, allowed)]
         if good and self._is_timely(link, pubend, packet.publisher, good[0][0], good[-1][0], packet.age_ms):
             rows = good if self.gate is None else self.gate.rows(link, packet.publisher, good, self.now)
             if rows:
@@ -161,10 +177,29 @@ class Publishing:
         parts = ids.view(">u4").reshape(-1, 4)
         if bool((parts[:, 0] != packet.publisher).any()) or bool((parts[:, 1] != self._context.broker).any()):
             raise InvalidValueError("a message id does not name this publisher and broker")
+        batch = self._permitted(link, packet.publisher, batch)
+        if len(batch) == 0:
+            return
         if self._is_timely(link, pubend, packet.publisher, bytes(ids[0]), bytes(ids[-1]), packet.age_ms):
             columns = batch if self.gate is None else self.gate.columns(link, packet.publisher, batch, self.now)
             if columns is not None:
                 pubend.publish_columns(packet.publisher, columns)
+
+    def _permitted(self, link: LinkId, publisher: int, batch: Batch) -> Batch:
+        """Return the messages of a batch that the client may publish, and refuse the others, one packet for each run of them."""
+        rights = self._context.rights_of(link)
+        allowed = rights.publishable()
+        if allowed is EVERYTHING:
+            return batch
+        mask = allowed.evaluate(batch)
+        if mask.all():
+            return batch
+        ids, error = batch.ids(), rights.denied(f"publish messages that do not match {allowed}")
+        refused = np.flatnonzero(~mask)
+        for run in np.split(refused, np.flatnonzero(np.diff(refused) > 1) + 1):
+            first, last = bytes(ids[run[0]]), bytes(ids[run[-1]])
+            self._context.send(link, PublishRefused(publisher, first, last, error.code, str(error)[:4096]))
+        return batch.filter(mask)
 
     def publish_held(self) -> None:
         """Accept what exceeded the rate of its publisher before, as far as the rate allows now."""
@@ -292,7 +327,21 @@ class Publishing:
         window, tolerance = self._context.config.publish_window_bytes, self._context.config.skew_tolerance_ms
         me, wall_ms = self._context.broker, self._context.wall_ms
         packet = PublisherOpened(publisher, me, pubend.pubend, wall_ms, window, last, tolerance, pubend.credit)
-        self._context.send(link, packet, request)
+        identity = self._context.rights_of(link).owner
+        if not identity or self._identities.get(publisher) == identity:
+            self._context.send(link, packet, request)
+        else:  # a restart must not let another identity resume it
+            self._context.store(self._assign(publisher, identity), SendWhenStored(link, packet, request))
+
+    def _assign(self, publisher: int, identity: str) -> Changes:
+        """Note whose publisher it is; return the change to store."""
+        self._identities[publisher] = identity
+        changes: Changes = ((f"{OWNER_KEY}{publisher}", identity.encode()),)
+        if len(self._identities) > PUBLISHERS_MAX:
+            oldest = next(iter(self._identities))
+            del self._identities[oldest]
+            changes += ((f"{OWNER_KEY}{oldest}", None),)
+        return changes
 
     def _own(self, publisher: int, link: LinkId) -> None:
         """Let a link publish as this publisher. Only a client of the same name may resume it later."""
@@ -337,10 +386,12 @@ class Publishing:
         self._context.send(link, packet)
         return False
 
-    def _acceptable(self, link: LinkId, publisher: int, prefix: bytes, row: Row) -> bool:
+    def _acceptable(self, link: LinkId, publisher: int, prefix: bytes, row: Row, allowed: Filter) -> bool:
         try:
             _check_id(row[0], prefix)
             check_message(row[1], row[2], DEFAULT_LIMITS)
+            if allowed is not EVERYTHING and allowed.matches(row[1]) is not True:
+                raise self._context.rights_of(link).denied(f"publish messages that do not match {allowed}")
         except PostroadError as error:
             self._context.send(link, PublishRefused(publisher, row[0][:64], row[0][:64], error.code, str(error)[:4096]))
             return False

@@ -15,6 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from postroad.core.batch.batch import Batch
 from postroad.core.broker.answer_pieces import CATCH_UP_BYTES, bare, pieces
 from postroad.core.broker.context import FULL_HOPS, Context
@@ -263,6 +265,11 @@ class RangeReads:
         known = [*self._context.routes.pubends(), *(pubend for pubends in self._context.known.values() for pubend in pubends)]
         missing = sorted({pubend for pubend in known if pubend not in told})
         durables, more = _page(list(listing.durables.values()), listing.query.after, listing.last)
+        rights = self._context.rights_of(listing.link)
+        if rights.owner:
+            named = [(rights.shown_name(entry.name), entry) for entry in durables]
+            shown = [msgspec.structs.replace(entry, name=name) for name, entry in named if name is not None]
+            durables, more = shown, more and len(shown) == len(named)  # behind one of others come no more of one's own
         self._context.send(listing.link, Pubends(listing.spans, missing, durables, more), listing.packet)
 
     # --- durable subscriptions ---
