@@ -15,6 +15,7 @@ import postroad
 from postroad.core.filters import filter as filters
 from postroad.core.filters.filter import Filter
 from postroad.core.protocol import packets
+from postroad.core.protocol.rights import Rights
 from postroad.errors import FilterError, TooManyError
 from postroad.runtime import filter_preparation
 from postroad.runtime.broker_server import BrokerServer
@@ -116,10 +117,10 @@ def test_a_client_that_goes_away_takes_what_waited_with_it(tmp_path: Path, monke
     entered, go_on = threading.Event(), threading.Event()
     original = filter_preparation.prepare_all
 
-    def slow(texts: list[str]) -> filter_preparation.Prepared:
+    def slow(texts: list[str], rights: Rights) -> filter_preparation.Prepared:
         entered.set()
         assert go_on.wait(20)
-        return original(texts)
+        return original(texts, rights)
 
     monkeypatch.setattr(filter_preparation, "prepare_all", slow)
 
@@ -147,9 +148,9 @@ def test_a_link_goes_on_while_the_filters_of_an_interest_are_prepared(tmp_path: 
     go_on = threading.Event()
     original = filter_preparation.prepare_all
 
-    def slow(texts: list[str]) -> filter_preparation.Prepared:
+    def slow(texts: list[str], rights: Rights) -> filter_preparation.Prepared:
         assert go_on.wait(20)
-        return original(texts)
+        return original(texts, rights)
 
     monkeypatch.setattr(filter_preparation, "prepare_all", slow)
     ours, theirs = packets.pubend_id(1), packets.pubend_id(2)
