@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeAlias
 
+from postroad import metric_meanings as meanings
 from postroad.core.protocol.rights import Rights
 from postroad.errors import ListenError, OverlayError, SecurityError
 from postroad.queues.broker_service import BrokerQueues
@@ -140,7 +141,7 @@ class _Figures(Collector):
         for name, value in self._broker.items():
             if name == "broker" or isinstance(value, dict):
                 continue
-            gauge = GaugeMetricFamily(f"postroad_{name}", f"{name.replace('_', ' ')} of the broker", labels=["broker"])
+            gauge = GaugeMetricFamily(f"postroad_{name}", meanings.BROKER.get(name, name), labels=["broker"])
             gauge.add_metric([label], float(str(value)))
             yield gauge
 
@@ -150,20 +151,20 @@ class _Figures(Collector):
         families: dict[str, GaugeMetricFamily] = {}
         for pubend, figures in streams.items():
             for name, value in figures.items():
-                text = f"{name.replace('_', ' ')} of a pubend's stream at this broker"
+                text = meanings.STREAM.get(name, name)
                 family = families.setdefault(name, GaugeMetricFamily(f"postroad_stream_{name}", text, labels=["pubend"]))
                 family.add_metric([f"{pubend:x}"], float(value))
         yield from families.values()
 
     def _of_queues(self) -> Iterator[Metric]:
-        gauges: dict[str, tuple[str, Read]] = {
-            "waiting": ("messages that wait in a queue", lambda s: s.depth.waiting),
-            "scheduled": ("messages that are due later", lambda s: s.depth.scheduled),
-            "leased": ("messages that a client works on", lambda s: s.depth.leased),
-            "oldest_seconds": ("age of the oldest waiting message", lambda s: (s.depth.oldest_age_ms or 0) / 1000),
+        gauges: dict[str, Read] = {
+            "waiting": lambda s: s.depth.waiting,
+            "scheduled": lambda s: s.depth.scheduled,
+            "leased": lambda s: s.depth.leased,
+            "oldest_seconds": lambda s: (s.depth.oldest_age_ms or 0) / 1000,
         }
-        for name, (text, read) in gauges.items():
-            gauge = GaugeMetricFamily(f"postroad_queue_{name}", text, labels=["queue"])
+        for name, read in gauges.items():
+            gauge = GaugeMetricFamily(f"postroad_queue_{name}", meanings.QUEUE[name], labels=["queue"])
             for stats in self._queues:
                 gauge.add_metric([stats.queue.name], read(stats))
             yield gauge
@@ -173,7 +174,7 @@ class _Figures(Collector):
             "done": lambda s: s.done_total,
         }
         for name, read in counters.items():
-            counter = CounterMetricFamily(f"postroad_queue_{name}", f"messages {name} through this broker", labels=["queue"])
+            counter = CounterMetricFamily(f"postroad_queue_{name}", meanings.QUEUE_TOTALS[name], labels=["queue"])
             for stats in self._queues:
                 counter.add_metric([stats.queue.name], read(stats))
             yield counter

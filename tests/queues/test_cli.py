@@ -55,6 +55,7 @@ def test_errors_name_what_is_wrong_and_their_code(postroad: Postroad) -> None:
     """An unknown queue, a taken name, no broker."""
     assert "[error 603]" in postroad("take", "none").output
     postroad("create", "jobs")
-    assert "[error 604]" in postroad("create", "jobs").output
+    assert "found queue jobs" in postroad("create", "jobs").output
+    assert "lease=30, not 60" in postroad("create", "jobs", "--lease", "60").output
     assert "[error 601]" not in postroad("put", "jobs", "x").output
     assert "host:port" in CliRunner().invoke(main, ["queue", "list", "--url", "no:where"]).output

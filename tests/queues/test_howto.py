@@ -1,44 +1,15 @@
-"""The programs of the how-to page work, and work again against the same broker."""
+"""What the how-to page says of bound queues; its programs run in tests/test_snippets.py."""
 
 from __future__ import annotations
 
 import asyncio
-import re
-import textwrap
-from pathlib import Path
 from urllib.parse import urlsplit
-
-import pytest
 
 import postroad
 import postroad.testing
 from postroad.queues.client import QueueClient
 from postroad.queues.sync import SyncQueueClient
 from postroad.types import AttributeValue
-
-PAGE = Path(__file__).parents[2] / "docs" / "howto" / "queues.md"
-
-
-def program(port: int) -> str:
-    """Return all snippets of the page as one coroutine; each goes on inside the `async with` of the first."""
-    first, *others = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    body = first + "".join(textwrap.indent(snippet, "    ") for snippet in others)
-    text = "import asyncio\n\nasync def main():\n" + textwrap.indent(body, "    ")
-    return text.replace("7400", str(port))
-
-
-def test_the_snippets_of_the_how_to_run_twice_against_one_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names that exist are no obstacle at the second run; every message is worked on."""
-    monkeypatch.chdir(tmp_path)
-    with postroad.testing.broker() as url:
-        port = urlsplit(url).port
-        assert port is not None
-        for _ in range(2):
-            done: list[object] = []
-            names: dict[str, object] = {"work_on": done.append, "order_id": 17}
-            exec(program(port), names)
-            asyncio.run(names["main"]())  # type: ignore[operator]
-            assert b"resize 17.png" in done
 
 
 def test_a_bound_queue_hands_over_decoded_attributes() -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from urllib.request import urlopen
 
 import postroad
+from postroad import metric_meanings
 from postroad.metrics import MetricsService
 from postroad.queues.broker_service import BrokerQueues
 from postroad.queues.client import QueueClient
 from postroad.runtime.broker_server import BrokerServer
-from postroad.runtime.config import NodeConfig, Tracking
+from postroad.runtime.config import Congestion, NodeConfig, Tracking
 
 
 async def until_tracked(node: BrokerServer, entries: int) -> None:
@@ -62,3 +64,30 @@ def test_a_broker_shows_its_figures_and_those_of_its_queues(tmp_path: Path) -> N
     assert 'postroad_tracking_entries{broker="7"} 5.0' in text
     assert 'postroad_tracking_dropped{broker="7"} 0.0' in text
     assert other.startswith(b"HTTP/1.1 404")
+
+
+def test_every_metric_has_a_meaning_and_every_meaning_a_metric(tmp_path: Path) -> None:
+    """What Prometheus reads is on the page of the docs, which is made from the meanings."""
+
+    async def body() -> str:
+        queues = BrokerQueues(str(tmp_path / "queues.sqlite"))
+        metrics = MetricsService("127.0.0.1:0", queues)
+        node = BrokerServer(
+            NodeConfig(id=7, data_dir=str(tmp_path / "data"), listen="127.0.0.1:0", congestion=Congestion(rule="improved")),
+            [queues, metrics],
+            tracking_process=True,
+        )
+        await node.start()
+        try:
+            async with postroad.connect(node.url) as client:
+                await client.publish({"n": 1})
+                await client.queue("jobs").put(b"work")
+                return (await metrics.render()).decode()
+        finally:
+            await node.stop()
+
+    shown = dict(re.findall(r"^# HELP postroad_(\S+) (.*)$", asyncio.run(body()), re.MULTILINE))
+    expected = metric_meanings.BROKER | {f"stream_{name}": text for name, text in metric_meanings.STREAM.items()}
+    expected |= {f"queue_{name}": text for name, text in metric_meanings.QUEUE.items()}
+    expected |= {f"queue_{name}_total": text for name, text in metric_meanings.QUEUE_TOTALS.items()}
+    assert shown == expected

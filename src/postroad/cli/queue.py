@@ -17,6 +17,7 @@ from rich.table import Table
 from postroad.cli.publish import read_pair
 from postroad.cli.shared import age, connected, console, json_option, print_json, url_option
 from postroad.client.queues import ClientQueues, QueueOptions, WorkQueue
+from postroad.errors import UnknownQueueError
 from postroad.queues.profile import read_calls, summarise
 from postroad.transport.loops import run
 from postroad.types import AttributeValue
@@ -56,17 +57,22 @@ def _target(function: F) -> F:
     "--lease", type=float, default=30.0, show_default=True, help="Seconds for which a taken message is hidden from other clients."
 )
 @click.option("--max-deliveries", type=int, default=0, help="Number of deliveries after which a message moves to --dead-letter.")
-@click.option("--dead-letter", help="Name of an existing queue for messages that were delivered too often.")
+@click.option("--dead-letter", help="Name of the queue for messages that were delivered too often.  [NAME.dead]")
 @_target
 def create(
     urls: tuple[str, ...], client_name: str | None, name: str, lease: float, max_deliveries: int, dead_letter: str | None
 ) -> None:
-    """Create a queue."""
+    """Create a queue. One that exists with the same settings stays as it is; other settings are an error."""
 
     async def work(client: ClientQueues) -> None:
-        dead = None if dead_letter is None else await client.get_queue_by_name(dead_letter)
-        created = await client.create_queue(name, lease=lease, max_deliveries=max_deliveries, dead_letter=dead)
-        click.echo(f"created queue {name} with id {created.queue_id}")
+        try:
+            await client.get_queue_by_name(name)
+        except UnknownQueueError:
+            done = "created queue"
+        else:
+            done = "found queue"
+        found = await client.declare(name, QueueOptions(lease, max_deliveries, dead_letter))
+        click.echo(f"{done} {name} with id {found.queue_id}")
 
     _run(urls, client_name, work)
 
@@ -137,10 +143,10 @@ def put(
     pairs: tuple[str, ...],
     key: str | None,
 ) -> None:
-    """Put a message; without PAYLOAD, one message per line of standard input."""
+    """Put a message; without PAYLOAD, one message per line of standard input. The queue is created if it does not exist."""
 
     async def work(client: ClientQueues) -> None:
-        found = await client.get_queue_by_name(name)
+        found = await client.declare(name, QueueOptions())
         lines = [payload] if payload is not None else (line.rstrip("\n") for line in sys.stdin)
         count, attributes = 0, dict(map(read_pair, pairs))
         for line in lines:
