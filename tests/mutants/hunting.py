@@ -16,10 +16,11 @@ from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
 
-from tests.mutants import bugs_of_admission, bugs_of_brokers, bugs_of_clients_and_disks, bugs_of_traps
+from tests.mutants import bugs_of_admission, bugs_of_brokers, bugs_of_clients_and_disks, bugs_of_congestion, bugs_of_traps
 from tests.mutants.planting import MUTANTS
 from tests.mutants.results import Outcome, load_results, name_code_state, save_results
 
+from postroad.core.broker.congestion.settings import Rule
 from postroad.sim.faults import Faults
 from postroad.sim.overlay import Overlay
 from postroad.sim.soak import run_seed
@@ -30,7 +31,8 @@ FINDINGS = 3  # then a mutant is done
 FIRST_SEED = 500_000
 BLOCKS = (0, 4, 12, 30, 60, 100, 150, 200)  # after so many seeds those that are found are taken out
 SEEDS_MAX = BLOCKS[-1]
-PLANTED_IN = (bugs_of_admission, bugs_of_brokers, bugs_of_clients_and_disks, bugs_of_traps)  # importing registers their mutants
+# Importing them registers their mutants.
+PLANTED_IN = (bugs_of_admission, bugs_of_brokers, bugs_of_clients_and_disks, bugs_of_congestion, bugs_of_traps)
 
 
 def new_outcome(name: str, code: str = "") -> Outcome:
@@ -45,6 +47,9 @@ def plan_of(seed: int) -> Counter[str]:
     plan = Counter(Faults(overlay, until=shape.busy_s, per_s=shape.faults_per_s).planned)
     far = [name for name, client in overlay.clients.items() if client.profile.latency_s >= min(FAR_S)]
     plan["admission control"] = overlay.traits["brokers with admission control"]
+    plan["congestion control"] = sum(
+        overlay.traits[f"brokers with the {rule.value} rule of congestion"] for rule in Rule if rule is not Rule.NONE
+    )
     plan["far publishers"] = sum(name.startswith("writer") for name in far)
     return plan
 

@@ -11,7 +11,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-AREAS: Final = ("publishing", "relaying", "subscribing", "holding", "durable names", "session", "storage", "routing", "admission")
+AREAS: Final = (
+    "publishing",
+    "relaying",
+    "subscribing",
+    "holding",
+    "durable names",
+    "session",
+    "storage",
+    "routing",
+    "admission",
+    "congestion",
+)
 Plant: TypeAlias = Callable[["Planter"], None]
 
 

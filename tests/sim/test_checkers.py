@@ -8,7 +8,7 @@ import pytest
 
 from postroad.sim.checkers import CHECKERS, check
 from postroad.sim.checkers.delivery import Completeness, ExactlyOnce, NoPhantom, Order, StartExactness
-from postroad.sim.checkers.liveness import BoundedMemory, Converges, ReservationsAgree
+from postroad.sim.checkers.liveness import BoundedMemory, Converges, ReservationsAgree, ThrottlesEnd
 from postroad.sim.checkers.publishing import AcknowledgedIsDurable, OnePubend, PublishersConverge
 from postroad.sim.checkers.release import GapsAreEarned, LogsAreReleased, ReleaseSafety
 from postroad.sim.checkers.tracking import TracksAreTrue
@@ -43,6 +43,7 @@ from postroad.sim.history import (
     Retired,
     Settled,
     Spoiled,
+    StillThrottled,
     WrittenOff,
 )
 
@@ -432,6 +433,11 @@ def test_reservations_agree_sees_a_leak_and_a_half_admission() -> None:
     assert kinds_by(ReservationsAgree, [ReservationsCompared(1.0, ())]) == []
 
 
+def test_throttles_end_sees_a_rate_that_nobody_uses() -> None:
+    assert kinds_by(ThrottlesEnd, [StillThrottled(1.0, 256, 5.0, 2)]) == ["stuck"]
+    assert kinds_by(ThrottlesEnd, []) == []
+
+
 def test_every_checker_is_tested_here() -> None:
     """A checker that no test makes fail is a defect."""
     assert {
@@ -449,5 +455,6 @@ def test_every_checker_is_tested_here() -> None:
         LogsAreReleased,
         BoundedMemory,
         ReservationsAgree,
+        ThrottlesEnd,
         TracksAreTrue,  # in test_tracking.py
     } == set(CHECKERS)

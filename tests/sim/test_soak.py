@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 
@@ -22,6 +23,9 @@ from postroad.sim.workload import Shape, Workload
 BLOCK = 12
 SEEDS_MAX = 40  # in which every kind of fault occurs, and everything else that only some runs have
 TRAITS = {
+    "brokers with the improved rule of congestion",
+    "brokers with the paper rule of congestion",
+    "brokers with admission control",
     "brokers with 2 pubends",
     "brokers with 4 pubends",
     "brokers of the older release",
@@ -104,6 +108,16 @@ def test_soak_prints_a_line_per_seed_and_a_summary() -> None:
     summary = last["summary"]
     assert {"lost", "duplicated", "misordered", "stuck", "faults", "messages", "digest"} <= summary.keys()
     assert summary["messages"] == sum(line["messages"] for line in seeds)
+
+
+def test_soak_counts_kinds_and_traits_in_words() -> None:
+    """Whoever reads the summary of a green soak sees what it had."""
+    done = CliRunner().invoke(main, ["sim", "soak", "--seeds", "0:2", "--workers", "1"])
+    assert done.exit_code == 0, done.output
+    assert "2 of 2 runs converged" in done.stdout
+    assert re.search(r"^faults: .*[1-9]\d* \w+", done.stdout, re.MULTILINE)
+    assert re.search(r"^also: ", done.stdout, re.MULTILINE)
+    assert "0 misreserved" in done.stdout
 
 
 def test_soak_says_how_to_repeat_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:

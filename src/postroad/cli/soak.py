@@ -60,9 +60,14 @@ def _progress(summary: Summary, total: int, began: float) -> None:
 def _sentence(summary: Summary, seconds: float) -> str:
     line = summary.line()
     bad = ", ".join(f"{line[kind]} {kind}" for kind in ("lost", "duplicated", "misordered", "stuck"))
-    others = ", ".join(f"{line[kind]} {kind}" for kind in ("phantom", "released", "kept", "unbounded", "mistracked", "crashed"))
+    others = ", ".join(
+        f"{line[kind]} {kind}" for kind in ("phantom", "released", "kept", "unbounded", "mistracked", "misreserved", "crashed")
+    )
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(summary.kinds.items()))
+    traits = ", ".join(f"{count:,} {trait}" for trait, count in sorted(summary.traits.items()))
     return (
         f"{summary.seeds} seeds in {seconds:.0f} s: {summary.messages:,} messages, {summary.deliveries:,} deliveries, "
         f"{summary.faults:,} faults of {len(summary.kinds)} kinds in {line['virtual_hours']} simulated hours; "
-        f"{summary.converged} converged\n{bad}, {others}\ndigest {line['digest']}"
+        f"{summary.converged} of {summary.seeds} runs converged\nfaults: {kinds}\nalso: {traits}\n"
+        f"{bad}, {others}\ndigest {line['digest']}"
     )

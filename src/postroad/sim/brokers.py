@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Final, TypeAlias
 
 from postroad.core.batch.batch import Batch
+from postroad.core.broker.congestion.rate_rule import Throttle
 from postroad.core.broker.log_reads import READS_MAX
 from postroad.core.broker.lost_ranges import LOST_KEY, lost_ranges
 from postroad.core.protocol.orders import (
@@ -228,6 +229,10 @@ class BrokerNode:
 
     def cable_of(self, link: int) -> Cable:
         return self._ends[link].cable
+
+    def throttles(self) -> dict[int, Throttle]:
+        """Return the pubends that are held to a rate."""
+        return {} if self.machine is None else self.machine.machine.throttles()
 
     def bounded_figures(self) -> dict[str, tuple[int, int | None]]:
         """Return the machine's own figures, each with the bound its configuration gives it."""

@@ -272,6 +272,16 @@ class ReservationsCompared:
 
 
 @dataclass(frozen=True, slots=True)
+class StillThrottled:
+    """When nobody had published for a while, a pubend was still held to a rate."""
+
+    at: float
+    pubend: int
+    rate: float
+    broker: int  # that is said to be the reason
+
+
+@dataclass(frozen=True, slots=True)
 class Remains:
     """After everything had converged and time had passed, the oldest whole segment of a log ends at this tick."""
 
@@ -381,6 +391,7 @@ Event: TypeAlias = (
     | Discarded
     | Settled
     | ReservationsCompared
+    | StillThrottled
     | Remains
     | Measured
     | Arrived

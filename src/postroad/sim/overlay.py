@@ -29,7 +29,18 @@ from postroad.sim.brokers import BrokerNode
 from postroad.sim.checkers import Violation, check
 from postroad.sim.clients import IDLE_SAVE_S, ClientNode, Habits
 from postroad.sim.disk import DiskProfile
-from postroad.sim.history import Delivered, DiskLost, History, Logged, Measured, Remains, ReservationsCompared, Retired, Settled
+from postroad.sim.history import (
+    Delivered,
+    DiskLost,
+    History,
+    Logged,
+    Measured,
+    Remains,
+    ReservationsCompared,
+    Retired,
+    Settled,
+    StillThrottled,
+)
 from postroad.sim.network import Cable, CableProfile, Network
 from postroad.sim.predicates import Predicate, Predicates
 from postroad.sim.reservations import reservation_faults
@@ -241,6 +252,9 @@ class Overlay:
         )
         if self.failure is not None:
             return
+        for node in self.nodes.values():
+            for pubend, throttle in node.throttles().items():
+                self.history.add(StillThrottled(self.world.now, pubend, throttle.rate, throttle.broker))
         self.history.add(ReservationsCompared(self.world.now, tuple(reservation_faults(self.nodes))))
         for client in self.clients.values():
             client.record_positions()

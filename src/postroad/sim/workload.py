@@ -7,6 +7,7 @@ from functools import partial
 from typing import Final
 
 from postroad.core.broker.admission_settings import AdmissionSettings, Criterion, Policy
+from postroad.core.broker.congestion.settings import CongestionSettings, Rule
 from postroad.sim.brokers import BrokerNode
 from postroad.sim.clients import ClientNode, Habits
 from postroad.sim.disk import DiskProfile
@@ -27,6 +28,7 @@ SLOW_BYTES_PER_S: Final = 8e3
 SLOW_PAYLOADS: Final = (0, 10, 100)  # there: nobody slows down for a link that is full, so what users ask of it has to fit
 PAYLOADS: Final = (0, 10, 100, 1500)
 ADMISSION_ONE_IN: Final = 4  # of the seeds has admission control, and too little room for all
+CONGESTION_ONE_IN: Final = 4  # of the seeds has congestion control
 ASKED_BYTES: Final = 150  # what a subscription that catches up costs a link for each pubend, question and answer
 ASKED_AGAIN_S: Final = 4.0  # how long it waits for the answer before it asks again
 FAR_ONE_IN: Final = 4  # of the clients is far away: much is on the way when something breaks
@@ -67,6 +69,8 @@ class Workload:
         self._slow = self._slow_links.randrange(SLOW_ONE_IN) == 0
         self._admission = overlay.world.chance("admission")
         self._admits = self._admission.randrange(ADMISSION_ONE_IN) == 0
+        self._congestion = overlay.world.chance("congestion")
+        self._controls = self._congestion.randrange(CONGESTION_ONE_IN) == 0
         self._build_brokers()
         overlay.grow = self._add_broker
         self._subscribers = [self._subscriber(index) for index in range(self._chance.randint(2, 5))]
@@ -109,8 +113,12 @@ class Workload:
         chance, overlay = self._world, self._overlay
         pubends = chance.choice((1, 1, 1, 2, 4))
         config = replace(
-            self._config, admission=self._admission_settings(), tracking=self._settings(), has_neighbours=number > 1
-        )  # each is set up to link to older ones
+            self._config,
+            admission=self._admission_settings(),
+            congestion=self._congestion_settings(),
+            tracking=self._settings(),
+            has_neighbours=number > 1,  # each is set up to link to older ones
+        )
         node = overlay.broker(number, disk=self._disk, config=config, pubends=pubends)
         node.clock_offset_ms = chance.randint(-self._clocks_apart_ms, self._clocks_apart_ms)
         node.clock_rate = 1.0 + chance.uniform(-self._clocks_differ, self._clocks_differ)
@@ -183,6 +191,24 @@ class Workload:
             link_rate=chance.choice((None, 20.0, 40.0, 80.0)),
             memory_bytes=chance.choice((None, None, 5_000)),
             default_rate=20.0,
+        )
+
+    def _congestion_settings(self) -> CongestionSettings:
+        """Draw how a broker controls congestion: neighbours may have different rules, and windows so small that they fill."""
+        if not self._controls:
+            return CongestionSettings()
+        chance = self._congestion
+        rule = chance.choice((Rule.PAPER, Rule.IMPROVED, Rule.IMPROVED, Rule.NONE))
+        self._overlay.traits[f"brokers with the {rule.value} rule of congestion"] += 1
+        return CongestionSettings(
+            rule,
+            query_s=chance.choice((0.3, 1.0)),
+            no_alert_s=chance.choice((0.6, 2.0)),
+            rate_step=chance.choice((2.0, 10.0)),
+            lag_ms_max=chance.choice((500, 4_000)),
+            nack_ms=chance.choice((20, 100)),
+            receive_window_ms=chance.choice((1_000, 10_000)),
+            receive_window_bytes=chance.choice((3_000, 16 << 20)),
         )
 
     def _link_profile(self) -> CableProfile:

@@ -83,7 +83,15 @@ from postroad.core.protocol.orders import (
     Stored,
 )
 from postroad.core.protocol.status import StreamReport, SubscriptionReport
-from postroad.errors import FilterError, ImplausibleError, PostroadError, TooManyError, UnknownHandleError, WrongRoleError
+from postroad.errors import (
+    DurableElsewhereError,
+    FilterError,
+    ImplausibleError,
+    PostroadError,
+    TooManyError,
+    UnknownHandleError,
+    WrongRoleError,
+)
 from postroad.types import COUNTER_BITS
 
 FAST_S: Final = 0.05  # how often gaps and catch-ups are checked
@@ -488,8 +496,8 @@ class Broker:
                 self._subscribing.acknowledgements.take(link, message)
             case p.Flow():
                 self._subscribing.flow(link, message, now)
-            case p.Unsubscribe() if self._admission.unsubscribe(link, message.handle):
-                self._context.send(link, p.Unsubscribed(message.handle), packet)
+            case p.Unsubscribe() if (waiting := self._admission.unsubscribe(link, message.handle)) is not None:
+                self._leave_unadmitted(link, message, waiting, packet)
             case p.Unsubscribe():
                 self._subscribing.unsubscribe(link, message, packet, now)
             case p.ReadRange():
@@ -559,6 +567,14 @@ class Broker:
                     self._from_client(message, link, None, packet, now)
                 except PostroadError as error:
                     self._context.refuse(link, packet, error)
+
+    def _leave_unadmitted(self, link: LinkId, message: p.Unsubscribe, waiting: p.Subscribe, packet: int) -> None:
+        """End a subscription that waited for verdicts. Under its name there may be one from before, here or elsewhere."""
+        if message.forget and waiting.name is not None:
+            error = f"not deleted: the durable subscription {waiting.name!r} was not active yet here; try again later"
+            self._context.refuse(link, packet, DurableElsewhereError(error))
+        else:
+            self._context.send(link, p.Unsubscribed(message.handle), packet)
 
     def _from_broker(self, message: p.Packet, link: LinkId, batch: Batch | None, now: float) -> None:
         if not self._believe(message, link, batch):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol, TypeAlias
 
 from postroad.sim.checkers.delivery import Completeness, ExactlyOnce, NoPhantom, Order, StartExactness
-from postroad.sim.checkers.liveness import BoundedMemory, Converges, ReservationsAgree
+from postroad.sim.checkers.liveness import BoundedMemory, Converges, ReservationsAgree, ThrottlesEnd
 from postroad.sim.checkers.publishing import AcknowledgedIsDurable, OnePubend, PublishersConverge
 from postroad.sim.checkers.release import GapsAreEarned, LogsAreReleased, ReleaseSafety
 from postroad.sim.checkers.tracking import TracksAreTrue
@@ -44,6 +44,7 @@ CHECKERS: Final[tuple[Factory, ...]] = (
     LogsAreReleased,
     BoundedMemory,
     ReservationsAgree,
+    ThrottlesEnd,
     TracksAreTrue,
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from postroad.sim.checkers.violations import Matches, Violation
-from postroad.sim.history import History, Measured, ReservationsCompared, Settled
+from postroad.sim.history import History, Measured, ReservationsCompared, Settled, StillThrottled
 
 
 class Converges:
@@ -26,6 +26,16 @@ class ReservationsAgree:
             if isinstance(event, ReservationsCompared):
                 for fault in event.faults:
                     yield Violation("misreserved", event.at, fault)
+
+
+class ThrottlesEnd:
+    """A pubend that nobody publishes to is not held to a rate any more."""
+
+    def check(self, history: History, matches: Matches) -> Iterator[Violation]:  # noqa: ARG002
+        for event in history:
+            if isinstance(event, StillThrottled):
+                text = f"pubend {event.pubend} is held to {event.rate:.1f} messages/s for broker {event.broker}"
+                yield Violation("stuck", event.at, f"{text}, and nobody publishes")
 
 
 class BoundedMemory:

@@ -145,3 +145,22 @@ def test_a_divided_window_keeps_its_bounds() -> None:
     far.resize(SETTINGS.receive_window_ms)
     divide_windows([(near, 1), (far, 1_000_000)])
     assert (near.size_ms, far.size_ms) == (SETTINGS.nack_ms, SETTINGS.receive_window_ms)
+
+
+def test_what_came_and_had_no_room_is_asked_for_again_at_once() -> None:
+    """Its answers came; to wait for them would take the longest timeouts."""
+    window = NackWindow(CongestionSettings(nack_window_ms=400))
+    gaps = [(0, ms(400))]
+    assert len(window.ask(0, gaps, 0.0)) == 4
+    assert not window.overflowed(ms(100))
+    assert window.size_ms == 200
+    gaps = [(ms(100), ms(400))]
+    window.known(ms(100), gaps, 0.1)
+    assert window.ask(ms(100), gaps, 0.1) == [(ms(100), ms(200)), (ms(200), ms(300))]
+
+
+def test_a_window_says_when_even_one_nack_has_no_room() -> None:
+    """Then asking in turns does not help, and subscriptions read the log."""
+    window = NackWindow(SETTINGS)
+    assert window.size_ms == SETTINGS.nack_ms
+    assert window.overflowed(0)

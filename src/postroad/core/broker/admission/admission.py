@@ -140,15 +140,15 @@ class Admission:
         entry = self.reservations.request(self._context.filter(packet.filter), full=False, now=now, dry=True)
         self._asking[entry.key] = _Asking(link, request, criterion, packet)
 
-    def unsubscribe(self, link: LinkId, handle: int) -> bool:
-        """End a subscription that waits for verdicts; tell whether there was one."""
+    def unsubscribe(self, link: LinkId, handle: int) -> Subscribe | None:
+        """End a subscription that waits for verdicts, and return its request; None if there is none."""
         for key, asking in list(self._asking.items()):
             if isinstance(asking.packet, Subscribe) and (asking.link, asking.packet.handle) == (link, handle):
                 del self._asking[key]
                 self._give_up(key)
-                return True
+                return asking.packet
         self._drop_approved((link, handle))
-        return False
+        return None
 
     def decide(self) -> None:
         """Decide the requests whose verdicts are there."""

@@ -84,6 +84,17 @@ class NackWindow:
         """Nobody will answer what was asked: the one above is another."""
         self._asked.clear()
 
+    def overflowed(self, tick: int) -> bool:
+        """There was no room for what lies after a tick. Ask for less, and for that again when the window comes there.
+
+        Waiting for its answers instead would take the longest timeouts, since they came and were dropped. Return whether the
+        window was the smallest already: then what belongs to one NACK does not fit.
+        """
+        self._asked = [asked for asked in self._asked if asked.hi <= tick]
+        is_least = self.size_ms <= self._settings.nack_ms
+        self.resize(self.size_ms // 2)
+        return is_least
+
     @property
     def gave_up(self) -> bool:
         """Tell whether the first unknown range was asked for often enough."""

@@ -33,6 +33,7 @@ class StreamCache:
         self.frontier = 0  # the highest tick ever received
         self.evicted = 0  # the highest tick ever evicted from the front
         self.keep_from: int | None = None  # what comes after this tick still has to be delivered here
+        self._dropped_after: int | None = None  # the lowest tick after which something was evicted from the end
 
     def add(self, known: KnowledgeRange) -> list[KnowledgeRange]:
         """Add a range; return its parts that are new (unknown ticks, or ticks known with a lower label)."""
@@ -135,6 +136,12 @@ class StreamCache:
     def _is_kept(self, known: KnowledgeRange) -> bool:
         return self.keep_from is not None and known.hi > self.keep_from
 
+    def take_dropped(self) -> int | None:
+        """Return the lowest tick after which something was evicted from the end since the last call; None: nothing was."""
+        dropped, self._dropped_after = self._dropped_after, None
+        return dropped
+
     def _drop_last(self) -> None:
         self.size -= self._ranges.pop().size
-        self._los.pop()
+        lo = self._los.pop()
+        self._dropped_after = lo if self._dropped_after is None else min(self._dropped_after, lo)

@@ -482,6 +482,10 @@ class Edge:
         edge.recovering = edge.lag_ms > (self._settings.lag_ms_max if edge.recovering else self._settings.receive_window_ms)
         cache.keep_from = edge.delivered
         cache.trim_beyond(edge.delivered, self._settings.receive_window_bytes)
+        dropped = cache.take_dropped()
+        if dropped is not None and dropped < window.end(edge.delivered) and window.overflowed(dropped):
+            self._stop_recovering(pubend, window)
+            return
         if not self._is_answered(edge, window):
             return
         until = window.reach(edge.delivered)
@@ -490,14 +494,17 @@ class Edge:
             until, gaps = gaps[GAPS_MAX][0], gaps[:GAPS_MAX]
         window.known(edge.delivered, gaps, now, until=until)
         if window.gave_up:
-            window.reset()
-            cache.keep_from = None
-            self._go_on_at_frontier(pubend)
+            self._stop_recovering(pubend, window)
             return
         self._share_windows(edge, window)
         wanted = window.ask(edge.delivered, gaps, now)
         if wanted:
             edge.stream.ask(wanted, edge.need_at(edge.delivered)[0], now)
+
+    def _stop_recovering(self, pubend: int, window: NackWindow) -> None:
+        window.reset()
+        self.streams[pubend].stream.cache.keep_from = None
+        self._go_on_at_frontier(pubend)
 
     def _share_windows(self, edge: EdgeStream, window: NackWindow) -> None:
         """Divide what all recovering streams of one parent ask for: more to those that are further behind.
