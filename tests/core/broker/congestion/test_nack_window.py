@@ -51,6 +51,22 @@ def test_an_overdue_nack_is_repeated_less_and_less_often() -> None:
     assert len(asked_at) == TRIES_MAX + 1
 
 
+def test_answers_that_come_keep_what_was_asked_after_them_from_being_asked_again() -> None:
+    """Ten NACKs whose answers wait in one queue, 0.9 s for each: none is overdue while they come. One that is lost is later."""
+    window = NackWindow(CongestionSettings(nack_window_ms=1_000))
+    end, reached = ms(10_000), 0
+    assert len(window.ask(0, [(0, end)], 0.0)) == 10
+    for number in range(1, 6):
+        now, reached = 0.9 * number, ms(100 * number)
+        window.known(reached, [(reached, end)], now)
+        assert all(lo >= ms(1_000) for lo, _ in window.ask(reached, [(reached, end)], now))
+    gaps = [(reached, reached + ms(100)), (ms(1_000), end)]
+    window.known(reached, gaps, 5.0)
+    assert gaps[0] not in window.ask(reached, gaps, 5.0)
+    window.known(reached, gaps, 20.0)
+    assert gaps[0] in window.ask(reached, gaps, 20.0)
+
+
 def test_the_rest_of_a_partly_answered_nack_is_asked_for_again() -> None:
     """A lost half of an answer does not stay lost."""
     window = NackWindow(SETTINGS)
@@ -126,6 +142,22 @@ def test_the_delayed_window_uses_the_way_and_bounds_its_queue(latency_s: float, 
     way.recover(60_000)
     assert 60_000 / (way.now - began) > 0.85 * ms_per_s
     assert window.rtt_s < latency_s + 1.0
+
+
+def test_parts_that_are_answered_at_once_do_not_open_the_delayed_window() -> None:
+    """Silence and what a cache has comes in no time; the answers with messages wait, and they count."""
+    window = make_nack_window(CongestionSettings(rule=Rule.IMPROVED, nack_window_ms=1_000))
+    end, reached, now = ms(10**6), 0, 0.0
+    window.ask(0, [(0, end)], now)
+    for _ in range(20):
+        asked = window.end(reached)
+        quick = reached + (asked - reached) * 9 // 10
+        window.known(quick, [(quick, end)], now + 0.01)
+        now += 0.3 if window.size_ms <= 1_000 else 0.6
+        window.known(asked, [(asked, end)], now)
+        reached = asked
+        window.ask(reached, [(reached, end)], now)
+    assert window.size_ms <= 1_250
 
 
 def test_streams_that_recover_over_one_parent_divide_their_windows() -> None:

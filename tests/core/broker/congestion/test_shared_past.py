@@ -179,6 +179,18 @@ def test_the_window_does_not_run_ahead_of_what_is_answered() -> None:
     assert shared.window_ms <= 3_000
 
 
+def test_answers_that_are_smaller_than_their_requests_let_the_window_grow() -> None:
+    """A long union on a narrow way: each request takes longer than its answer, so the wait says nothing of a queue."""
+    shared, now = past(), 0.0
+    shared.answered(shared.ask(0, ms(10**9), [1], 1, now), ms(100), now + 0.05)
+    for _ in range(8):
+        piece = shared.ask(0, ms(10**9), [1], 1, now)
+        piece.asked_bytes, piece.answered_bytes = 2_000, piece.hi >> COUNTER_BITS
+        now += 0.4
+        shared.answered(piece, piece.hi, now)
+    assert shared.window_ms >= 700
+
+
 # --- the union of filters ---
 
 

@@ -2,7 +2,8 @@
 
 Both windows begin at the doubt horizon. What is unknown within the NACK window is asked for in NACKs of `nack_ms`; each stays
 *asked* until its ticks are known, and is asked again when its answer is overdue. The time from asking to knowing is the RTT,
-smoothed; a NACK that was repeated gives no sample, as its answer may be that to either.
+smoothed; a NACK that was repeated gives no sample, as its answer may be that to either. Answers come in the order of the
+NACKs, so each answer gives those behind it their full time again: a queue on the way is no reason to ask twice.
 
 Once per round trip the recovery rate r = nwnd / RTT (9) is compared with the rate at the last change: a rise by alpha_NACK opens
 the window by one NACK, a fall by beta_NACK closes it by one (10). `DelayedNackWindow` is the other way to size the window: by the
@@ -23,7 +24,7 @@ from postroad.types import COUNTER_BITS
 RTT_GAIN: Final = 0.125  # of a new sample
 RTT_AT_FIRST_S: Final = 0.25
 TIMEOUT_RTTS: Final = 4.0
-TIMEOUT_S_MIN: Final = 0.5
+TIMEOUT_S_MIN: Final = 1.0
 TIMEOUT_S_MAX: Final = 60.0
 TRIES_MAX: Final = 7  # for the first unknown tick; then the gap is left to other ways
 ASKED_MAX: Final = 256
@@ -103,12 +104,15 @@ class NackWindow:
     def known(self, doubt_horizon: int, gaps: Sequence[tuple[int, int]], now: float, *, until: int = LAST_TICK) -> None:
         """Take in what is still unknown up to `until`, in order; the rest of what was asked for is answered."""
         left: list[_Asked] = []
+        answered_at = float("inf")  # when what was answered now had been asked for, the first of it
         for asked in self._asked:
             if asked.hi > until:
                 left.append(asked)
                 continue
             parts = [(max(lo, asked.lo), min(hi, asked.hi)) for lo, hi in gaps if lo < asked.hi and hi > asked.lo]
             left.extend(replace(asked, lo=lo, hi=hi) for lo, hi in parts)
+            if parts != [(asked.lo, asked.hi)]:
+                answered_at = min(answered_at, asked.at)
             if not parts and asked.tries == 1:
                 self._sample(now - asked.at)
             elif not parts:  # which request was answered is not known, but the next ones are to wait that long
@@ -117,6 +121,9 @@ class NackWindow:
             self._doubt_horizon = doubt_horizon
             for asked in left:
                 asked.tries = min(asked.tries, 2)  # not the first: it gives no sample
+        for asked in left:
+            if asked.at >= answered_at:
+                asked.due = max(asked.due, now + self._timeout_s(asked.tries))
         self._asked = left[:ASKED_MAX]
         if self._round_until and doubt_horizon >= self._round_until:
             self._end_round(now)
@@ -170,11 +177,15 @@ class NackWindow:
     def _end_round(self, now: float) -> None:
         if not self._round:
             return
-        rtt_s = max(sum(self._round) / len(self._round), 1e-4)
+        rtt_s = max(self._round_trip_s(self._round), 1e-4)
         self._round.clear()
         before = self.size_ms
         self.resize(self._resized(rtt_s, now))
         self._is_resized |= self.size_ms != before
+
+    def _round_trip_s(self, samples: Sequence[float]) -> float:
+        """Return the round trip time that counts, of those measured in one round."""
+        return sum(samples) / len(samples)
 
     def resize(self, size_ms: int) -> None:
         self.size_ms = min(max(size_ms, self._settings.nack_ms), self._settings.receive_window_ms)
@@ -207,6 +218,10 @@ class DelayedNackWindow(NackWindow):
     def reset(self) -> None:
         super().reset()
         self._least_s = 0.0
+
+    def _round_trip_s(self, samples: Sequence[float]) -> float:
+        """The longest: parts without messages, or from a cache, come at once and say nothing of the queue."""
+        return max(samples)
 
     def _resized(self, rtt_s: float, now: float) -> int:
         if not self._least_s or rtt_s <= self._least_s:

@@ -7,7 +7,8 @@ than the receive window form a *cluster*:
 - A cluster asks for one piece at a time, from the lowest position on, with a filter that is the union of those that begin in it.
   Who is ahead waits until the cluster has reached it. What several filters match comes once.
 - A piece is as long as the window: like the NACK window of the improved rule (see `nack_window`) it grows while answers do not
-  wait on the way and shrinks when they wait long. The paper has no such subscribers; both rules use this window.
+  wait on the way and shrinks when they wait long. It also grows while an answer is not much larger than the request for it:
+  then little matches, or the union is long. The paper has no such subscribers; both rules use this window.
 - Not more than `CLUSTERS_AT_ONCE` clusters of a stream ask at a time. The others have their turn when one of them is done.
 
 Invariant: an answer is used only for a subscription whose filter is part of the request and whose position lies in the answer.
@@ -37,6 +38,8 @@ CLUSTERS_AT_ONCE: Final = 4
 TIMEOUT_S_LEAST: Final = 1.0
 WINDOW_MS_MAX: Final = 24 * 3600 * 1000
 CHARACTERS_MAX: Final = 16_000  # of a union, so that it has fewer tokens than a filter may have
+WORTHWHILE: Final = 4  # times the request, at least, should an answer be
+WORTHWHILE_S_MAX: Final = 1.5  # if it takes no longer than this
 COMPARED_MAX: Final = 8  # filters of a union with which another one is compared
 
 
@@ -50,6 +53,8 @@ class PieceOfPast:
     at: float
     due: float
     tries: int
+    asked_bytes: int = 0  # the length of the request
+    answered_bytes: int = 0  # of what has come so far
 
 
 class SharedPast:
@@ -107,7 +112,8 @@ class SharedPast:
         waited_s = rtt_s - self._rtt_s_least
         got_ms = tick_milliseconds(max(reached, piece.lo)) - tick_milliseconds(piece.lo)
         window_ms = min(self.window_ms, 2 * got_ms + self._least_ms)  # more was not taken: a piece is bounded in bytes too
-        if waited_s < QUEUE_S_LEAST:
+        is_small = piece.answered_bytes < WORTHWHILE * piece.asked_bytes and rtt_s < WORTHWHILE_S_MAX
+        if waited_s < QUEUE_S_LEAST or is_small:
             window_ms = max(int(window_ms * GROW), window_ms + self._least_ms)
         elif waited_s > QUEUE_S_MOST:
             window_ms = int(window_ms * SHRINK)

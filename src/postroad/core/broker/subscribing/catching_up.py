@@ -100,6 +100,7 @@ class CatchingUp:
     def _take_together(self, asked: _Asked, piece: PieceOfPast, reply: CatchUpReply, rows: list[Batch], now: float) -> None:
         """Give those that asked together their rows; when the answer is complete, let their cluster ask for the next piece."""
         pubend = reply.pubend
+        piece.answered_bytes += sum(batch.size for batch in rows)
         for subscription in self._present(asked.takers):
             if not self._edge.is_behind(subscription, pubend):
                 continue  # it is live, or it cannot take rows now
@@ -185,6 +186,7 @@ class CatchingUp:
         begin = sorted(((its.position, each.number) for each, its in members if its.position < piece.hi))
         takers = [number for _, number in begin]
         wanted, taken = union([self._edge.subscriptions[number].filter for number in takers], self._context.filter)
+        piece.asked_bytes = len(str(wanted))
         self._send(self._context.next_request(), _Asked(pubend, takers[:taken], piece), str(wanted), first, piece.hi)
 
     def _send(self, request: int, asked: _Asked, filter_: str, lo: int, hi: int) -> None:
