@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import cast
 
-import numpy as np
 import pytest
 from experiments.congestion.layouts import message_bytes
 from experiments.congestion.load import GROUPS, NoHistory, Reader, Writer, client
 
+from postroad.core.batch.batch import Batch
 from postroad.core.broker.congestion.settings import CongestionSettings, Rule
 from postroad.core.filters.filter import Filter
 from postroad.sim.network import Cable, CableProfile
@@ -54,7 +54,7 @@ class Crowd:
         return f"group >= {low} AND group < {low + WIDTH}"
 
     @property
-    def log(self) -> list[np.ndarray]:
+    def log(self) -> list[Batch]:
         (log,) = self.overlay.node(1).disk.logs.values()
         return log.batches
 
@@ -64,7 +64,7 @@ class Crowd:
     def due(self) -> int:
         """Return how many deliveries what is logged makes."""
         filters = [Filter(text) for text in self.filters]
-        return sum(int(filter_.evaluate(batch).sum()) for batch in self.log for filter_ in filters)
+        return sum(len(batch.filter(filter_.evaluate(batch))) for batch in self.log for filter_ in filters)
 
     def until_all_is_delivered(self) -> None:
         """Stop the publisher, and let everything arrive."""

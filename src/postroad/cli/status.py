@@ -105,7 +105,10 @@ def _show(reports: list[BrokerReport], failures: dict[int, str], durables: list[
     else:
         throttled = [(each, stream) for each in reports for stream in each.streams if stream.is_hosted and stream.rate_limit]
         for each, stream in throttled:
-            out.print(f"broker {each.broker} throttles its publishers to {stream.rate_limit:,.0f} messages/s")
+            out.print(
+                f"broker {each.broker} holds its publishers to {stream.rate_limit:,.0f} messages/s for "
+                f"{age(each.wall_ms - stream.throttled_since_ms)}, because of broker {stream.throttled_by}"
+            )
     if durables:
         out.print(durable_table(durables))
 
@@ -113,7 +116,7 @@ def _show(reports: list[BrokerReport], failures: dict[int, str], durables: list[
 def _show_details(report: BrokerReport) -> None:
     streams = Table("stream", "hosted", "lag", "cache", "subscriptions", "published", "limit")
     for each in report.streams:
-        limit = f"{each.rate_limit:,.0f}/s" if each.rate_limit else "-"
+        limit = f"{each.rate_limit:,.0f}/s (broker {each.throttled_by})" if each.rate_limit else "-"
         hosted = "yes" if each.is_hosted else "no"
         row = (hosted, age(each.lag_ms), _size(each.cache_bytes), str(each.engaged), f"{each.published_rows:,}", limit)
         streams.add_row(f"{each.pubend:x}", *row)

@@ -113,6 +113,18 @@ def test_the_improved_rule_takes_what_is_free_within_seconds() -> None:
     assert way.rule.rate is None
 
 
+def test_a_broker_that_stands_still_for_a_moment_costs_a_part_of_the_rate_only() -> None:
+    """Nothing was delivered between two queries: what a bottleneck passes is measured by more than one alert."""
+    way = Bottleneck(make_rate_rule(CongestionSettings(rule=Rule.IMPROVED)), capacity=1e9)
+    way.run(5)
+    way.capacity = 0.001
+    way.run(2)
+    assert way.rule.rate == pytest.approx(DEMAND / 4, rel=0.02)
+    way.capacity = 1e9
+    way.run(12)
+    assert way.rates[-1] == pytest.approx(DEMAND, rel=0.02)
+
+
 @pytest.mark.parametrize("rule", rules(), ids=lambda rule: type(rule).__name__)
 def test_who_published_nothing_is_not_slowed_down(rule: RateRule) -> None:
     """A broker that is behind when the first message comes is no reason to hold that one back."""

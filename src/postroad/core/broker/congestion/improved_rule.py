@@ -33,6 +33,9 @@ QUEUE_S: Final = 0.3
 DRAIN_S: Final = 2.0
 MEASURED_S: Final = 4.0
 CUT_MOST: Final = 0.2  # of what is delivered is published at least
+CUT_AT_ONCE: Final = (
+    0.25  # of the rate before, at least, whatever live brokers say: one of them may have stood still for a moment
+)
 YIELD: Final = 0.5
 RISE: Final = 0.03
 RISE_FAR: Final = 0.5
@@ -78,7 +81,7 @@ class ImprovedRule:
         self._usual = before if self.rate is None else self._usual
         wanted = [before]
         if alert.live is not None:
-            wanted = [self._for_live(alert.live, alert.sequence, published, now)]
+            wanted = [max(self._for_live(alert.live, alert.sequence, published, now), CUT_AT_ONCE * before)]
         if alert.recovering is not None:
             lacking = max(1 + self._settings.margin_recovering - alert.recovering.rate, 0.0)
             missed = published.density(published.tick_ms - alert.recovering.lag_ms)
