@@ -13,6 +13,7 @@ of its own.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import functools
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -55,6 +56,9 @@ class BackgroundLoop:
 
         future = asyncio.run_coroutine_threadsafe(run_and_tell(), self._loop)
         try:
+            # Python can miss a Ctrl-C that comes just before a thread begins to wait; it sees it when the thread wakes.
+            while not concurrent.futures.wait([future], timeout=1).done:
+                pass
             return future.result()
         except BaseException:
             if not future.done() and future.cancel():
