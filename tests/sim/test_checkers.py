@@ -35,6 +35,7 @@ from postroad.sim.history import (
     Parted,
     Passed,
     Published,
+    RecordCreated,
     RecordSpoiled,
     Refused,
     Remains,
@@ -320,6 +321,9 @@ def test_logs_are_released_when_nobody_needs_them() -> None:
     assert kinds_by(LogsAreReleased, [*done, Committed(4.0, "s", P, 1), Remains(90.0, P, 2)]) == []
     assert kinds_by(LogsAreReleased, [*done, Ended(5.0, "s"), Discarded(5.1, "s"), Remains(90.0, P, 2)]) == ["kept"]
     assert kinds_by(LogsAreReleased, [*done, Ended(5.0, "s"), Remains(90.0, P, 2)]) == [], "its home may not have heard of it"
+    deleted: list[Event] = [*done, Began(4.9, "s", P, 0, 1, 7), Ended(5.0, "s"), Discarded(5.1, "s")]
+    assert kinds_by(LogsAreReleased, [*deleted, DiskLost(5.2, 1, ()), Remains(90.0, P, 2)]) == [], "its deletion is lost, too"
+    assert kinds_by(LogsAreReleased, [*deleted, DiskLost(5.2, 3, ()), Remains(90.0, P, 2)]) == ["kept"]
 
 
 def test_converges_sees_what_did_not() -> None:
@@ -403,6 +407,25 @@ def test_a_subscription_whose_home_lost_its_files_may_be_told_a_gap_over_all() -
     assert kinds_by(GapsAreEarned, [*events, DiskLost(4.0, 1, (Q,)), again, gap]) == ["released", "released"]
     confirmed: list[Event] = [again, Confirmed(5.2, "s", P, 1), Forgot(5.4, "s", None), Began(5.5, "s", P, 0, 2, 9)]
     assert kinds_by(GapsAreEarned, [*events, DiskLost(4.0, 1, (Q,)), *confirmed, gap]) == ["released", "released"]
+
+
+def test_a_record_on_a_lost_disk_explains_a_gap_though_its_client_was_not_told_of_it() -> None:
+    """The name exists for the others, and nobody knows whether its client heard that it is active."""
+    named = Asked(0.0, "s", "TRUE", True, False, "n")
+    events: list[Event] = [named, published(1), logged(1), RecordCreated(3.0, 1, "durable/n")]
+    begin: list[Event] = [Began(5.0, "s", P, 0, 2, 8), Gapped(6.0, "s", P, 0, 1)]
+    assert kinds_by(GapsAreEarned, [*events, DiskLost(4.0, 1, (Q,)), *begin]) == []
+    assert kinds_by(GapsAreEarned, [*events, DiskLost(4.0, 3, (Q,)), *begin]) == ["released"]
+
+
+def test_a_pubend_that_is_reached_late_may_be_told_as_lost_after_another_was_confirmed() -> None:
+    """Where the subscription was in it is not known any better by then."""
+    first: list[Event] = [Began(0.5, "s", pubend, 0, 1, 7) for pubend in (P, Q)]
+    lost: list[Event] = [DiskLost(4.0, 1, ()), Forgot(4.5, "s", None), Began(5.0, "s", Q, 0, 2, 8), Confirmed(5.2, "s", Q, 3)]
+    again: list[Event] = [Began(5.5, "s", P, 0, 2, 8), Gapped(6.0, "s", P, 0, 1)]
+    events: list[Event] = [asked(durable=True), *first, published(1), logged(1), *lost, *again]
+    assert kinds_by(GapsAreEarned, events) == []
+    assert kinds_by(GapsAreEarned, [*events, Forgot(7.0, "s", None), *again]) == ["released"]
 
 
 def test_what_was_lost_with_a_disk_may_be_taken_again() -> None:

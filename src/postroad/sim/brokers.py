@@ -7,14 +7,18 @@ wall clock stepped, and be paused, which is what a long garbage collection or a 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final, TypeAlias
 
+import msgspec
+
 from postroad.core.batch.batch import Batch
 from postroad.core.broker.congestion.rate_rule import Throttle
+from postroad.core.broker.incarnations import BORN_KEY, HEARD_KEY, Heard
 from postroad.core.broker.log_reads import READS_MAX
 from postroad.core.broker.lost_ranges import LOST_KEY, lost_ranges
+from postroad.core.broker.subscribing.durable import DURABLE_KEY
 from postroad.core.protocol.orders import (
     Append,
     ClientUp,
@@ -43,6 +47,7 @@ from postroad.sim.history import (
     History,
     Logged,
     Parted,
+    RecordCreated,
     RecordSpoiled,
     Relayed,
     Restarted,
@@ -99,6 +104,7 @@ class BrokerNode:
         self.disk.logged = self._logged
         self.disk.freed = self._freed
         self.disk.stored = self._stored
+        self.disk.created = self._created
         self.tracks: Final = BrokerTracks(world, history, self.disk, broker, config.tracking)
         self.clock_offset_ms = 0
         self.clock_rate = 1.0
@@ -202,6 +208,12 @@ class BrokerNode:
         self.config = replace(self.config, newcomer_wait_s=REPLACE_WAIT_S, replaces=replaces, has_neighbours=True)
         self.history.add(DiskLost(self.world.now, self.broker, self.pubends))
 
+    def remembers(self, pubends: Iterable[int]) -> bool:
+        """Tell whether it has on its disk how far these pubends of another broker may be announced."""
+        stored = self.disk.metadata.get(HEARD_KEY)
+        heard = Heard() if stored is None else msgspec.msgpack.decode(stored, type=Heard)
+        return all(pubend in heard.reserved for pubend in pubends)
+
     def spoil_log(self, pubend: int) -> tuple[int, int] | None:
         """Damage a record in a closed segment of a log; return the lost (lo, hi]."""
         lost = self.disk.spoil_log(pubend)
@@ -209,10 +221,15 @@ class BrokerNode:
             self.history.add(Spoiled(self.world.now, pubend, *lost))
         return lost
 
-    def spoil_record(self, key: str | None = None) -> str | None:
-        """Damage a stored record while the broker is down, this one or any; return its key."""
+    @property
+    def awaits_word(self) -> bool:
+        """Whether its files are gone, and it has not begun again: what others remember of it is all there is."""
+        return not any(key.startswith(BORN_KEY) for key in self.disk.metadata)
+
+    def spoil_record(self, key: str | None = None, *, spared: str = "") -> str | None:
+        """Damage a stored record while the broker is down, this one or any but the spared one; return its key."""
         assert self.machine is None
-        key = self.disk.spoil_record(key)
+        key = self.disk.spoil_record(key, spared=spared)
         if key is not None:
             self.history.add(RecordSpoiled(self.world.now, self.broker, key))
         return key
@@ -491,6 +508,10 @@ class BrokerNode:
             pubend = int(key.removeprefix(LOST_KEY))
             for loss in lost_ranges({key: value}).ranges[pubend]:
                 self.history.add(WrittenOff(self.world.now, pubend, loss.lo, loss.hi))
+
+    def _created(self, key: str) -> None:
+        if key.startswith(DURABLE_KEY):
+            self.history.add(RecordCreated(self.world.now, self.broker, key))
 
     def _freed(self, pubend: int, tick: int, released: int, retention: bool) -> None:
         self.history.add(Freed(self.world.now, pubend, tick, retention))

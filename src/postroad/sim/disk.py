@@ -142,7 +142,7 @@ class Disk:
 
     `logged` is called with (pubend, batch) when rows become durable, `freed` with (pubend, tick, released, retention) when a
     log was told to give back up to a tick, or had to, and has given back up to `released`; `stored` with (key, value) when
-    a record becomes durable.
+    a record becomes durable, and `created` with (key) before that when it was not there.
     """
 
     def __init__(self, world: World, name: str, profile: DiskProfile, pubends: tuple[int, ...]) -> None:
@@ -155,6 +155,7 @@ class Disk:
         self.logged: Callable[[int, Batch], None] = lambda _pubend, _batch: None
         self.freed: Callable[[int, int, int, bool], None] = lambda _pubend, _tick, _released, _retention: None
         self.stored: Callable[[str, bytes], None] = lambda _key, _value: None
+        self.created: Callable[[str], None] = lambda _key: None
         self._chance = world.chance(f"disk/{name}")
         self._metadata_writes = _Writes()
         self._log_writes = {pubend: _Writes() for pubend in pubends}
@@ -183,11 +184,15 @@ class Disk:
         whole = [index for index in range(closed) if log.last_ticks[index] not in log.spoiled]
         return log.spoil(self._chance.choice(whole)) if whole else None
 
-    def spoil_record(self, key: str | None = None) -> str | None:
-        """Damage a stored record, this one or any; return its key, None if there is none. It stays so until it is stored anew."""
-        if not self.metadata:
+    def spoil_record(self, key: str | None = None, *, spared: str = "") -> str | None:
+        """Damage a stored record, this one or any but the spared one; return its key, None if there is none.
+
+        It stays so until it is stored anew.
+        """
+        candidates = sorted(each for each in self.metadata if each != spared)
+        if not candidates:
             return None
-        key = key or self._chance.choice(sorted(self.metadata))
+        key = key or self._chance.choice(candidates)
         del self.metadata[key]
         self.damaged[key] = None
         return key
@@ -324,5 +329,7 @@ class Disk:
         if value is None:
             self.metadata.pop(key, None)
         else:
+            if key not in self.metadata:
+                self.created(key)
             self.metadata[key] = value
             self.stored(key, value)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from postroad.core.broker.incarnations import HEARD_KEY
 from postroad.sim.admission_faults import admission_fault
 from postroad.sim.brokers import BrokerNode
 from postroad.sim.clients import ClientNode
@@ -123,10 +124,7 @@ def broker_upgrade(overlay: Overlay, chance: random.Random) -> str:
 
 
 def broker_retire(overlay: Overlay, chance: random.Random) -> str:
-    """Let a broker be gone for good, as long as enough others are left to make a majority.
-
-    Not drawn yet: of a durable name that no other broker had heard of, its creation elsewhere tells no gap.
-    """
+    """Let a broker be gone for good, as long as enough others are left to make a majority."""
     node = _any_broker(overlay, chance)
     if len(overlay.nodes) < RETIRED_OF_MIN:
         return ""
@@ -137,11 +135,11 @@ def broker_retire(overlay: Overlay, chance: random.Random) -> str:
 def disk_loss(overlay: Overlay, chance: random.Random) -> str:
     """Let a broker come back with an empty disk; its operator says so, or does not.
 
-    Not drawn yet: messages in doubt with a publisher of the former life, and gaps on the way of the loss, are not clear.
+    Some other broker has stored what it was: else nobody can tell it that there was anything, and only its clients know.
     """
     node = _any_broker(overlay, chance)
     replaces, down = chance.random() < 0.5, chance.uniform(0.3, 3.0)
-    if len(overlay.nodes) == 1:
+    if not any(other.remembers(node.pubends) for other in overlay.nodes.values() if other is not node):
         return ""
     node.crash()
     node.lose(replaces=replaces)
@@ -157,12 +155,15 @@ def log_damage(overlay: Overlay, chance: random.Random) -> str:
 
 
 def record_damage(overlay: Overlay, chance: random.Random) -> str:
-    """Flip a byte of a stored record of a broker that is down for a moment: each start checks them all."""
+    """Flip a byte of a stored record of a broker that is down for a moment: each start checks them all.
+
+    What it remembers of others stays, as long as one of them has lost its files and needs that.
+    """
     node = _any_broker(overlay, chance)
     if not node.alive:
         return ""
     node.crash()
-    key = node.spoil_record()
+    key = node.spoil_record(spared=HEARD_KEY if any(other.awaits_word for other in overlay.nodes.values()) else "")
     overlay.world.after(chance.uniform(0.05, 1.0), node.start_if_down)
     return f"broker {node.broker}: {key}" if key is not None else ""
 
@@ -331,7 +332,9 @@ class Rare:
 
 
 RARE: Final[dict[str, Rare]] = {
+    "broker retired": Rare(broker_retire, 8),
     "broker upgrade": Rare(broker_upgrade, 6, 2),
+    "disk lost": Rare(disk_loss, 8),
     "log damage": Rare(log_damage, 4, 3),
     "record damage": Rare(record_damage, 4, 2),
     "link removal": Rare(link_removal, 3, 2),

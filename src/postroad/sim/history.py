@@ -114,6 +114,15 @@ class WrittenOff:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordCreated:
+    """A stored record of a broker that was not there before is on its disk."""
+
+    at: float
+    broker: int
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
 class RecordSpoiled:
     """A stored record of a broker is damaged, and the broker has not started since."""
 
@@ -372,6 +381,7 @@ Event: TypeAlias = (
     | Logged
     | Freed
     | Spoiled
+    | RecordCreated
     | RecordSpoiled
     | DiskLost
     | Retired

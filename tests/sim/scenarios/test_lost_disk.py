@@ -311,3 +311,23 @@ def test_a_publisher_of_the_former_life_keeps_its_id_through_another_start(alive
     assert not any(isinstance(each, Refused) for each in overlay.history)
     numbers = {each.payload[:4]: each.id[:4] for each in overlay.history if isinstance(each, Logged)}
     assert numbers[b"late"] != numbers[b"writ"]
+
+
+def test_a_clock_far_behind_does_not_let_a_new_life_repeat_ticks_that_no_other_broker_heard() -> None:
+    """Only its own clients followed the stream; its neighbour remembers the horizon that it was told, through a restart."""
+    overlay = line()
+    overlay.client("reader", 1)
+    follow(overlay, "reader", 1.0)
+    publish(overlay, "writer", 1.5, 6.0)
+    overlay.at(3.0, lambda: overlay.node(1).step_clock(-40_000))
+    overlay.at(5.0, overlay.node(2).crash)
+    overlay.at(5.3, overlay.node(2).start)
+    overlay.at(5.95, overlay.clients["reader"].cut_off)
+    overlay.at(6.0, overlay.node(1).crash)
+    overlay.at(6.1, partial(overlay.node(1).lose, replaces=False))
+    overlay.at(7.0, overlay.node(1).start)
+    publish(overlay, "writer", 10.0, 12.0)
+    overlay.run(14.0)
+    assert overlay.settle(60.0)
+    assert overlay.violations() == []
+    assert logged_after(overlay, 6.9) <= received(overlay, "reader")

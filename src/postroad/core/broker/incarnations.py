@@ -2,7 +2,9 @@
 
 A *life* of a broker is the time between a start and a stop of its process. Its *former lives* are those before this start.
 Brokers remember about each other which life they saw last (its incarnation and start time), and how far they have seen each
-pubend. They store that from time to time, and send it (`Remembered`) on every new link, and whenever they see a new life.
+pubend. They store that from time to time, and send it (`Remembered`) on every new link, and whenever they see a new life. A
+broker also tells its neighbours how far it may announce its pubends (`HorizonsReserved`), and they store that at once: they may
+have no stream of a pubend, and the clock of the next life may be far behind.
 
 **Incarnations.** The incarnation counts the starts of a broker, on its disk. If the disk is lost or replaced by an old copy, the
 count falls, and other brokers ignore this broker's packets as outdated. A neighbour then sends it the newer link state, and a
@@ -34,7 +36,15 @@ from postroad.core.broker.trust import COUNT_MAX, INCARNATION_MAX, believable, l
 from postroad.core.broker.views import ConfirmedHolds, HostedPubends, RelayedStreams
 from postroad.core.protocol.observations import RangeLost
 from postroad.core.protocol.orders import LinkId, Notice
-from postroad.core.protocol.packets import HoldConfirmed, LinkState, Positions, Released, Remembered, pubend_broker
+from postroad.core.protocol.packets import (
+    HoldConfirmed,
+    HorizonsReserved,
+    LinkState,
+    Positions,
+    Released,
+    Remembered,
+    pubend_broker,
+)
 from postroad.types import COUNTER_BITS
 
 INCARNATION_KEY: Final = "incarnation-base"
@@ -42,6 +52,7 @@ BORN_KEY: Final = "born/"
 HEARD_KEY: Final = "heard"
 UNHEARD_MS: Final = 15_000  # how far a former life may have announced ticks beyond what other brokers have seen
 LIVES_MAX: Final = 8  # remembered per broker
+BEYOND_RESERVED_MS: Final = 1_000  # room for the rows of a stream that is ahead of its clock: one tick each
 HEARD_STORE_S: Final = 10.0  # how often the seen ends of pubends are stored
 
 
@@ -58,6 +69,7 @@ class Heard(msgspec.Struct, array_like=True):
     lives: dict[int, Lives] = {}
     horizons: dict[int, int] = {}
     rows: dict[int, int] = {}
+    reserved: dict[int, int] = {}  # how far our neighbours may announce their pubends, as they told us
 
 
 @dataclass(slots=True)
@@ -119,6 +131,7 @@ class Incarnations:
         self._last = {p: max(pubend.last, pubend.released) for p, pubend in pubends.items()}  # of messages
         self._new = [pubend for pubend, tick in self._found.items() if not tick and pubend not in stored.used]
         self._remembered: Positions = {}  # the highest ticks of our pubends in former lives, as other brokers report them
+        self._reserved: Positions = {}  # how far former lives may have announced them
         self._former = context.config.replaces  # there was a former life
         self._begin_at = now + context.config.newcomer_wait_s
         self._begun: list[int] = []  # pubends that have begun, until `take_begun`
@@ -180,6 +193,9 @@ class Incarnations:
         self._begin_at = float("inf")
         wall, ahead = self._context.wall_ms << COUNTER_BITS, UNHEARD_MS << COUNTER_BITS if self._former else 0
         born = {pubend: max(wall, self._remembered.get(pubend, 0)) + ahead for pubend in self._new}
+        for pubend, tick in self._reserved.items():
+            if pubend in born:
+                born[pubend] = max(tick + (BEYOND_RESERVED_MS << COUNTER_BITS), born[pubend])
         changes: list[tuple[str, bytes | None]] = [(f"{BORN_KEY}{p}", tick.to_bytes(8, "big")) for p, tick in born.items()]
         if self._former:
             changes += [self._note(pubend, 0, tick, now) for pubend, tick in born.items()]
@@ -208,6 +224,8 @@ class Incarnations:
         if packet.incarnation and not knows_this_life:
             wall_ms = self._context.wall_ms
             horizons, rows = believable(packet.horizons, wall_ms), believable(packet.rows, wall_ms)
+            for pubend, tick in believable(packet.reserved, wall_ms).items():
+                self._reserved[pubend] = max(tick, self._reserved.get(pubend, 0))
             self._former_life(packet.incarnation, horizons, rows, now)
         if self._new and is_neighbour:
             self._begin_at = min(self._begin_at, now)
@@ -285,8 +303,28 @@ class Incarnations:
         self._lives_changed = True
 
     def tell_neighbour(self, link: LinkId, broker: int) -> None:
-        """Send a new neighbour what we remember of it, even if that is nothing: it may wait for this packet."""
+        """Send a new neighbour what we remember of it, even if that is nothing: it may wait for this packet.
+
+        It also gets our horizons, to remember them for us.
+        """
         self._context.send(link, self._memory_of(broker))
+        reserved = self._reserved_here()
+        if reserved:
+            self._context.send(link, HorizonsReserved(reserved))
+
+    def tell_reserved(self) -> None:
+        """Tell all neighbours how far we may announce our pubends, because that has risen."""
+        self._context.flood(HorizonsReserved(self._reserved_here()))
+
+    def _reserved_here(self) -> Positions:
+        soon = self._context.wall_ms + UNHEARD_MS << COUNTER_BITS  # rows follow the clock, also beyond what is reserved
+        return {p: max(pubend.reserved, pubend.horizon, soon) for p, pubend in self._pubends.items() if pubend.is_open}
+
+    def horizons_told(self, broker: int, packet: HorizonsReserved) -> None:
+        """Remember how far a neighbour may announce its pubends."""
+        for pubend, tick in believable(packet.horizons, self._context.wall_ms).items():
+            if pubend_broker(pubend) == broker and tick > self._heard.reserved.get(pubend, 0):
+                self._heard.reserved[pubend], self._lives_changed = tick, True
 
     def tell_others(self) -> None:
         """Send what we remember to brokers with a new life, if there is a route now."""
@@ -299,7 +337,10 @@ class Incarnations:
         horizons = {p: tick for p, tick in self._heard.horizons.items() if pubend_broker(p) == broker}
         rows = {p: tick for p, tick in self._heard.rows.items() if pubend_broker(p) == broker}
         lives = self._heard.lives.get(broker, Lives(0, []))
-        return Remembered(broker, self._context.broker, FULL_HOPS, lives.incarnation, list(lives.starts), horizons, rows)
+        reserved = {p: tick for p, tick in self._heard.reserved.items() if pubend_broker(p) == broker}
+        return Remembered(
+            broker, self._context.broker, FULL_HOPS, lives.incarnation, list(lives.starts), horizons, rows, reserved
+        )
 
     def store_heard(self, now: float) -> None:
         """Store how far other brokers' pubends were seen, if that changed since the last time."""

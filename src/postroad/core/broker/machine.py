@@ -262,6 +262,7 @@ class Broker:
                 self._subscribing.moves.reservation_stored(write.then, now)
             case HorizonsStored(horizons):
                 self._publishing.horizons_stored(horizons)
+                self._lives.tell_reserved()
             case PublisherIdsStored(bound):
                 self._publishing.publisher_ids_stored(bound)
             case EpochStored():
@@ -599,6 +600,8 @@ class Broker:
             case p.LogDamaged():
                 self._streams[message.pubend].damaged(message)
                 self._edge.damaged(message.pubend, message.lo, message.hi, now)
+            case p.HorizonsReserved():
+                self._lives.horizons_told(self._neighbours[link], message)
             case p.CongestionQuery():
                 self._feedback.queried(message, self._streams[message.pubend], self._edge.streams[message.pubend])
             case p.CongestionAlert():

@@ -91,6 +91,7 @@ def check(packet: Packet, batch: Batch | None) -> None:
             _check_count("an incarnation", packet.incarnation, INCARNATION_MAX)
             _check_owner(packet.target, packet.horizons)
             _check_owner(packet.target, packet.rows)
+            _check_owner(packet.target, packet.reserved)
         case Knowledge() | CatchUpReply():
             _check_rows(packet.lo, packet.hi, batch)
         case LogDamaged() if packet.lo > packet.hi:

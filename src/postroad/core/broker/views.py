@@ -50,6 +50,7 @@ class HostedPubend(Protocol):
 
     pubend: int
     horizon: int
+    reserved: int
     released: int
     last: int
     is_open: bool

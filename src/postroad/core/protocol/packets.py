@@ -457,6 +457,15 @@ class LogDamaged(Packet, frozen=True, array_like=True):
     hi: U64
 
 
+class HorizonsReserved(Packet, frozen=True, array_like=True):
+    """How far a broker may announce its pubends from now on. Its neighbours store that, in case it loses its files.
+
+    It comes on every new link between brokers, and whenever a broker has stored higher horizons.
+    """
+
+    horizons: Positions
+
+
 # --- administration ------------------------------------------------------------------------------------------------------
 
 
@@ -573,7 +582,8 @@ class Remembered(Unicast, frozen=True, array_like=True):
     """What the source knows of the target's former lives: a broker whose files are gone learns what it once was.
 
     `incarnation` is the highest that the source heard of, 0 for none, `starts` the times at which the last lives began.
-    `horizons` is how far it heard of the target's pubends, `rows` the last message it heard of in each. It comes on every new
+    `horizons` is how far it heard of the target's pubends, `rows` the last message it heard of in each, `reserved` how far the
+    target said that it may announce them. It comes on every new
     link, after all other records, and from everybody who hears of a new life.
     """
 
@@ -581,6 +591,7 @@ class Remembered(Unicast, frozen=True, array_like=True):
     starts: Annotated[list[WallMs], Meta(max_length=64)]
     horizons: Positions
     rows: Positions
+    reserved: Positions = {}
 
 
 class NameReserve(Unicast, frozen=True, array_like=True):

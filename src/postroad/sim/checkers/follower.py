@@ -30,6 +30,7 @@ from postroad.sim.history import (
     History,
     Parted,
     Passed,
+    RecordCreated,
     RecordSpoiled,
     Restarted,
     WrittenOff,
@@ -51,6 +52,7 @@ class Stream:
     gaps: list[tuple[int, int]] = field(default_factory=list)
     floor: int = 0  # for one that wants all there is: what was gone already when it began
     links: dict[tuple[int, int], float] = field(default_factory=dict)  # (broker, its link) -> until when the log is held there
+    astray: bool = False  # its home lost the record, and it has not begun here since
     unheld: bool = False  # its home lost the record, and with it the hold on the log, until it begins again
     resuming: bool = False  # its client forgot, and the broker has not yet said where it goes on
 
@@ -71,7 +73,7 @@ class Follower:
     earliest: bool = False
     durable_name: str = ""
     broker: int = 0  # where it was active last
-    homes: set[int] = field(default_factory=set)  # where it may be at home: where it was active since one confirmed anything
+    homes: set[int] = field(default_factory=set)  # where it may be at home: active, or on the disk, since one confirmed anything
     streams: dict[int, Stream] = field(default_factory=dict)
     astray: bool = False  # its home lost the record, and none has confirmed anything since
     ended: bool = False
@@ -129,7 +131,7 @@ class Follower:
             self.homes.add(event.broker)
         stream = self.streams.get(event.pubend)
         if stream is not None:
-            stream.unheld = False
+            stream.unheld = stream.astray = False
         if stream is None:
             self.streams[event.pubend] = Stream(event.tick, event.at, event.tick, event.tick, floor=floor)
         elif stream.resuming:
@@ -178,6 +180,9 @@ class Followers:
         if isinstance(event, RecordSpoiled):
             self._doubt(event.key)
             return None
+        if isinstance(event, RecordCreated):
+            self._at_home(event)
+            return None
         if isinstance(event, DiskLost):
             self._forget(event)
             return None
@@ -193,6 +198,12 @@ class Followers:
                 found.streams[event.pubend].links[place] = self._held.get(place, ALWAYS)
         return found
 
+    def _at_home(self, event: RecordCreated) -> None:
+        """Note where the record of a durable subscription is, though its client was not told yet that it is active."""
+        for follower in self.by_name.values():
+            if follower.durable and not follower.ended and event.key == DURABLE_KEY + follower.durable_name:
+                follower.homes.add(event.broker)
+
     def _doubt(self, key: str) -> None:
         """With the record of a durable subscription goes what was confirmed: it goes on from before, and nothing is skipped."""
         for follower in self.by_name.values():
@@ -201,7 +212,7 @@ class Followers:
                     stream.confirmed = 0
 
     def _forget(self, event: DiskLost) -> None:
-        """With a broker's files go the holds and the records of those who were there."""
+        """With a broker's files go the holds and the records of those who were there, and deletions others may not have heard."""
         for place in [place for place in self._held if place[0] == event.broker]:
             self._held[place] = event.at
         for follower in self.by_name.values():
@@ -209,8 +220,12 @@ class Followers:
                 for place in [place for place in stream.links if place[0] == event.broker]:
                     stream.links[place] = event.at
                 if follower.durable and event.broker in follower.homes:
-                    follower.astray = stream.unheld = True
+                    stream.astray = stream.unheld = True
                     stream.confirmed = 0
+            if follower.durable and event.broker in follower.homes:
+                follower.astray = True
+            if follower.broker == event.broker:
+                follower.discarded = False
 
     def _hold(self, event: Parted | Restarted) -> None:
         """Note until when a broker holds logs for those who are not connected to it any more."""

@@ -113,7 +113,8 @@ class GapsAreEarned:
                     followers.by_name.get(event.subscription),
                     followers.stream(event.subscription, event.pubend),
                 )
-                lost = follower is not None and follower.astray and (before is None or before.resuming)
+                strays = follower is not None and follower.astray
+                lost = strays if before is None else before.resuming and (strays or before.astray)
                 (astray.add if lost else astray.discard)((event.subscription, event.pubend))
             if isinstance(event, DiskLost):
                 empty.update(event.pubends)

@@ -59,6 +59,7 @@ one_way(0x030B, _ACROSS)(packets.Nack)
 one_way(0x0325, _ACROSS)(packets.CongestionQuery)
 one_way(0x0327, _ACROSS)(packets.CongestionAlert)
 one_way(0x0329, _ACROSS)(packets.LogDamaged)
+one_way(0x032B, _ACROSS)(packets.HorizonsReserved)
 
 request(0x0311, _ACROSS)(packets.Hold)
 response(0x0312, _ACROSS)(packets.HoldConfirmed)
