@@ -7,7 +7,7 @@ WORKERS ?= 2
 SEEDS ?= 0:240
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench browser vendor figures docs seeds soak mutants hostile lock clean
+.PHONY: help setup demo test check format bench browser docs-site vendor figures docs seeds soak mutants hostile lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -54,6 +54,13 @@ browser: $(VENV)/.browser ## The console in a real browser (installs Debian's ch
 	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } || true
 	$(BIN)/python -m pytest -n 0 -m browser tests/browser
 
+$(VENV)/.site: $(STAMP) requirements/docs.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements/docs.txt
+	@touch $@
+
+docs-site: $(VENV)/.site ## Build the docs as a site, into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
 vendor: setup ## Take the console's front-end libraries from the package registry (needs npm)
 	$(BIN)/python tools/vendor_console.py
 
@@ -82,6 +89,8 @@ lock: ## Renew requirements/*.txt from pyproject.toml (needs uv)
 	  --group dev --extra uvloop --extra topics --extra postgres --extra metrics --extra spark --extra security --extra console pyproject.toml -o requirements/dev.txt
 	uv pip compile --quiet --universal --python-version 3.11 --no-header --no-emit-index-url --no-annotate --generate-hashes \
 	  --group bench --constraint requirements/dev.txt pyproject.toml -o requirements/bench.txt
+	uv pip compile --quiet --universal --python-version 3.11 --no-header --no-emit-index-url --no-annotate --generate-hashes \
+	  --group docs --constraint requirements/dev.txt pyproject.toml -o requirements/docs.txt
 	uv pip compile --quiet --universal --python-version 3.11 --no-header --no-emit-index-url --no-annotate --generate-hashes \
 	  --group browser --constraint requirements/dev.txt pyproject.toml -o requirements/browser.txt
 

@@ -69,7 +69,7 @@ def test_every_command_is_on_the_page_of_commands() -> None:
 
 def test_the_toml_of_the_docs_is_accepted() -> None:
     """Examples in the how-to and the reference are configurations that load."""
-    for name in ("howto/run-an-overlay.md", "reference/config.md"):
+    for name in ("howto/run-an-overlay.md", "howto/operate.md", "howto/queues.md", "reference/config.md"):
         for text in re.findall(r"```toml\n(.*?)```", (DOCS / name).read_text(encoding="utf-8"), re.DOTALL):
             if "brokers" in tomllib.loads(text):
                 assert config.parse_config(text, config.TopologyConfig, name).brokers
@@ -102,3 +102,45 @@ def test_every_error_is_one_row_of_its_page() -> None:
     rows = lines[lines.index("|---|---|---|---|") + 1 :]
     assert len(rows) > 50
     assert all(re.fullmatch(r"\| \d+ \| `\w+` \| (yes|no) \| \S.* \|", row) for row in rows)
+
+
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    """Pages that somebody may look for; those about mechanisms are added when the site is built."""
+    named = set(re.findall(r"^ +- ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
+    for folder in ("tutorial", "howto", "reference"):
+        for page in (DOCS / folder).glob("*.md"):
+            assert f"{folder}/{page.name}" in named
+    assert all((DOCS / page).exists() or (ROOT / page).exists() for page in named)
+
+
+def test_the_lock_files_name_no_index() -> None:
+    """What is installed is known by its hashes; where it comes from is the installer's affair."""
+    locks = list((ROOT / "requirements").glob("*.txt"))
+    assert len(locks) >= 4
+    for lock in locks:
+        text = lock.read_text(encoding="utf-8")
+        assert "://" not in text
+        assert "--index" not in text
+        assert text.count("--hash=") >= len(re.findall(r"^[\w.-]+==", text, re.MULTILINE))
+
+
+def test_the_files_for_deployment_are_accepted() -> None:
+    """The configurations load, and the unit and the image start what exists."""
+    folder = ROOT / "deploy"
+    brokers = [
+        config.parse_config(page.read_text(encoding="utf-8"), config.NodeConfig, page.name)
+        for page in sorted((folder / "brokers").glob("*.toml"))
+    ]
+    assert sorted(each.id for each in brokers) == [1, 2, 3]
+    compose = (folder / "compose.yaml").read_text(encoding="utf-8")
+    for each in brokers:
+        assert f"/etc/postroad/{each.name}.toml" in compose
+        assert {neighbour.address.removesuffix(":7400") for neighbour in each.neighbours} <= {other.name for other in brokers}
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    for text in (
+        (folder / "Dockerfile").read_text(encoding="utf-8"),
+        (DOCS / "howto" / "operate.md").read_text(encoding="utf-8"),
+    ):
+        for names in re.findall(r"\[(\w+(?:,\w+)+)\]'", text):
+            assert set(names.split(",")) <= set(extras)
+    assert "broker --config" in (folder / "postroad.service").read_text(encoding="utf-8")

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from docs.api import MODULES, members_of
 from tests.snippets import ROOT, Snippet, code_of, commands_of, run_console, run_python, snippets_of
 
 import postroad
 import postroad.testing
 from postroad.core.batch.batch import Batch
 from postroad.errors import QueueSettingsError
+from postroad.topics import client as topics
 from postroad.types import MessageId
 
 PAGES = [
@@ -104,6 +108,46 @@ def test_a_program_that_a_page_shows_is_the_example(snippet: Snippet) -> None:
     assert snippet.example is not None
     assert snippet.code.strip() == code_of(snippet.example)
     assert snippet.example.stem in (ROOT / "tests" / "integration" / "test_examples.py").read_text(encoding="utf-8")
+
+
+PUBLIC = [(module, name) for module, names in MODULES.items() for name in names]
+
+
+@pytest.mark.parametrize(("module", "name"), PUBLIC, ids=[f"{module.__name__}.{name}" for module, name in PUBLIC])
+def test_every_public_name_has_a_docstring_with_an_example(module: ModuleType, name: str) -> None:
+    """And everything that its users may call or read has a docstring."""
+    value = getattr(module, name)
+    assert any(snippets_of(inspect.getdoc(value) or "", name)), f"{name} has no example"
+    if inspect.isclass(value):
+        for member in members_of(value):
+            found = inspect.getattr_static(value, member)
+            if isinstance(found, property | staticmethod | classmethod) or callable(found):
+                assert (inspect.getdoc(getattr(value, member)) or "").strip(), f"{name}.{member} has no docstring"
+
+
+def test_the_examples_of_docstrings_run_twice(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the names and of their methods, each with a client of its own."""
+    monkeypatch.setenv("POSTROAD_URL", url)
+    monkeypatch.chdir(tmp_path)
+    found: dict[str, list[Snippet]] = {}
+    for module, name in PUBLIC:
+        value = getattr(module, name)
+        texts = {f"{module.__name__}.{name}": inspect.getdoc(value)}
+        if inspect.isclass(value):
+            texts |= {
+                f"{module.__name__}.{name}.{member}": inspect.getdoc(getattr(value, member)) for member in members_of(value)
+            }
+        if module is not topics:  # run with a service of their own by tests/topics/test_documented.py
+            found |= {where: list(snippets_of(text or "", where)) for where, text in texts.items()}
+    assert len([where for where, snippets in found.items() if snippets]) >= len(PUBLIC) - 1
+
+    async def run_all() -> None:
+        for snippets in found.values():
+            if snippets:
+                await run_python(at(url, snippets), prepared(url), url)
+
+    for _ in range(2):
+        asyncio.run(run_all())
 
 
 def test_what_does_not_run_says_why() -> None:

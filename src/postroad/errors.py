@@ -18,7 +18,15 @@ ATTRIBUTES_SHOWN_MAX: Final = 8
 
 
 class PostroadError(Exception):
-    """Base class of all errors that Postroad raises."""
+    """Base class of all errors that Postroad raises.
+
+    ```python
+    try:
+        await client.publish({"symbol": "ACME"}, timeout=30)
+    except postroad.PostroadError as error:
+        print(error.code, error.retryable, error)
+    ```
+    """
 
     code: ClassVar[int] = 100
     retryable: ClassVar[bool] = False
@@ -60,7 +68,15 @@ class FilterError(PostroadError, ValueError):
 
 
 class FilterSyntaxError(FilterError):
-    """The text of a filter cannot be parsed. `position` counts characters from 0; `str()` shows the text with a pointer to it."""
+    """The text of a filter cannot be parsed. `position` counts characters from 0; `str()` shows the text with a pointer to it.
+
+    ```python
+    try:
+        postroad.Filter("price >")
+    except postroad.FilterSyntaxError as error:
+        print(error.position, error)
+    ```
+    """
 
     code = 201
 
@@ -615,6 +631,13 @@ class AdmissionError(OverlayError):
     available. `brokers` are all that were asked. `largest_rate` is the most that a subscription could
     bring and fit, in messages per second, and `fitting_filter` the same filter with a narrower range
     that would fit; None where that is not known.
+
+    ```python
+    try:
+        await client.subscribe("price > 100")
+    except postroad.AdmissionError as error:
+        print(error.refusals, error.fitting_filter)
+    ```
     """
 
     code = 565

@@ -44,7 +44,13 @@ def tick_counter(tick: int) -> int:
 
 @dataclass(frozen=True, slots=True, order=True)
 class MessageId:
-    """Names one message for ever. Made by the publisher's client; equal ids are the same message."""
+    """Names one message for ever. Made by the publisher's client; equal ids are the same message.
+
+    ```python
+    message_id = await client.publish({"symbol": "ACME"})
+    assert postroad.MessageId.parse(str(message_id)) == message_id
+    ```
+    """
 
     publisher: int
     broker: int
@@ -52,12 +58,14 @@ class MessageId:
 
     @classmethod
     def make(cls, publisher: int, broker: int, milliseconds: int, counter: int = 0) -> Self:
+        """Make an id from its parts. `milliseconds` is the publisher's time since 1970."""
         if not 0 <= publisher <= 0xFFFF_FFFF or not 0 <= broker <= 0xFFFF_FFFF:
             raise InvalidValueError(f"publisher {publisher} and broker {broker} must fit in 32 bits each")
         return cls(publisher, broker, make_tick(milliseconds, counter))
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview) -> Self:
+        """Read the 16 bytes of an id."""
         if len(data) != MESSAGE_ID_BYTES:
             raise InvalidValueError(f"a message id has {MESSAGE_ID_BYTES} bytes, not {len(data)}")
         publisher, broker, tick = _ID.unpack(data)
@@ -74,10 +82,12 @@ class MessageId:
 
     @property
     def milliseconds(self) -> int:
+        """When it was published, in milliseconds since 1970."""
         return tick_milliseconds(self.tick)
 
     @property
     def counter(self) -> int:
+        """Its number among the messages of one millisecond."""
         return tick_counter(self.tick)
 
     def __bytes__(self) -> bytes:

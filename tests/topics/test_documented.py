@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import asyncio
+import inspect
 import re
 from pathlib import Path
 
 import click
 import pytest
+from tests.snippets import snippets_of
+from tests.topics.live_service import Service
 
 from postroad.cli import sim_topics
 from postroad.cli import topics as commands
+from postroad.topics import client as asyncio_client
 from postroad.topics.machines import messages
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -45,3 +51,23 @@ def test_every_status_word_and_extension_field_is_in_the_reference() -> None:
     assert used == set("thnwamliocxped")
     for key in used:
         assert f"| `{key}` |" in REFERENCE
+
+
+def test_the_programs_of_the_how_to_and_of_the_client_run_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the same proxy and server: the page's program blocks, the docstring's awaits."""
+    monkeypatch.chdir(tmp_path)
+    texts = {"topics.md": HOWTO, "TopicClient": inspect.getdoc(asyncio_client.TopicClient) or ""}
+    found = [snippet for where, text in texts.items() for snippet in snippets_of(text, where) if snippet.kind == "python"]
+    assert len(found) == 2
+    with Service(tmp_path, proxies=1, servers=1, period_s=0.2) as service:
+        (address,) = service.addresses
+        for _ in range(2):
+            for snippet in found:
+                text = re.sub(r"127\.0\.0\.1:710\d", address, snippet.code).replace("patience_s=5", "patience_s=30")
+                code = compile(ast.parse(text), snippet.where, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+                names = {"TopicClient": asyncio_client.TopicClient}
+                result = eval(code, names)
+                if inspect.iscoroutine(result):
+                    asyncio.run(result)
+                else:
+                    assert names["message"] is None

@@ -20,7 +20,16 @@ if TYPE_CHECKING:
 
 
 class Advertisement:
-    """Made by `Client.advertise`. It ends with the client, unless it has a name; `Client.unadvertise` ends it before."""
+    """What a client said it would publish. Made by `Client.advertise`.
+
+    It ends with the client, unless it has a name; `Client.unadvertise` ends it before.
+
+    ```python
+    advertisement = await client.advertise("symbol = 'ACME'", max_rate=500)
+    print(advertisement.max_rate)  # what the broker allows, in messages per second
+    await client.unadvertise(advertisement)
+    ```
+    """
 
     def __init__(self, key: int, filter_text: str, name: str | None) -> None:
         self.key: Final = key

@@ -93,7 +93,14 @@ ANSWER_S_MAX: Final = 15.0  # for a question about tracks; the broker itself giv
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
-    """What an application may set. Times are in seconds."""
+    """What an application may set, beyond the arguments of `connect`. Times are in seconds.
+
+    ```python
+    config = postroad.ClientConfig(retry_s_max=10.0, receive_bytes=64 << 20)
+    async with postroad.connect(config=config) as client:
+        await client.publish({"symbol": "ACME"})
+    ```
+    """
 
     name: str = ""  # shown by the broker; by default the machine and the process
     connect_s: float = 10.0  # how long `connect` tries before it gives up
@@ -122,8 +129,10 @@ def connect(
     `POSTROAD_URL` counts, and without that the broker on this machine. `name` is what the broker shows, and whose queue messages
     these are; `timeout` is how many seconds to try before `NotConnectedError`.
 
-        async with postroad.connect("postroad://a:7400,b:7400") as client:
-            await client.publish({"symbol": "ACME", "price": 101.5}, b"payload")
+    ```python
+    async with postroad.connect("postroad://127.0.0.1:7400") as client:
+        await client.publish({"symbol": "ACME", "price": 101.5}, b"payload")
+    ```
 
     With TLS the address is `postroads://host:port`. `tls` says which brokers are trusted: the file of an authority's
     certificate, a `ClientTls`, or a context of the `ssl` module. `token` says who the client is. Without them the environment
@@ -144,10 +153,12 @@ def connect(
 class Client:
     """A connection to the brokers: publish, subscribe, use queues, trace. Made by `connect`.
 
+    ```python
     async with postroad.connect() as client:
         quotes = await client.subscribe("symbol = 'ACME' AND price > 100")
         await client.publish({"symbol": "ACME", "price": 101.5}, b"a good day")
         print(await quotes.get(timeout=5))
+    ```
     """
 
     def __init__(self, addresses: list[Address], config: ClientConfig, credentials: Credentials = OPEN) -> None:
@@ -566,10 +577,12 @@ class Client:
         raises `QueueSettingsError`. `lease` is how many seconds a taken message is hidden from others (30). After
         `max_deliveries` unfinished deliveries a message goes to the queue `dead_letter`, by default the name with `.dead` added.
 
-            jobs = client.queue("jobs")
-            await jobs.put(b"resize 17.png")
-            async with await jobs.take() as delivery:
-                print(delivery.payload)
+        ```python
+        jobs = client.queue("jobs")
+        await jobs.put(b"resize 17.png")
+        async with await jobs.take() as delivery:
+            print(delivery.payload)
+        ```
         """
         self._check_open()
         return WorkQueue(self.queues, name, QueueOptions(lease, max_deliveries, dead_letter))

@@ -36,11 +36,13 @@ class Publisher:
 
     One publisher's messages reach every subscriber in the order they were published.
 
-        publisher = client.publisher()
-        first = await publisher.publish({"symbol": "ACME", "price": 101.5}, b"payload")
-        await publisher.publish({"symbol": "ACME", "price": 102.0}, json={"note": "up"})
-        await publisher.confirmed(first)  # this one is durable
-        await publisher.flush()  # all are
+    ```python
+    publisher = client.publisher()
+    first = await publisher.publish({"symbol": "ACME", "price": 101.5}, b"payload")
+    await publisher.publish({"symbol": "ACME", "price": 102.0}, json={"note": "up"})
+    await publisher.confirmed(first)  # this one is durable
+    await publisher.flush()  # all are
+    ```
     """
 
     def __init__(self, client: Client, key: int, on_refused: Callable[[PublishRefusedError], None] | None) -> None:

@@ -143,9 +143,11 @@ def _check_settings(name: str, options: QueueOptions, dead: Queue | None, found:
 class WorkQueue:
     """A queue: each message is taken by one consumer. Made by `Client.queue`.
 
+    ```python
     jobs = client.queue("jobs")
     await jobs.put(json={"image": 17})
     await jobs.work(handle, concurrency=8, retries=5)  # until it is cancelled
+    ```
     """
 
     def __init__(self, queues: ClientQueues, name: str, options: QueueOptions) -> None:

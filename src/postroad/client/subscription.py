@@ -35,9 +35,14 @@ AUTO_ACK_S: Final = 0.5  # how far behind acknowledgements may be that nobody as
 class Message(core.Message):
     """A message that a subscription received.
 
+    ```python
+    subscription = await client.subscribe("symbol = 'ACME'")
+    await client.publish({"symbol": "ACME", "price": 101.5}, json={"note": "up"})
     async for message in subscription:
-        print(message.id, message.time, message["price"], message.attributes, message.payload)
+        print(message.id, message.time, message["price"], message.attributes, message.json())
         await message.ack()
+        break
+    ```
     """
 
     __slots__ = ("_given",)
@@ -73,10 +78,12 @@ class _Arrived:
 class Subscription:
     """Made by `Client.subscribe`. Iterate over it for messages, or over `batches()` for columns; not both at a time.
 
-        async with await client.subscribe("symbol = 'ACME'", name="my-ticker") as quotes:
-            first = await quotes.get(timeout=5)  # None after five seconds
-            several = await quotes.fetch(100, timeout=1)  # what came, at most 100
-            await quotes.run(handle, concurrency=8)  # until it is cancelled
+    ```python
+    async with await client.subscribe("symbol = 'ACME'", name="my-ticker") as quotes:
+        first = await quotes.get(timeout=1)  # None after a second
+        several = await quotes.fetch(100, timeout=1)  # what came, at most 100
+        await quotes.run(handle, concurrency=8)  # until it is cancelled
+    ```
 
     Messages of one pubend come in order, each once. `ack()` says that the application has done with all it was given; what is not
     acknowledged comes again after a crash of the client, if the subscription has a name or a position file. What `ack()` has

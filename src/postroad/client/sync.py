@@ -43,7 +43,17 @@ def connect(
 
 
 class Message(subscription.Message):
-    """See `postroad.Message`; `ack` blocks."""
+    """See `postroad.Message`; `ack` blocks.
+
+    ```python
+    with postroad.sync.connect() as client:
+        quotes = client.subscribe("symbol = 'ACME'", name="blocking ticker")
+        client.publish({"symbol": "ACME", "price": 101.5})
+        message = quotes.get(timeout=5)
+        print(message.time, message["price"])
+        message.ack()
+    ```
+    """
 
     __slots__ = ("_loop",)
 
@@ -57,7 +67,14 @@ class Message(subscription.Message):
 
 
 class Publisher(Blocking[publisher.Publisher]):
-    """See `postroad.client.publisher.Publisher`."""
+    """See `postroad.Publisher`.
+
+    ```python
+    with postroad.sync.connect() as client, client.publisher() as publisher:
+        publisher.publish_many({"symbol": ["ACME", "HOOLI"], "price": [101.5, 99.0]}, [b"", b""])
+        publisher.flush()
+    ```
+    """
 
     publish = wait_for(publisher.Publisher.publish)
     try_publish = run(publisher.Publisher.try_publish)
@@ -69,10 +86,12 @@ class Publisher(Blocking[publisher.Publisher]):
 
     @property
     def outstanding(self) -> int:
+        """How many messages are published and not confirmed yet."""
         return self.inner.outstanding
 
     @property
     def throttled(self) -> Throttled | None:
+        """See `postroad.Publisher.throttled`."""
         return self.inner.throttled
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -80,7 +99,16 @@ class Publisher(Blocking[publisher.Publisher]):
 
 
 class Subscription(Blocking[subscription.Subscription]):
-    """See `postroad.client.subscription.Subscription`."""
+    """See `postroad.Subscription`.
+
+    ```python
+    with postroad.sync.connect() as client, client.subscribe("symbol = 'ACME'") as quotes:
+        client.publish({"symbol": "ACME", "price": 101.5})
+        for message in quotes:
+            print(message["price"])
+            break
+    ```
+    """
 
     batches = iterate(subscription.Subscription.batches)
     positions = run(subscription.Subscription.positions)
@@ -88,10 +116,12 @@ class Subscription(Blocking[subscription.Subscription]):
 
     @property
     def filter(self) -> str:
+        """The filter, as text."""
         return self.inner.filter
 
     @property
     def name(self) -> str | None:
+        """The name of a durable subscription, else None."""
         return self.inner.name
 
     def __exit__(self, *_: object) -> None:
@@ -99,6 +129,7 @@ class Subscription(Blocking[subscription.Subscription]):
 
     @property
     def starts(self) -> dict[int, int]:
+        """Where the subscription began, by stream."""
         return dict(self.inner.starts)
 
     def __iter__(self) -> Self:
@@ -138,7 +169,15 @@ class Subscription(Blocking[subscription.Subscription]):
 
 
 class Delivery(Blocking[telesto.Delivery], JsonPayload):
-    """See `postroad.Delivery`. As a context manager: done when the block ends, released when it raises."""
+    """See `postroad.Delivery`. As a context manager: done when the block ends, released when it raises.
+
+    ```python
+    with postroad.sync.connect() as client:
+        client.queue("jobs").put(b"resize 17.png")
+        with client.queue("jobs").take(timeout=5) as delivery:
+            print(delivery.payload)
+    ```
+    """
 
     done = wait_for(telesto.Delivery.done)
     extend = wait_for(telesto.Delivery.extend)
@@ -148,27 +187,42 @@ class Delivery(Blocking[telesto.Delivery], JsonPayload):
 
     @property
     def message(self) -> QueueMessage:
+        """The message as the service stores it."""
         return self.inner.message
 
     @property
     def payload(self) -> bytes:
+        """The payload, as bytes."""
         return self.inner.payload
 
     @property
     def attributes(self) -> dict[str, AttributeValue]:
+        """See `postroad.Delivery.attributes`."""
         return self.inner.attributes
 
     @property
     def time(self) -> datetime:
+        """When it arrived in the queue."""
         return self.inner.time
 
     @property
     def delivery(self) -> int:
+        """See `postroad.Delivery.delivery`."""
         return self.inner.delivery
 
 
 class WorkQueue(Blocking[queues.WorkQueue]):
-    """See `postroad.WorkQueue`. Handlers run in threads, `concurrency` of them at a time."""
+    """See `postroad.WorkQueue`. Handlers run in threads, `concurrency` of them at a time.
+
+    ```python
+    with postroad.sync.connect() as client:
+        jobs = client.queue("jobs")
+        jobs.put(json={"image": 17})
+        job = jobs.take(timeout=5)
+        print(job.json())
+        job.done()
+    ```
+    """
 
     bind = wait_for(queues.WorkQueue.bind)
     declare = wait_for(queues.WorkQueue.declare)
@@ -183,10 +237,12 @@ class WorkQueue(Blocking[queues.WorkQueue]):
 
     @property
     def name(self) -> str:
+        """The name of the queue."""
         return self.inner.name
 
     @property
     def dead(self) -> WorkQueue:
+        """The queue of messages that failed too often."""
         return WorkQueue(self.loop, self.inner.dead)
 
     @overload
@@ -284,9 +340,11 @@ class Client(Blocking[connection.Client]):
 
     @property
     def broker(self) -> int | None:
+        """The id of the broker the client is connected to now."""
         return self.inner.broker
 
     def publisher(self, *, on_refused: Callable[[PublishRefusedError], None] | None = None) -> Publisher:
+        """See `postroad.Client.publisher`."""
         return Publisher(self.loop, self._publisher(on_refused=on_refused))
 
     _publisher = run(connection.Client.publisher)

@@ -50,8 +50,11 @@ QueueRef = Queue | int
 class QueuedMessage(JsonPayload):
     """A message of a queue, as an application sees it.
 
-    answer = await client.queue("calls").request(json={"add": [2, 2]}, timeout=5)
-    print(answer.json(), answer.attributes, answer.payload, answer.time)
+    ```python
+    await client.queue("jobs").put(json={"image": 17})
+    async for message in client.queue("jobs").messages():  # they stay in the queue
+        print(message.time, message.attributes, message.json())
+    ```
     """
 
     __slots__ = ("message",)
@@ -61,6 +64,7 @@ class QueuedMessage(JsonPayload):
 
     @property
     def payload(self) -> bytes:
+        """The payload, as bytes."""
         return self.message.message
 
     @property
@@ -77,8 +81,11 @@ class QueuedMessage(JsonPayload):
 class Delivery(QueuedMessage):
     """A leased message. End it with `done` or `release`, or use it as an async context manager.
 
+    ```python
+    await client.queue("jobs").put(json={"image": 17})
     async with await client.queue("jobs").take() as delivery:  # done at the end, released when the block raises
-        print(delivery.payload, delivery.attributes)
+        print(delivery.json(), delivery.attributes)
+    ```
     """
 
     __slots__ = ("_client", "ended")
@@ -143,8 +150,10 @@ class Delivery(QueuedMessage):
 class QueueMethods:
     """The methods. Whoever has a connection implements `_call`.
 
+    ```python
     jobs = await client.queues.open_queue("jobs")
     await client.queues.put(jobs, b"resize 17.png", priority=8)
+    ```
     """
 
     client_id: int

@@ -30,6 +30,12 @@ class ClientTls:
     """Files for TLS. Without an `authority`, those of the operating system count, and the host name is compared.
 
     With one, the broker must have a certificate that the authority issued to a broker (`postroad ca issue broker`).
+
+    ```python
+    tls = postroad.ClientTls(authority="ca.pem", certificate="billing.pem", key="billing.key")
+    ```
+
+    Give it to `connect` as `tls=`.
     """
 
     authority: str | Path | None = None
@@ -37,6 +43,7 @@ class ClientTls:
     key: str | Path | None = None
 
     def context(self) -> ssl.SSLContext:
+        """Read the files. Return a context of the `ssl` module."""
         return client_context(_path(self.authority), _path(self.certificate), _path(self.key))
 
 

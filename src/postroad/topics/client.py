@@ -1,9 +1,5 @@
 """The asyncio client of the topics service.
 
-    async with TopicClient("alice", ["127.0.0.1:7101"], data="alice-data") as alice:
-        await alice.subscribe("news")
-        message = await alice.get("news", wait_s=10)
-
 Each operation keeps the seed's promise: a success is durable, an error says what is still possible. `patience_s` repeats an
 operation that failed with a retryable error; a repeated `put` keeps its counter, so it happens once.
 """
@@ -106,6 +102,13 @@ class TopicClient:
     """One client id, one process at a time; operations of one client run one after the other.
 
     `proxies` are addresses, or the `Path` of a file with one per line.
+
+    ```python
+    async with TopicClient("alice", ["127.0.0.1:7101"], data="alice-data", patience_s=5) as alice:
+        await alice.subscribe("news")
+        await alice.put("news", b"hello")
+        print(await alice.get("news", wait_s=10))  # None after the timeout
+    ```
     """
 
     def __init__(
@@ -138,6 +141,7 @@ class TopicClient:
         await self.close()
 
     async def close(self) -> None:
+        """Leave. What has begun and not ended may be finished later."""
         self._core.close()
         self._context.destroy(linger=0)
 

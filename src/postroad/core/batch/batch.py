@@ -69,7 +69,18 @@ class Values(NamedTuple):
 
 
 class Batch:
-    """Immutable. Slices share the columns of the batch they come from and keep them alive; `compact` ends that."""
+    """Messages as Arrow columns. `Subscription.batches` and `Client.read` give them.
+
+    Immutable. Slices share the columns of the batch they come from and keep them alive; `compact` ends that.
+
+    ```python
+    quotes = await client.subscribe("price > 100")
+    await client.publish({"symbol": "ACME", "price": 101.5})
+    async for batch in quotes.batches():
+        print(len(batch), batch.attribute("price"), batch.columns.schema.names)
+        break
+    ```
+    """
 
     __slots__ = (
         "_columns",
@@ -159,6 +170,7 @@ class Batch:
 
     @property
     def columns(self) -> pa.RecordBatch:
+        """The Arrow record batch: `tick`, `id`, `payload`, and `@name` for each attribute."""
         if self._columns is None:
             self._columns = self._make_columns()
         return self._columns
@@ -205,6 +217,7 @@ class Batch:
         return None if index < 0 else self.columns.column(index)
 
     def ticks(self) -> Ticks:
+        """Return the ticks, which ascend: the places of the messages in their stream."""
         if self._ticks is None:
             if self._columns is None and self._rows is not None:
                 self._ticks = np.array(self._rows.ticks(), np.uint64)
@@ -235,9 +248,11 @@ class Batch:
         return (self.ids().tobytes(),)
 
     def payloads(self) -> pa.Array[Any]:
+        """Return the payloads as an Arrow array."""
         return self.columns.column(PAYLOAD)
 
     def message(self, row: int) -> Message:
+        """Return one message."""
         if not 0 <= row < len(self):
             raise IndexError(row)
         return Message(self.rows(), row)

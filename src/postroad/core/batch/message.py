@@ -114,14 +114,17 @@ class Message:
 
     @property
     def id(self) -> MessageId:
+        """The id: the same message has the same id everywhere, for ever."""
         return MessageId.from_bytes(self._columns.ids()[self._row])
 
     @property
     def payload(self) -> bytes:
+        """The payload, as bytes."""
         return self._columns.payloads()[self._row]
 
     @property
     def tick(self) -> Tick:
+        """The place of the message in its stream."""
         return self._columns.ticks()[self._row]
 
     @property
@@ -162,6 +165,7 @@ class Message:
     def get(self, name: str, default: AttributeValue) -> AttributeValue: ...
 
     def get(self, name: str, default: AttributeValue | None = None) -> AttributeValue | None:
+        """Return an attribute, or the default where the message lacks it."""
         values = self._columns.attribute(name)
         if values is None:
             return default

@@ -47,6 +47,11 @@ class Filter:
     Immutable. The language is described in `docs/reference/filters.md`; a text that does not follow it is a
     `FilterSyntaxError`. A blank filter matches everything. Filters that differ only in ways that cannot matter (the order of
     AND, `NOT a = 1` for `a <> 1`) are equal and have equal hashes.
+
+    ```python
+    wanted = postroad.Filter("price > 10 AND symbol IN ('A', 'B')")
+    print(wanted.matches({"price": 12.5, "symbol": "A"}), wanted.covers(postroad.Filter("price > 20 AND symbol = 'A'")))
+    ```
     """
 
     __slots__ = (

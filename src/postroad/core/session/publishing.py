@@ -108,6 +108,12 @@ class Throttled:
     """The overlay cannot take more of this stream: `broker` is the slowest one, and `rate` is for all publishers of the stream.
 
     `since` is seconds since 1970 by the broker's clock; `rate` is messages per second.
+
+    ```python
+    publisher = client.publisher()
+    if publisher.throttled is not None:
+        print("slow down to", publisher.throttled.rate, "because of broker", publisher.throttled.broker)
+    ```
     """
 
     since: float

@@ -34,7 +34,16 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The verdict with its reason. `broker` is where it was decided, `filter` the version of the filter that counted then."""
+    """Why a subscriber got a message or not: the verdict with its reason. `Client.explain` gives it.
+
+    `broker` is where it was decided, `filter` the version of the filter that counted then.
+
+    ```python
+    message_id = await client.publish({"symbol": "ACME", "price": 101.5})
+    explanation = await client.explain(message_id, "my-ticker")
+    print(explanation.verdict, explanation.reason)
+    ```
+    """
 
     verdict: Verdict
     reason: str

@@ -73,7 +73,13 @@ class Trace:
     """Where a message came from, which way it went, and who got it, as far as could be found out.
 
     `published` is the probability that the origin's answer is a false positive; None when it does not know the message, or could
-    not be asked. `problem` says what is wrong with the id, if anything is.
+    not be asked. `problem` says what is wrong with the id, if anything is. `Client.trace` gives it.
+
+    ```python
+    message_id = await client.publish({"symbol": "ACME", "price": 101.5})
+    trace = await client.trace(message_id)
+    print([visit.broker for visit in trace.brokers], [receipt.subscriber for receipt in trace.subscribers])
+    ```
     """
 
     id: MessageId
@@ -86,14 +92,17 @@ class Trace:
 
     @property
     def origin(self) -> int:
+        """The broker where it was published, by its id."""
         return self.id.broker
 
     @property
     def publisher(self) -> int:
+        """The publisher, by its id."""
         return self.id.publisher
 
     @property
     def found(self) -> bool:
+        """Whether any broker knows the message."""
         return self.published is not None or any(not visit.isolated for visit in self.brokers)
 
     @property
