@@ -41,7 +41,7 @@ STEPS: Final[dict[str, tuple[type, str]]] = {
     "find candidates": (Join, "candidates"),
     "check pairs": (Join, "pairs"),
     "check bitmaps": (Join, "bitmaps"),
-    "unite, evaluate": (Shard, "_completed"),
+    "unite, evaluate": (Shard, "_complete"),
 }
 
 

@@ -20,6 +20,31 @@ TWINS: Final = {"client/sync.py", "topics/sync.py"}
 # The name is that of an interface of Java, and must be that.
 FOREIGN: Final = {("spark/frames.py", "Java")}
 
+IRREGULAR: Final = frozenset(
+    [
+        "begun",
+        "built",
+        "drawn",
+        "found",
+        "given",
+        "gone",
+        "held",
+        "kept",
+        "known",
+        "left",
+        "lost",
+        "made",
+        "met",
+        "seen",
+        "sent",
+        "shown",
+        "taken",
+        "told",
+        "written",
+    ]
+)
+VERBS_IN_ED: Final = frozenset({"embed", "exceed", "feed", "need", "proceed", "seed", "shed", "speed", "succeed"})
+
 
 def _modules() -> Iterator[tuple[str, ast.Module]]:
     for path in sorted(SOURCE.rglob("*.py")):
@@ -36,11 +61,13 @@ def _find(body: list[ast.stmt], name: str) -> ast.stmt | None:
 
 
 def test_a_class_name_means_one_thing_within_a_layer() -> None:
-    """No two classes of a top package have the same name."""
+    """No two classes of a top package have the same name; a private one is known in its module alone."""
     found: dict[tuple[str, str], list[str]] = defaultdict(list)
     for path, module in _modules():
         for node in ast.walk(module):
-            if isinstance(node, ast.ClassDef) and path not in TWINS and (path, node.name) not in FOREIGN:
+            if not isinstance(node, ast.ClassDef) or node.name.startswith("_"):
+                continue
+            if path not in TWINS and (path, node.name) not in FOREIGN:
                 found[path.partition("/")[0], node.name].append(path)
     assert len(found) > 500
     assert {name: paths for (_, name), paths in found.items() if len(paths) > 1} == {}
@@ -64,3 +91,22 @@ def test_the_places_to_change_exist() -> None:
     missing = [path for path in paths if not path.startswith(("docs/", "tests/")) and not (SOURCE / path).exists()]
     assert len(paths) > 30
     assert missing == []
+
+
+def test_private_functions_are_named_after_what_they_do() -> None:
+    """A function is a verb: `_join_rows`, not `_joined`. Callbacks of others and properties may state what happened or is so."""
+    bare = [
+        f"{path}: {node.name}"
+        for path, module in _modules()
+        for node in ast.walk(module)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _is_bare_participle(node)
+    ]
+    assert bare == []
+
+
+def _is_bare_participle(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    decorators = " ".join(ast.unparse(each) for each in node.decorator_list)
+    if not node.name.startswith("_") or node.name.startswith("__") or "property" in decorators:
+        return False
+    first = node.name.removeprefix("_").split("_")[0]
+    return first in IRREGULAR or (first.endswith("ed") and first not in VERBS_IN_ED)

@@ -92,7 +92,7 @@ class Reader(ClientNode):
         reached = [self.session.positions(following.key) for following in self.following if following.key is not None]
         return [each.get(pubend, 0) for each in reached for pubend in pubends]
 
-    def _delivered(self, event: RowsDelivered) -> None:
+    def _take_rows(self, event: RowsDelivered) -> None:
         ticks = event.batch.ticks()
         self.delivered += len(ticks)
         self.ticks[event.subscription, event.pubend].append(ticks)

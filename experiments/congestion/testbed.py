@@ -72,7 +72,7 @@ class WatchedBroker(BrokerNode):
     def _watch_sent(self, link: LinkId, message: Packet, batch: Batch | None) -> None:
         pass
 
-    def _logged(self, pubend: int, batch: Batch) -> None:
+    def _note_logged(self, pubend: int, batch: Batch) -> None:
         self.logged[pubend].append(batch)
         self.logged_rows[pubend] += len(batch)
 

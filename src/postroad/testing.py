@@ -81,7 +81,7 @@ def _running(configs: list[NodeConfig], links: Sequence[tuple[str, str]] = ()) -
         for config in configs:
             node = loop.call(_start(config))
             nodes.append(node)
-        loop.call(_connected(nodes, links))
+        loop.call(_wait_until_connected(nodes, links))
         yield nodes
     finally:
         for node in nodes:
@@ -89,7 +89,7 @@ def _running(configs: list[NodeConfig], links: Sequence[tuple[str, str]] = ()) -
         loop.stop()
 
 
-async def _connected(nodes: list[BrokerServer], links: Sequence[tuple[str, str]]) -> None:
+async def _wait_until_connected(nodes: list[BrokerServer], links: Sequence[tuple[str, str]]) -> None:
     """Wait until each broker knows the streams of all that it can reach."""
     reach = {node.config.name: {node.config.name} for node in nodes}
     for first, other in links:

@@ -138,7 +138,7 @@ def forward_all_but_the_last_row(plant: Planter) -> None:
 
         return short
 
-    plant.wrap(stream_module, "_selected", make)
+    plant.wrap(stream_module, "_select", make)
 
 
 @mutant("relaying")

@@ -18,7 +18,7 @@ from postroad.sim.disk import Disk, Log
 @mutant("session")
 def ignore_a_later_start(plant: Planter) -> None:
     """A client does not take in that its subscription has begun in one more pubend."""
-    plant.set(Session, "_started", lambda _self, _message: None)
+    plant.set(Session, "_take_start", lambda _self, _message: None)
 
 
 @mutant("session")

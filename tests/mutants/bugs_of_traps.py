@@ -158,7 +158,7 @@ def trust_that_knowledge_comes_once(plant: Planter) -> None:
         return deliver_again
 
     plant.set(Broker, "_is_parent", lambda self, pubend, _link: pubend in self._streams)
-    plant.wrap(Broker, "_learned", make)
+    plant.wrap(Broker, "_spread_knowledge", make)
 
 
 def _deliver_known(edge: Edge, pubend: int, segment: Any) -> None:

@@ -185,7 +185,7 @@ def merge_mixes_a_publishers_order(plant: Planter) -> None:
 
         return ordered
 
-    plant.wrap(merge._Merge, "_ordered", make)
+    plant.wrap(merge._Merge, "_sort", make)
 
 
 @mutant

@@ -85,12 +85,12 @@ def test_a_new_list_is_whole_after_fifteen_seconds_and_stays_so() -> None:
     wire.proxy(b"p0")
     wire.server(b"s0")
     wire.advance(1)
-    assert "l" not in proxy(wire, b"p0")._settled(b"s0")
+    assert "l" not in proxy(wire, b"p0")._find_settled(b"s0")
     wire.advance(30)
-    assert "l" in proxy(wire, b"p0")._settled(b"s0")
+    assert "l" in proxy(wire, b"p0")._find_settled(b"s0")
     wire.proxy(b"p0")
     wire.advance(6)
-    assert "l" in proxy(wire, b"p0")._settled(b"s0")
+    assert "l" in proxy(wire, b"p0")._find_settled(b"s0")
 
 
 def test_a_forgotten_server_is_not_brought_back_by_the_others() -> None:

@@ -28,7 +28,7 @@ def status(urls: tuple[str, ...], as_json: bool) -> None:
     """Show a broker's advertisements as a covering graph, its reservations, and the free capacity of its resources."""
     state = run(_state(urls))
     if as_json:
-        print_json(msgspec.to_builtins(_named(state)))
+        print_json(msgspec.to_builtins(_name_fields(state)))
         return
     _show(console(), state)
 
@@ -64,7 +64,7 @@ def print_explanation(told: AdmissionExplained) -> None:
         click.echo(f"  this would fit: {told.fitting}")
 
 
-def _named(state: AdmissionState) -> dict[str, object]:
+def _name_fields(state: AdmissionState) -> dict[str, object]:
     """Return the state with the names of its fields."""
     plain = msgspec.structs.asdict(state)
     for name in ("nodes", "resources", "reservations"):

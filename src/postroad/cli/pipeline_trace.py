@@ -138,10 +138,10 @@ def _tell_each(traces: DataFrame) -> None:
         origin = "published" if row["published"] else "NOT found among the published"
         console.print(f"  publisher {row['publisher']} at broker {row['origin']}: {origin}{_doubt(row['published_probability'])}")
         for edge in row["path"]:
-            console.print(f"  broker {edge['upstream']} -> broker {edge['broker']}{_doubt(edge['probability'])}{_isolated(edge)}")
+            console.print(f"  broker {edge['upstream']} -> broker {edge['broker']}{_doubt(edge['probability'])}{_isolate(edge)}")
         for each in row["subscribers"]:
             console.print(
-                f"  delivered to {each['subscriber']} at broker {each['broker']}{_doubt(each['probability'])}{_isolated(each)}"
+                f"  delivered to {each['subscriber']} at broker {each['broker']}{_doubt(each['probability'])}{_isolate(each)}"
             )
         for hole in row["holes"]:
             console.print(f"  may be incomplete: broker {hole['broker']}, {hole['kind']}: {hole['reason']}")
@@ -151,5 +151,5 @@ def _doubt(probability: float | None) -> str:
     return f"  (by chance: {probability:.2g})" if probability else ""
 
 
-def _isolated(entry: Any) -> str:
+def _isolate(entry: Any) -> str:
     return "  [isolated: likely false]" if entry["isolated"] else ""

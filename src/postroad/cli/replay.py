@@ -58,7 +58,7 @@ def replay(seed: int, everything: bool, since: float, faults: tuple[str, ...] | 
     console = Console(highlight=False, soft_wrap=True)
     for line in overlay.world.story or ():
         if line.at >= since and (everything or line.kind in HEADLINES):
-            console.print(_styled(line))
+            console.print(_style(line))
     if not _end(console, overlay, struck):
         raise SystemExit(1)
 
@@ -78,7 +78,7 @@ def shrink(seed: int) -> None:
     )
 
 
-def _styled(line: Line) -> Text:
+def _style(line: Line) -> Text:
     return Text.assemble((f"{line.at:10.4f}  ", "dim"), (f"{line.kind:12}", STYLES.get(line.kind, "")), line.text)
 
 
@@ -94,7 +94,7 @@ def _end(console: Console, overlay: Overlay, faults: Faults) -> bool:
     for violation in violations[:EXPLAINED]:
         console.print(Text(f"\nWhat led to this ({violation.checker}):", "bold"))
         for line in explain(violation, overlay.history, overlay.world.story or ()):
-            console.print(_styled(line))
+            console.print(_style(line))
     for violation in violations[EXPLAINED:]:
         console.print(Text(str(violation), "bold red"))
     return not violations

@@ -30,7 +30,7 @@ _FILE = "postroad.topics.proxies_file"
 EMPTY = 3  # exit code of `get` when there is nothing to receive
 
 
-def _chosen_proxies(context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+def _choose_proxies(context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
     """Take what --proxy says, else what the file says, else the default."""
     file = context.meta.get(_FILE)
     if file is None:
@@ -50,7 +50,7 @@ def _proxies_option(function: F) -> F:
         "proxies",
         multiple=True,
         envvar="POSTROAD_PROXIES",
-        callback=_chosen_proxies,
+        callback=_choose_proxies,
         help=f"Address of a proxy, as host:port; repeat it for each proxy, in the order to try them.  [default: {DEFAULT_PROXY}]",
     )
     file = click.option(
@@ -245,7 +245,7 @@ def _open(client_id: str, proxies: tuple[str, ...], data: Path, patience: float,
     return TopicClient(client_id, proxies, data=data, patience_s=patience, options=options)
 
 
-def _quoted(*words: str) -> str:
+def _quote(*words: str) -> str:
     return shlex.join(words)
 
 
@@ -293,7 +293,7 @@ def get(
         try:
             message = client.last(topic_name) if again else client.get(topic_name, wait_s=wait)
         except TopicsNotSubscribedError as error:
-            hint = f"{error}; subscribe first: postroad topic subscribe {_quoted(client_id, topic_name)}"
+            hint = f"{error}; subscribe first: postroad topic subscribe {_quote(client_id, topic_name)}"
             raise TopicsNotSubscribedError(hint) from error
         if message is None:
             click.echo("no message", err=True)
@@ -335,7 +335,7 @@ def put(
             client.put(topic_name, body)
         except TopicsUnavailableError as error:
             raise TopicsUnavailableError(
-                f"{error}; it is safe to repeat it with: postroad topic put {_quoted(client_id, topic_name)} --finish"
+                f"{error}; it is safe to repeat it with: postroad topic put {_quote(client_id, topic_name)} --finish"
             ) from error
 
 

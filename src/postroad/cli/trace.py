@@ -26,7 +26,7 @@ def trace(ids: tuple[str, ...], urls: tuple[str, ...], as_json: bool) -> None:
     single dash reads ids from standard input, one per line. The output names brokers that did not answer, and holes in the
     tracks of the others. The exit code is 1 if a message was not found.
     """
-    wanted = [MessageId.parse(text) for text in _given(ids)]
+    wanted = [MessageId.parse(text) for text in _read_given(ids)]
     traces = run(_trace(urls, wanted))
     out = console()
     for each in traces:
@@ -59,7 +59,7 @@ def explain(message_id: str, subscriber: str, urls: tuple[str, ...], as_json: bo
         console().print(draw_explanation(explanation))
 
 
-def _given(ids: Sequence[str]) -> list[str]:
+def _read_given(ids: Sequence[str]) -> list[str]:
     return [line.strip() for line in sys.stdin if line.strip()] if list(ids) == ["-"] else list(ids)
 
 

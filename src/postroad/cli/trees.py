@@ -74,7 +74,7 @@ def _grow(tree: Tree, visit: Visit, trace: Trace, below: dict[int | None, list[V
     name = f"broker {visit.broker}" + (" (origin)" if visit.broker == trace.origin else "")
     if any(each.broker == visit.broker for each in trace.unasked):
         name, style = f"{name}, which did not answer", "yellow"
-    branch = tree.add(Text.assemble((name, style), (_doubt(visit.probability), "dim"), _isolated(visit.isolated)))
+    branch = tree.add(Text.assemble((name, style), (_doubt(visit.probability), "dim"), _isolate(visit.isolated)))
     for receipt in trace.subscribers:
         if receipt.broker == visit.broker:
             branch.add(_receipt(receipt))
@@ -93,14 +93,14 @@ def _loose_ends(tree: Tree, trace: Trace, drawn: set[int]) -> None:
 def _receipt(receipt: Receipt) -> Text:
     style = "dim" if receipt.isolated else "bold green"
     name = printable(receipt.subscriber)
-    return Text.assemble((f"subscriber {name}", style), (_doubt(receipt.probability), "dim"), _isolated(receipt.isolated))
+    return Text.assemble((f"subscriber {name}", style), (_doubt(receipt.probability), "dim"), _isolate(receipt.isolated))
 
 
 def _doubt(probability: float | None) -> str:
     return f"  (false with probability {probability:.2g})" if probability else ""
 
 
-def _isolated(isolated: bool) -> tuple[str, str]:
+def _isolate(isolated: bool) -> tuple[str, str]:
     return ("  isolated: likely a false positive", "yellow") if isolated else ("", "")
 
 
@@ -131,13 +131,13 @@ def draw_explanation(explanation: Explanation) -> RenderableType:
     if explanation.filter is not None:
         parts.append(Text(f"  filter      {printable(explanation.filter) or '(everything)'}"))
     if explanation.attributes is not None:
-        parts.append(Text(f"  attributes  {_shown(explanation.attributes)}"))
+        parts.append(Text(f"  attributes  {_show(explanation.attributes)}"))
     parts += [Text(f"  broker {each.broker} did not answer: {printable(each.reason)}", "yellow") for each in trace.unasked]
     parts += [Text(f"  {trace.problem}", "bold red")] if trace.problem else []
     return Group(*parts)
 
 
-def _shown(attributes: Any) -> str:
+def _show(attributes: Any) -> str:
     return ", ".join(f"{name} = {value!r}" for name, value in sorted(attributes.items()))
 
 

@@ -632,7 +632,7 @@ class Client:
         finally:
             self._questions.pop(number, None)
 
-    def _answered(self, number: int, answer: Packet | PostroadError) -> None:
+    def _take_answer(self, number: int, answer: Packet | PostroadError) -> None:
         future = self._questions.get(number)
         if future is None or future.done():
             return
@@ -657,9 +657,9 @@ class Client:
             self._loop.call_soon(then)
         if not self._pump_planned:
             self._pump_planned = True
-            self._loop.call_soon(self._planned_pump)
+            self._loop.call_soon(self._pump_as_planned)
 
-    def _planned_pump(self) -> None:
+    def _pump_as_planned(self) -> None:
         self._pump_planned = False
         self.pump()
 
@@ -719,9 +719,9 @@ class Client:
             case AdvertisementAccepted() | AdvertisementFailed() | AdvertisementEnded():
                 self._admission.told(event)
             case QuestionAnswered(number, answer):
-                self._answered(number, answer)
+                self._take_answer(number, answer)
             case QuestionFailed(number, error):
-                self._answered(number, error)
+                self._take_answer(number, error)
             case _:
                 self._tell_subscription(event)
 

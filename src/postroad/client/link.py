@@ -94,7 +94,7 @@ class Link:
         try:
             self._credentials.check_server(name_in(self.channel.tls))
         except PostroadError as error:
-            self._refused(error, 1)
+            self._take_refusal(error, 1)
             self.channel.abort()
             return
         hello = Hello(
@@ -128,9 +128,9 @@ class Link:
     def _session_packet(self, packet: msgspec.Struct, packet_id: int) -> None:
         match packet:
             case Welcome():
-                self._welcomed(packet)
+                self._take_welcome(packet)
             case Error():
-                self._refused(error_of_code(packet.code, packet.text), packet_id)
+                self._take_refusal(error_of_code(packet.code, packet.text), packet_id)
             case Ping():
                 self.channel.pong(packet_id)
             case Pong():
@@ -142,7 +142,7 @@ class Link:
             case _:
                 raise HandshakeError(f"a broker must not send {type(packet).__name__} to this client")
 
-    def _welcomed(self, welcome: Welcome) -> None:
+    def _take_welcome(self, welcome: Welcome) -> None:
         if not PROTOCOL_VERSION_OLDEST <= welcome.version <= PROTOCOL_VERSION:
             raise HandshakeError(f"the broker chose version {welcome.version}, which this client did not offer")
         self._credentials.check_server(name_in(self.channel.tls), welcome.broker_id)
@@ -152,7 +152,7 @@ class Link:
         if not self.welcome.done():
             self.welcome.set_result(welcome)
 
-    def _refused(self, error: PostroadError, packet_id: int) -> None:
+    def _take_refusal(self, error: PostroadError, packet_id: int) -> None:
         if not self.welcome.done():
             self.welcome.set_exception(error)
         elif packet_id:

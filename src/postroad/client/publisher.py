@@ -81,7 +81,7 @@ class Publisher:
             self._client.pump()
             await asyncio.sleep(0)
         elif self._since_turn == 1:
-            self._client.plan_pump(self._turned)
+            self._client.plan_pump(self._end_turn)
         return message_id
 
     def try_publish(
@@ -110,7 +110,7 @@ class Publisher:
         """Since when, to what rate and because of which broker this publisher is slowed down; None when it is not."""
         return self._session.throttled(self._key)
 
-    def _turned(self) -> None:
+    def _end_turn(self) -> None:
         self._since_turn = 0
 
     async def publish_many(

@@ -286,13 +286,13 @@ class WorkQueue:
             try:
                 await call(delivery)
             except Exception as error:  # noqa: BLE001  # whatever a handler raises is its message's failure
-                await self._failed(queue, delivery, error, retries, backoff)
+                await self._fail(queue, delivery, error, retries, backoff)
             else:
                 await _finish(delivery)
 
         await run_workers(partial(self.take_many, lease=lease), self._queues, handle, concurrency=concurrency, lease=lease)
 
-    async def _failed(self, queue: Queue, delivery: Delivery, error: Exception, retries: int, backoff: Backoff) -> None:
+    async def _fail(self, queue: Queue, delivery: Delivery, error: Exception, retries: int, backoff: Backoff) -> None:
         log.warning("a handler of the queue %r failed, attempt %d", self.name, delivery.delivery, exc_info=error)
         if delivery.ended:
             return

@@ -144,7 +144,7 @@ class Subscription:
             self._release_current()
             arrived = await self._next()
             self._current_arrived = arrived
-            rows, given = arrived.batch.rows(), self._given_of(arrived)
+            rows, given = arrived.batch.rows(), self._find_given(arrived)
             if not self._auto_ack:
                 self._acknowledgements.begin(given)
             self._current = iter([Message(rows, row, given) for row in range(len(arrived.batch))])
@@ -215,7 +215,7 @@ class Subscription:
             except StopAsyncIteration:
                 return
             self._current_arrived = arrived
-            self._last = Message(arrived.batch.rows(), len(arrived.batch) - 1, self._given_of(arrived))
+            self._last = Message(arrived.batch.rows(), len(arrived.batch) - 1, self._find_given(arrived))
             yield arrived.pubend, arrived.batch
 
     async def _next(self) -> _Arrived:
@@ -232,7 +232,7 @@ class Subscription:
             self._arrived.clear()
             await self._arrived.wait()
 
-    def _given_of(self, arrived: _Arrived) -> GivenBatch:
+    def _find_given(self, arrived: _Arrived) -> GivenBatch:
         return GivenBatch(self, arrived.pubend, len(arrived.batch), arrived.batch.last_tick)
 
     def _tell_gap(self, gap: GapError) -> None:

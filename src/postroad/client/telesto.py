@@ -412,9 +412,9 @@ class QueueMethods:
             return
         task = asyncio.ensure_future(self.release(taking.result()))
         self._releasing.add(task)
-        task.add_done_callback(self._released)
+        task.add_done_callback(self._forget)
 
-    def _released(self, task: asyncio.Future[None]) -> None:
+    def _forget(self, task: asyncio.Future[None]) -> None:
         self._releasing.discard(task)
         if not task.cancelled():
             task.exception()

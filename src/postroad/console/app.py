@@ -89,23 +89,23 @@ class Console:
             Route("/readyz", self._readyz),
             Route("/static/{path:path}", self._file),
             Route("/api/session", self._enter, methods=["POST"]),
-            Route("/api/session", self._guarded(self._who), methods=["GET"]),
-            Route("/api/session", self._guarded(self._leave), methods=["DELETE"]),
-            Route("/api/events", self._guarded(self._events)),
-            Route("/api/brokers/{broker:int}", self._guarded(self._broker)),
-            Route("/api/messages/{id}", self._guarded(self._message)),
-            Route("/api/messages/{id}/explain", self._guarded(self._explain)),
-            Route("/api/filter", self._guarded(self._filter)),
-            Route("/api/tail", self._guarded(self._tail)),
-            Route("/api/durables", self._guarded(self._durables)),
-            Route("/api/queues", self._guarded(self._queues)),
-            Route("/api/queues/{name}/messages", self._guarded(self._peek)),
-            Route("/api/queues/{name}/{action}", self._guarded(self._act_on_queue), methods=["POST"]),
-            Route("/api/more/{page}", self._guarded(self._more)),
+            Route("/api/session", self._guard(self._who), methods=["GET"]),
+            Route("/api/session", self._guard(self._leave), methods=["DELETE"]),
+            Route("/api/events", self._guard(self._events)),
+            Route("/api/brokers/{broker:int}", self._guard(self._broker)),
+            Route("/api/messages/{id}", self._guard(self._message)),
+            Route("/api/messages/{id}/explain", self._guard(self._explain)),
+            Route("/api/filter", self._guard(self._filter)),
+            Route("/api/tail", self._guard(self._tail)),
+            Route("/api/durables", self._guard(self._durables)),
+            Route("/api/queues", self._guard(self._queues)),
+            Route("/api/queues/{name}/messages", self._guard(self._peek)),
+            Route("/api/queues/{name}/{action}", self._guard(self._act_on_queue), methods=["POST"]),
+            Route("/api/more/{page}", self._guard(self._more)),
             *(Route(f"/{page}", self._page) for page in PAGES),
             Route("/message/{id}", self._page),
         ]
-        errors = {404: self._not_found, 405: self._not_found, 500: _failed}
+        errors = {404: self._not_found, 405: self._not_found, 500: _make_failure}
         return _Checks(Starlette(routes=routes, exception_handlers=errors), self._parts.hosts, self._policy())
 
     def _policy(self) -> str:
@@ -118,7 +118,7 @@ class Console:
             "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
         )
 
-    def _guarded(self, handle: Callable[[Request, HttpSession], Awaitable[Response]]) -> Callable[..., Awaitable[Response]]:
+    def _guard(self, handle: Callable[[Request, HttpSession], Awaitable[Response]]) -> Callable[..., Awaitable[Response]]:
         """Let only sessions in, and turn errors into answers."""
 
         async def guarded(request: Request) -> Response:
@@ -398,5 +398,5 @@ def _refusal(error: PostroadError) -> Response:
     return _JSON({"error": str(error), "code": error.code}, status)
 
 
-async def _failed(_request: Request, _error: Exception) -> Response:
+async def _make_failure(_request: Request, _error: Exception) -> Response:
     return _JSON({"error": "the console failed; see the log of the broker"}, 500)

@@ -118,7 +118,7 @@ class Picture:
         for broker in [each for each in self._known if each not in self._neighbours]:
             del self._known[broker]
         await asyncio.gather(*(self._ask_one(broker) for broker in self._due()))
-        points = [(known.rate(_published), known.rate(_carried)) for known in self._known.values()]
+        points = [(known.rate(_sum_published), known.rate(_sum_carried)) for known in self._known.values()]
         now_ms = time.time_ns() // 1_000_000
         self._history.append(_Point(now_ms, sum(each[0] for each in points), sum(each[1] for each in points)))
 
@@ -173,7 +173,7 @@ class Picture:
                 "address": report.address,
                 "started_ms": report.started_ms,
                 "heard_ms": report.wall_ms,
-                "published_per_s": round(known.rate(_published), 2),
+                "published_per_s": round(known.rate(_sum_published), 2),
                 "subscriptions": report.subscription_count,
                 "clients": int(figures.get("clients", 0)),
                 "backlog_bytes": int(figures.get("backlog_bytes", 0)),
@@ -193,7 +193,7 @@ class Picture:
                 found = pairs.setdefault((low, high), {"a": low, "b": high, "up": True, "to": {}})
                 found["cost"] = link.cost
                 found["to"][str(link.broker)] = {
-                    "bytes_per_s": round(known.rate(lambda report, to=link.broker: _sent_to(report, to))),  # type: ignore[misc]
+                    "bytes_per_s": round(known.rate(lambda report, to=link.broker: _sum_sent_to(report, to))),  # type: ignore[misc]
                     "backlog_bytes": link.backlog_bytes,
                     "dropped_frames": link.dropped_frames,
                     "limit": link.bandwidth_bytes_per_s,
@@ -247,15 +247,15 @@ def _describe_hosted(stream: StreamReport) -> dict[str, Any]:
     }
 
 
-def _published(report: BrokerReport) -> float:
+def _sum_published(report: BrokerReport) -> float:
     return sum(stream.published_rows for stream in report.streams)
 
 
-def _carried(report: BrokerReport) -> float:
+def _sum_carried(report: BrokerReport) -> float:
     return sum(link.sent_bytes for link in report.links)
 
 
-def _sent_to(report: BrokerReport, broker: int) -> float:
+def _sum_sent_to(report: BrokerReport, broker: int) -> float:
     link: LinkReport | None = next((each for each in report.links if each.broker == broker), None)
     return 0.0 if link is None else link.sent_bytes
 

@@ -124,7 +124,7 @@ class ConsoleService:
 
     async def _connect(self, client: Client) -> None:
         """Stay connected to the own broker, which opens its port after its services."""
-        async with _entered(client):
+        async with _enter(client):
             self._connected = True
             try:
                 await asyncio.Event().wait()
@@ -139,7 +139,7 @@ class ConsoleService:
 
 
 @contextlib.asynccontextmanager
-async def _entered(client: Client) -> AsyncIterator[None]:
+async def _enter(client: Client) -> AsyncIterator[None]:
     while True:
         try:
             await client.__aenter__()

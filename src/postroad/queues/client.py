@@ -132,7 +132,7 @@ class QueueClient(QueueMethods):
 
         async def attempt() -> Self:
             async with self._sending:
-                await self._connected()
+                await self._ensure_connected()
             return self
 
         return await retried(attempt, seconds=self._retry_s, closed=lambda: self._closed)
@@ -153,7 +153,7 @@ class QueueClient(QueueMethods):
     async def _call(self, packet: Packet, expected: type[PacketT], *, safe: bool = False) -> PacketT:
         async def attempt() -> PacketT:
             async with self._sending:
-                connection = await self._connected()
+                connection = await self._ensure_connected()
                 answer = await connection.send(packet, expected)
             return await answer
 
@@ -168,7 +168,7 @@ class QueueClient(QueueMethods):
         finally:
             self._profile.note(type(packet).__name__, self.client_id, time.perf_counter() - begun, outcome)
 
-    async def _connected(self) -> Connection:
+    async def _ensure_connected(self) -> Connection:
         if self._closed:
             raise ConnectionLostError("this client was closed")
         if self._connection is not None and self._connection.is_open:

@@ -146,7 +146,7 @@ class Connection(asyncio.Protocol):
         try:
             for frame in self._decoder.feed(data):
                 packet, packet_id, _ = decode(frame)
-                self._received(cast("Packet", packet), packet_id)
+                self._take_packet(cast("Packet", packet), packet_id)
         except WireError as error:
             self._reason = f"the broker sent an invalid packet: {error}"
             if self._transport is not None:
@@ -158,7 +158,7 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._writable.set()
 
-    def _received(self, packet: Packet, packet_id: int) -> None:
+    def _take_packet(self, packet: Packet, packet_id: int) -> None:
         if packet_id == 0 and isinstance(packet, Error):
             self._reason = packet.text
         future = self._pending.get(packet_id)

@@ -59,7 +59,7 @@ class QueuePermissions:
                 await self._use("manage", rights, packet.queue_id)
                 return replace(packet, filter_text=str(rights.subscribable(Filter(packet.filter_text))))
             case q.UnbindQueue():
-                await self._use("manage", rights, await self._bound(packet.binding_id))
+                await self._use("manage", rights, await self._count_bound(packet.binding_id))
             case t.GetQueueId():
                 if not rights.knows_queue(packet.queue_name):
                     raise rights.denied(f"use queue {packet.queue_name!r}")
@@ -114,7 +114,7 @@ class QueuePermissions:
         if rights.owner and not found.name.startswith(f"{rights.owner}/"):
             raise UnknownClientError(f"no client has the id {client_id}")
 
-    async def _bound(self, binding_id: int) -> int:
+    async def _count_bound(self, binding_id: int) -> int:
         for each in await self._storage.bindings():
             if each.binding_id == binding_id:
                 return each.queue_id

@@ -44,7 +44,7 @@ class RequestWindow:
         self.bytes += size
         task = asyncio.get_running_loop().create_task(self._answer(packet, packet_id, size))
         self._tasks.add(task)
-        task.add_done_callback(self._finished)
+        task.add_done_callback(self._finish)
 
     def set_congested(self, congested: bool) -> None:
         """Hear whether the connection takes its output: while it does not, no messages are read for it."""
@@ -69,7 +69,7 @@ class RequestWindow:
         if self._lost or not self._send(answer, packet_id):
             self._service.undelivered(answer, self.session)
 
-    def _finished(self, task: asyncio.Task[None]) -> None:
+    def _finish(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not self._lost and not self.full:
             self._on_room()

@@ -219,7 +219,7 @@ class QueueService:
             t.ReadResponse: self._read_response,
             q.PutMessages: self._put_messages,
             q.TakeMessages: self._take_messages,
-            q.DoneMessages: self._done_messages,
+            q.DoneMessages: self._finish_messages,
             q.ReleaseMessages: self._release_messages,
             q.ExtendLeases: self._extend_leases,
             q.ConfigureQueue: self._configure_queue,
@@ -249,7 +249,7 @@ class QueueService:
         return t.IdentifyClientResponse(session.client.mode, name)
 
     async def _delete_client(self, packet: t.DeleteClient, session: Session) -> Packet:
-        client = _identified(packet, session)
+        client = _require_client(packet, session)
         if packet.client_id != client.client_id:
             _may_write(packet, session)
         await self.storage.delete_client(check_client_id(packet.client_id))
@@ -287,7 +287,7 @@ class QueueService:
             after = found[-1].queue_id
 
     async def _get_active_queues(self, packet: t.GetActiveQueues, session: Session) -> Packet:
-        client = _identified(packet, session)
+        client = _require_client(packet, session)
         after, limit = min(packet.after_queue_id, ID_MAX), self.limits.page_rows_max
         while True:
             found = await self.storage.get_active_queues(client.client_id, after=after, limit=limit)
@@ -354,7 +354,7 @@ class QueueService:
     async def _put(self, rows: Sequence[NewMessage]) -> list[PutResult]:
         """Put; what a sleeping take may have is put as leased to it and handed over when it is durable."""
         waiters = self._waiters.reserve(rows)
-        leased = [_leased_to(waiters[i], row) if i in waiters else row for i, row in enumerate(rows)]
+        leased = [_lease_to(waiters[i], row) if i in waiters else row for i, row in enumerate(rows)]
         self._waiters.put_started(leased)
         put = asyncio.ensure_future(self.storage.put(leased))
         try:
@@ -423,19 +423,19 @@ class QueueService:
     # taking
 
     async def _read_message(self, packet: t.ReadMessage, session: Session) -> Packet:
-        client = _identified(packet, session)
+        client = _require_client(packet, session)
         request = TakeRequest(
             check_queue_id(packet.queue_id), client.client_id, packet.mode, check_sender_id(packet.sender_id), lease_ms=0
         )
         return t.ReadMessageResponse(tuple(await self._take(request, packet.wait_ms, session)))
 
     async def _read_response(self, packet: t.ReadResponse, session: Session) -> Packet:
-        client, context = _identified(packet, session), check_context(packet.context)
+        client, context = _require_client(packet, session), check_context(packet.context)
         request = TakeRequest(check_queue_id(packet.queue_id), client.client_id, ReadMode.ARRIVAL, context=context, lease_ms=0)
         return t.ReadResponseResponse(tuple(await self._take(request, packet.wait_ms, session)))
 
     async def _take_messages(self, packet: q.TakeMessages, session: Session) -> Packet:
-        client = _identified(packet, session)
+        client = _require_client(packet, session)
         self.limits.check_batch(packet.limit)
         request = TakeRequest(
             check_queue_id(packet.queue_id),
@@ -499,7 +499,7 @@ class QueueService:
             taken = await asyncio.shield(task)
         except asyncio.CancelledError:
             self._track(task)
-            task.add_done_callback(lambda done: self._abandoned(done, request))
+            task.add_done_callback(lambda done: self._drop_abandoned(done, request))
             raise
         if taken:
             self._counts.of(request.queue_id).taken_total += len(taken)
@@ -507,7 +507,7 @@ class QueueService:
                 self._due_in(request.lease_ms)
         return taken
 
-    def _abandoned(self, task: asyncio.Task[list[Message]], request: TakeRequest) -> None:
+    def _drop_abandoned(self, task: asyncio.Task[list[Message]], request: TakeRequest) -> None:
         if not task.cancelled() and task.exception() is None and request.lease_ms != 0:
             self._give_back(task.result(), request.client_id)
 
@@ -524,7 +524,7 @@ class QueueService:
             self._waiters.wake_all(queue_id)
         return statuses
 
-    async def _done_messages(self, packet: q.DoneMessages, session: Session) -> Packet:
+    async def _finish_messages(self, packet: q.DoneMessages, session: Session) -> Packet:
         leases = self._leases(packet, packet.leases, session)
         statuses = await self.storage.done(leases)
         held = Counter(lease.queue_id for lease, status in zip(leases, statuses, strict=True) if status is LeaseStatus.HELD)
@@ -543,7 +543,7 @@ class QueueService:
         return q.ExtendLeasesResponse(tuple(await self.storage.extend(leases, lease_ms=packet.lease_ms)))
 
     def _leases(self, packet: Packet, named: Sequence[q.LeaseRef], session: Session) -> list[Lease]:
-        client_id = _identified(packet, session).client_id
+        client_id = _require_client(packet, session).client_id
         self.limits.check_batch(len(named))
         return [Lease(min(n.queue_id, ID_MAX), n.message_id, min(n.delivery, ID_MAX), client_id) for n in named]
 
@@ -652,18 +652,18 @@ class QueueService:
             task.exception()  # a message that could not be given back comes again when its lease ends
 
 
-def _leased_to(waiter: Waiter, row: NewMessage) -> NewMessage:
+def _lease_to(waiter: Waiter, row: NewMessage) -> NewMessage:
     return replace(row, lease_to=waiter.request.client_id, lease_ms=waiter.request.lease_ms)
 
 
-def _identified(packet: Packet, session: Session) -> Client:
+def _require_client(packet: Packet, session: Session) -> Client:
     if session.client is None:
         raise NotIdentifiedError(REGISTRY.by_type[type(packet)].name)
     return session.client
 
 
 def _may_write(packet: Packet, session: Session) -> Client:
-    client = _identified(packet, session)
+    client = _require_client(packet, session)
     if client.mode is not ClientMode.READ_AND_PUT:
         name = REGISTRY.by_type[type(packet)].name
         raise ReadOnlyClientError(f"client {client.name!r} is read-only; {name} needs a client that may put")

@@ -361,11 +361,11 @@ class BrokerServer:
         logs = {pubend: LogIds(AroundDamage(log)) for pubend, log in self._disk.logs.items()}
         state = self._disk.state
         if not self._tracking_process:
-            return Tracking(path, state, logs, settings, options, self._tracked)
+            return Tracking(path, state, logs, settings, options, self._take_tracked)
         title, level = self.config.title, self.config.log_level
-        return await TrackingProcess.start(path, state, logs, settings, options, self._tracked, title=title, log_level=level)
+        return await TrackingProcess.start(path, state, logs, settings, options, self._take_tracked, title=title, log_level=level)
 
-    def _tracked(self, fact: Tracked) -> None:
+    def _take_tracked(self, fact: Tracked) -> None:
         """Carry word of the tracks to the machine."""
         with suppress(RuntimeError):  # the loop is closed: nobody is left to hear it
             self._loop.call_soon_threadsafe(self._fact, fact)
@@ -654,7 +654,7 @@ class BrokerServer:
             if peer.admitted not in (None, admitted):
                 raise HandshakeError("this connection has already used a service under another identity")
             peer.admitted = admitted
-        self._identified(peer, hello.role, hello.peer_id, hello.incarnation, hello.name, hello.frame_bytes_max)
+        self._take_identity(peer, hello.role, hello.peer_id, hello.incarnation, hello.name, hello.frame_bytes_max)
         peer.channel.takes_values = ROWS in hello.features
         return Welcome(
             version,
@@ -680,9 +680,9 @@ class BrokerServer:
         self._check_broker(peer, welcome.broker_id)
         if not PROTOCOL_VERSION_OLDEST <= welcome.version <= PROTOCOL_VERSION:
             raise HandshakeError(f"{welcome.name} chose version {welcome.version}, which this broker did not offer")
-        self._identified(peer, Role.BROKER, welcome.broker_id, welcome.incarnation, welcome.name, welcome.frame_bytes_max)
+        self._take_identity(peer, Role.BROKER, welcome.broker_id, welcome.incarnation, welcome.name, welcome.frame_bytes_max)
 
-    def _identified(self, peer: Peer, role: Role, peer_id: int, incarnation: int, name: str, frame_bytes_max: int) -> None:
+    def _take_identity(self, peer: Peer, role: Role, peer_id: int, incarnation: int, name: str, frame_bytes_max: int) -> None:
         limits, links = self.config.limits, self.config.links
         if frame_bytes_max < FRAME_BYTES_MAX_LEAST:
             raise HandshakeError(f"frame_bytes_max is {frame_bytes_max:,}; it must be at least {FRAME_BYTES_MAX_LEAST:,}")

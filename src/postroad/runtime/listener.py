@@ -61,15 +61,15 @@ class Listener:
         """Take the port. Nobody can connect yet."""
         self._loop = asyncio.get_running_loop()
         host, port = split_address(self.address)
-        with self._described():
+        with self._describe_errors():
             found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
             for family, kind, protocol, _, address in dict.fromkeys(found):
-                self._sockets.append(_bound(family, kind, protocol, address))
+                self._sockets.append(_bind(family, kind, protocol, address))
         self.port = self._sockets[0].getsockname()[1]
 
     async def start(self) -> None:
         """Open the port."""
-        with self._described():
+        with self._describe_errors():
             for each in self._sockets:
                 each.listen(BACKLOG)
         self._watch()
@@ -86,7 +86,7 @@ class Listener:
             await asyncio.wait(self._attaching)
 
     @contextmanager
-    def _described(self) -> Iterator[None]:
+    def _describe_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -159,7 +159,7 @@ class Listener:
             peer.limit_handshake(self._limits.handshake_s)
 
 
-def _bound(family: int, kind: int, protocol: int, address: tuple[object, ...]) -> socket.socket:
+def _bind(family: int, kind: int, protocol: int, address: tuple[object, ...]) -> socket.socket:
     made = socket.socket(family, kind, protocol)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

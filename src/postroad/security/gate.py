@@ -97,15 +97,15 @@ class Gate:
             return Admitted(OPEN)
         now = self._now()
         if token:
-            return self._admitted(self.identities.of_token(token, now))
+            return self._admit(self.identities.of_token(token, now))
         if name.broker == self.broker:
             return Admitted(Rights(BROKER_OWNER))
         identity = self.identities.of_name(name.client, now) if name.client else None
         if identity is None:
             raise UnauthenticatedError("this broker serves only clients with a valid token, or a certificate of a known identity")
-        return self._admitted(identity)
+        return self._admit(identity)
 
-    def _admitted(self, identity: Identity) -> Admitted:
+    def _admit(self, identity: Identity) -> Admitted:
         return Admitted(self.identities.rights_of(identity.name), identity)
 
     def admit_broker(self, name: PeerName, broker: int, version: str) -> None:

@@ -146,7 +146,7 @@ def create_identity(path: Path, identity: Identity, *, with_token: bool = True) 
     """Add an identity to a file; return its new token."""
     token = make_token() if with_token else None
     added = msgspec.structs.replace(identity, token_sha256="" if token is None else digest_of(token))
-    before = _listed(path)
+    before = _list_identities(path)
     if any(each.name == identity.name for each in before):
         raise IdentitiesError(f"{path} has an identity {identity.name!r} already; revoke it first")
     _write(path, [*before, added])
@@ -155,7 +155,7 @@ def create_identity(path: Path, identity: Identity, *, with_token: bool = True) 
 
 def revoke_identity(path: Path, name: str) -> Identity:
     """Take an identity out of a file."""
-    before = _listed(path)
+    before = _list_identities(path)
     gone = next((each for each in before if each.name == name), None)
     if gone is None:
         raise IdentitiesError(f"{path} has no identity {name!r}")
@@ -163,7 +163,7 @@ def revoke_identity(path: Path, name: str) -> Identity:
     return gone
 
 
-def _listed(path: Path) -> list[Identity]:
+def _list_identities(path: Path) -> list[Identity]:
     return list(read_identities(path).by_name.values()) if path.exists() else []
 
 

@@ -46,14 +46,14 @@ class TlsFiles:
 
 def listening_context(files: TlsFiles) -> ssl.SSLContext:
     """Make the context of a broker's port. A client needs no certificate; a broker is refused later without one."""
-    context = _loaded(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), files.certificate, files.key, files.authority)
+    context = _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), files.certificate, files.key, files.authority)
     context.verify_mode = ssl.CERT_OPTIONAL
     return context
 
 
 def dialling_context(files: TlsFiles) -> ssl.SSLContext:
     """Make the context for links that we dial: TLS 1.3, both sides with certificates, the name checked by `check_broker`."""
-    context = _loaded(_dialling(), files.certificate, files.key, files.authority)
+    context = _load(_dialling(), files.certificate, files.key, files.authority)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     return context
 
@@ -63,9 +63,9 @@ def client_context(authority: Path | None = None, certificate: Path | None = Non
     context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if authority is not None:  # a private authority names brokers, not hosts
-        context = _loaded(_dialling(), certificate, key, authority)
+        context = _load(_dialling(), certificate, key, authority)
     elif certificate is not None:
-        context = _loaded(context, certificate, key, None)
+        context = _load(context, certificate, key, None)
     return context
 
 
@@ -76,7 +76,7 @@ def _dialling() -> ssl.SSLContext:
     return context
 
 
-def _loaded(context: ssl.SSLContext, certificate: Path | None, key: Path | None, authority: Path | None) -> ssl.SSLContext:
+def _load(context: ssl.SSLContext, certificate: Path | None, key: Path | None, authority: Path | None) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
     for path in (certificate, key, authority):

@@ -101,10 +101,10 @@ class BrokerNode:
         self.config = config  # of its next start
         self.pubends: Final = tuple(pubend_id(broker, index) for index in range(pubends))
         self.disk: Final = Disk(world, str(broker), disk_profile, self.pubends)
-        self.disk.logged = self._logged
-        self.disk.freed = self._freed
-        self.disk.stored = self._stored
-        self.disk.created = self._created
+        self.disk.logged = self._note_logged
+        self.disk.freed = self._note_freed
+        self.disk.stored = self._finish_store
+        self.disk.created = self._note_created
         self.tracks: Final = BrokerTracks(world, history, self.disk, broker, config.tracking)
         self.clock_offset_ms = 0
         self.clock_rate = 1.0
@@ -257,14 +257,14 @@ class BrokerNode:
         if machine is None:
             return {}
         figures = machine.stats()
-        bounded = {name: (value, self._bound(name, figures)) for name, value in figures.items()}
+        bounded = {name: (value, self._draw_bound(name, figures)) for name, value in figures.items()}
         for pubend, stream in machine.streams().items():  # a cache keeps its newest segment, whatever its size
             cache_bytes = self.config.cache_bytes if stream["cache_segments"] > 1 else None
             bounded[f"cache_bytes of pubend {pubend}"] = stream["cache_bytes"], cache_bytes
         bounded["rows sent to who cannot take them"] = self._overruns, 0
         return bounded
 
-    def _bound(self, name: str, figures: Mapping[str, int]) -> int | None:
+    def _draw_bound(self, name: str, figures: Mapping[str, int]) -> int | None:
         match name:
             case "subscriptions":
                 return len(self._subscribers)
@@ -429,9 +429,9 @@ class BrokerNode:
             case Notice(text):
                 self.world.note("notice", f"broker {self.broker}: {text}")
             case ReportStatus(token, question):
-                self.world.after(SEARCH_S, self._searched, machine, StatusReported(token, self._report(machine, question)))
+                self.world.after(SEARCH_S, self._finish_search, machine, StatusReported(token, self._report(machine, question)))
             case SearchTracks(token, question):
-                self.world.after(SEARCH_S, self._searched, machine, TracksSearched(token, self.tracks.look_up(question)))
+                self.world.after(SEARCH_S, self._finish_search, machine, TracksSearched(token, self.tracks.look_up(question)))
 
     def _report(self, machine: TrackedBroker, question: StatusQuestion) -> BrokerReport:
         figures = {key: float(value) for key, value in machine.stats().items()}
@@ -449,7 +449,7 @@ class BrokerNode:
             known = [self._held_back.get((order.link, None)), self._held_back.get((order.link, order.message.handle))]
             self._overruns += any(since is not None and since < this_round for since in known)
 
-    def _searched(self, machine: TrackedBroker, fact: TracksSearched | StatusReported) -> None:
+    def _finish_search(self, machine: TrackedBroker, fact: TracksSearched | StatusReported) -> None:
         if self.machine is machine:
             self._fact(fact)
 
@@ -499,21 +499,21 @@ class BrokerNode:
 
     # --- what the disk did
 
-    def _logged(self, pubend: int, batch: Batch) -> None:
+    def _note_logged(self, pubend: int, batch: Batch) -> None:
         for message in batch:
             self.history.add(Logged(self.world.now, pubend, message.tick, bytes(message.id), message.payload))
 
-    def _stored(self, key: str, value: bytes) -> None:
+    def _finish_store(self, key: str, value: bytes) -> None:
         if key.startswith(LOST_KEY):
             pubend = int(key.removeprefix(LOST_KEY))
             for loss in lost_ranges({key: value}).ranges[pubend]:
                 self.history.add(WrittenOff(self.world.now, pubend, loss.lo, loss.hi))
 
-    def _created(self, key: str) -> None:
+    def _note_created(self, key: str) -> None:
         if key.startswith(DURABLE_KEY):
             self.history.add(RecordCreated(self.world.now, self.broker, key))
 
-    def _freed(self, pubend: int, tick: int, released: int, retention: bool) -> None:
+    def _note_freed(self, pubend: int, tick: int, released: int, retention: bool) -> None:
         self.history.add(Freed(self.world.now, pubend, tick, retention))
         if self.machine is not None:
             self.world.after(0.0, self._fact, LogReleased(pubend, released))

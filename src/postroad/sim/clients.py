@@ -613,7 +613,7 @@ class ClientNode:
             case PubendJoined(subscription=key, pubend=pubend, tick=tick):
                 self._began(key, pubend, tick)
             case RowsDelivered():
-                self._delivered(event)
+                self._take_rows(event)
             case Missed(subscription=key, pubend=pubend, lo=lo, hi=hi):
                 following = self._following(key)
                 if following is not None:
@@ -623,15 +623,15 @@ class ClientNode:
                 rejected = self._following(key)
                 if rejected is not None:
                     rejected.rejected = isinstance(error, AdmissionError)
-                self._failed(key, f"{type(error).__name__}: {error}", error.retryable)
+                self._note_failure(key, f"{type(error).__name__}: {error}", error.retryable)
             case MessagesRefused(first=first, last=last):
-                self._refused(first, last)
+                self._note_refusal(first, last)
             case PublisherFailed(error=error):
                 self.world.note("refused", f"{self.name}: publisher: {error}")
             case PositionsStored(subscription=key, positions=positions):
-                self._confirmed(key, positions)
+                self._note_confirmed(key, positions)
             case SubscriptionEnded(subscription=key, error=error):
-                self._discarded(key, error)
+                self._note_discarded(key, error)
             case PubendsListed():
                 self.listed.append(event)
             case WriterChanged(writer=key):
@@ -689,7 +689,7 @@ class ClientNode:
             )
             self.history.add(seen.Began(self.world.now, following.subscription, pubend, tick, broker, link))
 
-    def _confirmed(self, key: int, positions: Mapping[int, int]) -> None:
+    def _note_confirmed(self, key: int, positions: Mapping[int, int]) -> None:
         following = self._following(key)
         if following is not None:
             for pubend, tick in sorted(positions.items()):
@@ -709,7 +709,7 @@ class ClientNode:
             self._save(following, key)
             self.world.after(IDLE_SAVE_S, self._save_when_idle, following, key, self._life)
 
-    def _discarded(self, key: int, error: PostroadError | None) -> None:
+    def _note_discarded(self, key: int, error: PostroadError | None) -> None:
         """Note that a broker confirmed the end of a subscription; without a connection the session ends it by itself."""
         assert self.session is not None
         following = self._deletions.pop(key, None) or next(
@@ -735,7 +735,7 @@ class ClientNode:
             self._deletions[key] = following
             self._act()
 
-    def _delivered(self, event: RowsDelivered) -> None:
+    def _take_rows(self, event: RowsDelivered) -> None:
         following = self._following(event.subscription) or self._deletions.get(event.subscription)
         if following is None:
             return
@@ -753,16 +753,16 @@ class ClientNode:
         self.world.note("delivered", f"{following.subscription} pubend {event.pubend} {len(event.batch)} up to {last}")
         if self.habits.acknowledges_after_s:
             work_s, key = self.habits.acknowledges_after_s, event.subscription
-            self.world.after(work_s, self._done_later, following, key, event.pubend, last, self._life)
+            self.world.after(work_s, self._finish_later, following, key, event.pubend, last, self._life)
         else:
-            self._done(following, event.pubend, last)
+            self._finish(following, event.pubend, last)
 
-    def _done_later(self, following: Following, key: int, pubend: int, tick: int, life: int) -> None:
+    def _finish_later(self, following: Following, key: int, pubend: int, tick: int, life: int) -> None:
         if life == self._life and self.session is not None and not following.ended and following.key == key:
-            self._done(following, pubend, tick)
+            self._finish(following, pubend, tick)
             self._act()
 
-    def _done(self, following: Following, pubend: int, tick: int) -> None:
+    def _finish(self, following: Following, pubend: int, tick: int) -> None:
         """Finish the work on what was delivered: save and acknowledge."""
         assert self.session is not None
         assert following.key is not None
@@ -784,7 +784,7 @@ class ClientNode:
             self._act()
             self.world.after(IDLE_SAVE_S, self._save_when_idle, following, key, life)
 
-    def _failed(self, key: int, text: str, retryable: bool) -> None:
+    def _note_failure(self, key: int, text: str, retryable: bool) -> None:
         deleted = self._deletions.pop(key, None)
         if deleted is not None:
             self._delete_later(deleted)
@@ -802,7 +802,7 @@ class ClientNode:
             self._subscribe(following)
             self._act()
 
-    def _refused(self, first: bytes, last: bytes) -> None:
+    def _note_refusal(self, first: bytes, last: bytes) -> None:
         assert self.publishing is not None
         for ids in self.publishing.outstanding.values():
             for message_id in [each for each in ids if each[:8] == first[:8] and first <= each <= last]:

@@ -279,16 +279,16 @@ class Disk:
     def _begin(self, writes: _Writes) -> None:
         """Begin the first write of a file; how slow the disk is now counts, not how slow it was when that was asked for."""
         done = max(self.world.now, self.stalled_until) + self.slowness * writes.pending[0][2]
-        self.world.at(done, self._written, writes, self._life)
+        self.world.at(done, self._finish_write, writes, self._life)
 
-    def _written(self, writes: _Writes, life: int) -> None:
+    def _finish_write(self, writes: _Writes, life: int) -> None:
         if life != self._life:
             return
         if self.world.now < self.stalled_until:
-            self.world.at(self.stalled_until, self._written, writes, life)
+            self.world.at(self.stalled_until, self._finish_write, writes, life)
             return
         if self.world.now < self.full_until and isinstance(writes.pending[0][0], Store):
-            self.world.at(self.full_until, self._written, writes, life)
+            self.world.at(self.full_until, self._finish_write, writes, life)
             return
         self._finish(writes)
 

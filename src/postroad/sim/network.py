@@ -244,7 +244,7 @@ class Cable:
             return
         self._dialling = True
         wait = self.chance.uniform(0.01, self.profile.redial_s_max) if delay is None else delay
-        self.world.after(wait, self._dialled)
+        self.world.after(wait, self._finish_dial)
 
     def cut(self) -> None:
         """Break it: nothing passes, and each end notices by silence, in its own time."""
@@ -308,7 +308,7 @@ class Cable:
 
     # --- inside
 
-    def _dialled(self) -> None:
+    def _finish_dial(self) -> None:
         self._dialling = False
         if self.connection is not None or not self.wanted or not self.a.alive:
             return

@@ -182,13 +182,13 @@ class BrokerTracks:
             self._writes.append(_Write(tracker.flush(order.wall_ms, farewell=order.farewell), order.wall_ms, world.now))
             begun = max(world.now, self._busy_until, self._disk.stalled_until)
             self._busy_until = begun + WRITE_S + JITTER_S * self._chance.random()
-            world.at(self._busy_until, self._written, self._life, report)
+            world.at(self._busy_until, self._finish_write, self._life, report)
 
-    def _written(self, life: int, report: Callable[[Tracked], None]) -> None:
+    def _finish_write(self, life: int, report: Callable[[Tracked], None]) -> None:
         if life != self._life:
             return
         if self._world.now < self._disk.stalled_until:
-            self._world.at(self._disk.stalled_until, self._written, life, report)
+            self._world.at(self._disk.stalled_until, self._finish_write, life, report)
             return
         self._commit(self._writes.popleft())
         report(Tracked(tuple(Horizon(pubend, tick) for pubend, tick in self.files.horizons.items())))

@@ -56,7 +56,7 @@ class Subject:
 def explain(violation: Violation, history: seen.History, story: Iterable[Line]) -> list[Line]:
     """Return the lines that lead to a violation; the violation is the last."""
     subject = Subject.of(violation, history)
-    lines = [*_way(subject, history), *_told(subject, history)]
+    lines = [*_way(subject, history), *_tell(subject, history)]
     begin = min((line.at for line in lines), default=violation.at) - BEFORE_S
     lines += [line for line in story if line.kind in AROUND and begin <= line.at <= violation.at]
     lines.sort(key=lambda line: line.at)
@@ -89,7 +89,7 @@ def _way(subject: Subject, history: seen.History) -> Iterator[Line]:
                 pass
 
 
-def _told(subject: Subject, history: seen.History) -> Iterator[Line]:
+def _tell(subject: Subject, history: seen.History) -> Iterator[Line]:
     """Tell what the subscription heard about the place in the stream, and what happened to the log there."""
     reached: dict[tuple[str, int], int] = {}
     gone: set[int] = set()

@@ -143,7 +143,7 @@ class Workload:
     def _gather_crowd(self) -> None:
         """Let one client follow hundreds of filters, as many as the slowest link can answer before they ask again."""
         client, chance = self._client("crowd"), self._world
-        if self._left_out(client):
+        if self._is_left_out(client):
             return
         pubends = sum(len(node.pubends) for node in self._overlay.nodes.values())
         slowest = min(cable.profile.bytes_per_s for cable in self._overlay.links)
@@ -244,7 +244,7 @@ class Workload:
 
     def _publisher(self, index: int) -> ClientNode:
         client = self._client(f"writer{index}")
-        if self._admits and not self._left_out(client):
+        if self._admits and not self._is_left_out(client):
             self._plan_advertisements(client)
         return client
 
@@ -275,7 +275,7 @@ class Workload:
         name = f"s{self._subscriptions}"
         text = self._overlay.filter(random_predicate(chance))
         earliest = chance.random() < 0.15
-        if self._left_out(client):
+        if self._is_left_out(client):
             return
         client.follow(text, subscription=name, name=f"durable-{name}" if durable else None, earliest=earliest)
 
@@ -285,7 +285,7 @@ class Workload:
             self._messages += 1
             payload = f"{self._messages}:".encode() + bytes(self._chance.choice(SLOW_PAYLOADS if self._slow else PAYLOADS))
             rows.append((random_attributes(self._chance), payload))
-        if self._left_out(client):
+        if self._is_left_out(client):
             return
         if self._columns[client.name] and count > 1:
             self._overlay.traits["column batches"] += client.publish_columns(rows)
@@ -293,7 +293,7 @@ class Workload:
         for attributes, payload in rows:
             client.publish(attributes, payload)
 
-    def _left_out(self, client: ClientNode) -> bool:
+    def _is_left_out(self, client: ClientNode) -> bool:
         return self._shape.clients is not None and client.name not in self._shape.clients
 
     def _churn(self, client: ClientNode) -> None:

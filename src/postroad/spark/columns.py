@@ -94,7 +94,7 @@ def inferred_schema(layouts: Iterable[Layout], *, gaps: bool) -> t.StructType:
         for name, kind in zip(layout.names, layout.kinds, strict=True):
             kinds.setdefault(name, set()).add(kind)
     fields = [t.StructField(name, type_) for name, type_ in SYSTEM_TYPES.items()]
-    fields += [_inferred_field(name, kinds[name]) for name in sorted(kinds)]
+    fields += [_infer_field(name, kinds[name]) for name in sorted(kinds)]
     if gaps:
         fields.append(t.StructField(GAP, t.StringType()))
     _check_names([field.name for field in fields])
@@ -112,7 +112,7 @@ def arrow_schema(schema: t.StructType) -> pa.Schema:
     return pa.schema([pa.field(field.name, _ARROW[type(field.dataType)], field.nullable) for field in schema.fields])
 
 
-def _inferred_field(name: str, kinds: set[Kind]) -> t.StructField:
+def _infer_field(name: str, kinds: set[Kind]) -> t.StructField:
     reserved = name.lower() in {*SYSTEM_TYPES, GAP} or name.startswith(ATTRIBUTE_PREFIX)
     column = ATTRIBUTE_PREFIX + name if reserved else name
     if len(kinds) == 1:
@@ -170,7 +170,7 @@ class Converter:
 
     def gap(self, pubend: int, tick: int, text: str) -> pa.RecordBatch:
         """Return the row that stands for ticks up to `tick` which could not be read."""
-        told = {"pubend": _signed(pubend), "tick": _signed(tick), "timestamp": (tick >> COUNTER_BITS) * 1000, GAP: text}
+        told = {"pubend": _as_signed(pubend), "tick": _as_signed(tick), "timestamp": (tick >> COUNTER_BITS) * 1000, GAP: text}
         arrays: list[pa.Array[Any]] = []
         for column, field in zip(self.columns, self.schema, strict=True):
             value = told.get(column.name) if column.attribute is None else None
@@ -236,7 +236,7 @@ def _text(values: pa.Array[Any], kind: Kind) -> pa.Array[Any]:
     return values.cast(pa.string())
 
 
-def _signed(number: int) -> int:
+def _as_signed(number: int) -> int:
     """Return the 64 bits of an unsigned number as Spark's long."""
     return number - (1 << 64) if number >= 1 << 63 else number
 
@@ -253,7 +253,7 @@ def _ticks(batch: Batch, _pubend: int) -> pa.Array[Any]:
 
 
 def _pubends(batch: Batch, pubend: int) -> pa.Array[Any]:
-    return pa.array(np.full(len(batch), _signed(pubend), np.int64))
+    return pa.array(np.full(len(batch), _as_signed(pubend), np.int64))
 
 
 def _publishers(batch: Batch, _pubend: int) -> pa.Array[Any]:

@@ -50,7 +50,7 @@ class Files:
                 raise UnknownPubendError(f"no given directory contains a log of pubend {pubend}")
             begin, end = (view.released, view.last) if ranges is None else ranges[pubend]
             if begin < view.released:
-                planned += self._released(view, begin, min(end, view.released))
+                planned += self._find_released(view, begin, min(end, view.released))
                 begin = view.released
             planned += self._pieces(view, max(begin, lo), min(end, hi), wanted)
         return planned
@@ -108,7 +108,7 @@ class Files:
                 raise UnknownPubendError(f"no given directory contains a log of pubend {pubend}; there are: {listed}")
         return {pubend: found[pubend] for pubend in self._options.pubends}
 
-    def _released(self, view: LogView, lo: int, hi: int) -> list[tuple[float, Piece]]:
+    def _find_released(self, view: LogView, lo: int, hi: int) -> list[tuple[float, Piece]]:
         error = GapError(view.pubend, lo, hi)
         if not self._options.skip_gaps:
             raise error

@@ -85,7 +85,7 @@ class Overlay:
     def layouts(self) -> Iterator[Layout]:
         """Return the layouts of some of the oldest messages and of those of the last minute."""
         with connected(self._options.urls, self._options.timeout_s) as (loop, client):
-            for pubend, span in loop.call(self._asked(client)).items():
+            for pubend, span in loop.call(self._ask(client)).items():
                 for lo in dict.fromkeys((span.released, max(span.released, span.last - (SAMPLE_MS << COUNTER_BITS)))):
                     yield from loop.call(self._sample(client, pubend, lo, span.last))
 
@@ -119,9 +119,9 @@ class Overlay:
 
     def _spans(self) -> dict[int, PubendSpan]:
         with connected(self._options.urls, self._options.timeout_s) as (loop, client):
-            return loop.call(self._asked(client))
+            return loop.call(self._ask(client))
 
-    async def _asked(self, client: Client) -> dict[int, PubendSpan]:
+    async def _ask(self, client: Client) -> dict[int, PubendSpan]:
         spans, unreachable = await read_pubends(client, self._options.timeout_s)
         if self._options.pubends is None:
             return spans

@@ -75,7 +75,7 @@ class WriteOptions:
 
 
 def read_options(given: Mapping[str, str]) -> ReadOptions:
-    options = _known(given, READ_OPTIONS)
+    options = _check_known(given, READ_OPTIONS)
     directories, urls = _directories(options), _urls(options)
     if bool(directories) == bool(urls):
         raise SparkOptionError("give either path (data directories of brokers) or url (a running broker)")
@@ -98,7 +98,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
 
 
 def write_options(given: Mapping[str, str]) -> WriteOptions:
-    options = _known(given, WRITE_OPTIONS)
+    options = _check_known(given, WRITE_OPTIONS)
     urls = _urls(options)
     if not urls:
         raise SparkOptionError(
@@ -113,7 +113,7 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
     return WriteOptions(urls, name, batch, _take(options, "timeoutSeconds", _seconds, TIMEOUT_S))
 
 
-def _known(given: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
+def _check_known(given: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
     by_lower = {name.lower(): name for name in (*names, *OF_SPARK)}
     known: dict[str, str] = {}
     for key, value in given.items():

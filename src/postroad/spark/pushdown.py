@@ -89,7 +89,7 @@ class Pushed:
     def wants(self, pubend: int) -> bool:
         """Tell whether rows of a pubend can satisfy the conditions."""
         for test in self.system:
-            if test.column == "pubend" and not _compare(_signed(pubend), test):
+            if test.column == "pubend" and not _compare(_as_signed(pubend), test):
                 return False
             if test.column == "id" and test.operator == "in":
                 brokers = {int.from_bytes(value[4:8], "big") for value in test.values if len(value) == 16}
@@ -117,7 +117,7 @@ class Selection:
     def rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return the converted rows that satisfy them."""
         if self._exact is not None:
-            rows = _filtered(rows, self._exact.evaluate(self._converter.view(rows, self._exact.attributes)))
+            rows = _filter(rows, self._exact.evaluate(self._converter.view(rows, self._exact.attributes)))
         return self._by_system(rows)
 
     def gap(self, row: pa.RecordBatch) -> pa.RecordBatch:
@@ -128,10 +128,10 @@ class Selection:
 
     def _by_system(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         for test, index in self._tests:
-            rows = _filtered(rows, test.holds(rows, index))
+            rows = _filter(rows, test.holds(rows, index))
         for index, null in self._null_tests:
             column = rows.column(index)
-            rows = _filtered(rows, column.is_null() if null else column.is_valid())
+            rows = _filter(rows, column.is_null() if null else column.is_valid())
         return rows
 
 
@@ -326,11 +326,11 @@ def _compare(value: int, test: SystemTest) -> bool:
             return bool(value >= test.values[0])
 
 
-def _signed(number: int) -> int:
+def _as_signed(number: int) -> int:
     return number - (1 << 64) if number >= 1 << 63 else number
 
 
-def _filtered(rows: pa.RecordBatch, mask: Any) -> pa.RecordBatch:
+def _filter(rows: pa.RecordBatch, mask: Any) -> pa.RecordBatch:
     if isinstance(mask, np.ndarray):
         mask = pa.array(mask)
     count = pc.sum(mask).as_py() or 0

@@ -117,13 +117,13 @@ def write_part(options: WriteOptions, name: str, epoch: int, rows: Iterable[pa.R
     partition = 0 if context is None else context.partitionId()
     url = options.urls[partition % len(options.urls)]
     with connected((url,), options.timeout_s) as (loop, client):
-        writer = loop.call(_opened(client, f"spark/{name}/{partition}", epoch, options.timeout_s))
+        writer = loop.call(_open(client, f"spark/{name}/{partition}", epoch, options.timeout_s))
         for batch in rows:
             loop.call(writer.write(*_columns(batch)))
         return Written(loop.call(writer.finish()))
 
 
-async def _opened(client: Client, name: str, epoch: int, timeout_s: float) -> Writer:
+async def _open(client: Client, name: str, epoch: int, timeout_s: float) -> Writer:
     return client.writer(name, epoch, timeout=timeout_s)
 
 

@@ -81,7 +81,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             elif last > position[pubend]:
                 ends[pubend] = last
         if isinstance(limit, ReadMaxRows):
-            ends = self._limited(position, ends, limit.max_rows)
+            ends = self._limit(position, ends, limit.max_rows)
         return _offset({**position, **ends})
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802  # Spark's name
@@ -110,7 +110,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _origin(self) -> Origin:
         return origin_of(self._options)
 
-    def _limited(self, position: Mapping[int, int], ends: Mapping[int, int], rows: int) -> dict[int, int]:
+    def _limit(self, position: Mapping[int, int], ends: Mapping[int, int], rows: int) -> dict[int, int]:
         """Cut the ends so that no more than so many rows lie before them; each pubend gets its share, and what others leave."""
         wanted = Filter(self._options.filter) if self._options.filter.strip() else None
         limited: dict[int, int] = {}

@@ -49,15 +49,15 @@ class Account:
     def note_input(self, size: int) -> None:
         before = max(self.input, self.grant)
         self.input = size
-        self._changed(max(size, self.grant) - before)
+        self._tell_change(max(size, self.grant) - before)
 
     def note_output(self, size: int) -> None:
         change, self.output = size - self.output, size
-        self._changed(change)
+        self._tell_change(change)
 
     def note_requests(self, size: int) -> None:
         change, self.requests = size - self.requests, size
-        self._changed(change)
+        self._tell_change(change)
 
     def ask(self, length: int) -> bool:
         """Ask to receive a frame of this length; when there is no room, `granted` is called once there is."""
@@ -68,7 +68,7 @@ class Account:
         if self.grant and self._budget is not None:
             self._budget.granted_bytes -= self.grant
             before, self.grant = max(self.input, self.grant), 0
-            self._changed(self.input - before)
+            self._tell_change(self.input - before)
             self._budget.serve_waiting()
 
     def serve_link(self) -> None:
@@ -89,7 +89,7 @@ class Account:
         budget = self._budget
         if budget is not None:
             budget.granted_bytes -= self.grant
-            self._changed(-self.held)
+            self._tell_change(-self.held)
             self._budget = None
             budget.forget(self)
 
@@ -101,7 +101,7 @@ class Account:
     def let_read(self) -> None:
         self._granted()
 
-    def _changed(self, change: int) -> None:
+    def _tell_change(self, change: int) -> None:
         if change and self._budget is not None:
             self._budget.changed(self, change)
 

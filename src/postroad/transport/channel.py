@@ -96,7 +96,7 @@ class Channel(asyncio.Protocol):
         self.closed = False
         self.failure: Exception | None = None  # why the connection was lost, where the event loop says so
         self.account: Final[Account] = (Budget(NO_BYTES_MAX, loop.time) if budget is None else budget).open(
-            self._exceed, self._granted
+            self._exceed, self._resume_reading
         )
         self._loop: Final = loop
         self._decoder: Final = FrameDecoder(FRAME_BYTES_MAX_UNIDENTIFIED)
@@ -358,7 +358,7 @@ class Channel(asyncio.Protocol):
         if decoder.expected > FREE_BYTES and not account.grant and not self._closing and not account.ask(decoder.expected):
             self.pause(MEMORY)
 
-    def _granted(self) -> None:
+    def _resume_reading(self) -> None:
         """Read on: there is room for the frame now."""
         self.resume(MEMORY)
 

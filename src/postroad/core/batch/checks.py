@@ -63,7 +63,7 @@ def id_column(ids: Any) -> pa.Array[Any]:
     """Make the id column from bytes objects, a numpy array, an Arrow array, or one run of bytes."""
     match ids:
         case pa.Array() | pa.ChunkedArray():
-            return _without_nulls(_checked(_one_chunk(ids), ID_TYPE, "id"), "id")
+            return _without_nulls(_cast_safely(_one_chunk(ids), ID_TYPE, "id"), "id")
         case np.ndarray():
             data = _id_bytes_of_array(ids)
         case bytes() | bytearray() | memoryview():
@@ -99,7 +99,7 @@ def _id_bytes_of_array(ids: np.ndarray[Any, Any]) -> bytes:
 def payload_column(payloads: Any, limits: BatchLimits) -> pa.Array[Any]:
     """Make the payload column from bytes objects or an Arrow array."""
     if isinstance(payloads, pa.Array | pa.ChunkedArray):
-        column = _checked(_one_chunk(payloads), PAYLOAD_TYPE, "payload")
+        column = _cast_safely(_one_chunk(payloads), PAYLOAD_TYPE, "payload")
     else:
         column = payload_array(list(payloads))
     check_sizes(column, limits.payload_bytes, "payload", "payload_bytes")
@@ -135,7 +135,7 @@ def attribute_column(values: Any, name: str, limits: BatchLimits) -> tuple[Kind 
     complete = kind is not None
     if kind is None:
         values = [None if value is None else plain_value(value, name) for value in values]
-        kind = _mixed_kind(values, name)
+        kind = _find_mixed_kind(values, name)
         if kind is None:
             return None, pa.nulls(len(values))
     column = kind_column(values, kind, name, complete=complete)
@@ -169,7 +169,7 @@ def only_kind(values: Sequence[Any]) -> Kind | None:
     return KIND_OF.get(types.pop()) if len(types) == 1 else None
 
 
-def _mixed_kind(values: Sequence[Any], name: str) -> Kind | None:
+def _find_mixed_kind(values: Sequence[Any], name: str) -> Kind | None:
     types = set(map(type, values)) - _NONE
     if len(types) > 1:
         kinds = ", ".join(sorted(KIND_OF[each] for each in types))
@@ -232,12 +232,12 @@ def _attribute_of_arrow(column: pa.Array[Any], name: str, limits: BatchLimits) -
     kind = _CASTS.get(column.type.id)
     if kind is None:
         raise BatchError(f"attribute {name[:80]!r}: a column of {column.type} is none of bool, int, float, string, binary")
-    column = _checked(column, KIND_TYPES[kind], f"attribute {name[:80]!r}")
+    column = _cast_safely(column, KIND_TYPES[kind], f"attribute {name[:80]!r}")
     check_attribute_sizes(column, kind, name, limits)
     return kind, column
 
 
-def _checked(column: pa.Array[Any], wanted: Any, what: str) -> pa.Array[Any]:
+def _cast_safely(column: pa.Array[Any], wanted: Any, what: str) -> pa.Array[Any]:
     """Cast without loss; foreign memory is checked in full, since it may come from anywhere."""
     try:
         column.validate(full=True)

@@ -308,15 +308,15 @@ class Incarnations:
         It also gets our horizons, to remember them for us.
         """
         self._context.send(link, self._memory_of(broker))
-        reserved = self._reserved_here()
+        reserved = self._list_reserved()
         if reserved:
             self._context.send(link, HorizonsReserved(reserved))
 
     def tell_reserved(self) -> None:
         """Tell all neighbours how far we may announce our pubends, because that has risen."""
-        self._context.flood(HorizonsReserved(self._reserved_here()))
+        self._context.flood(HorizonsReserved(self._list_reserved()))
 
-    def _reserved_here(self) -> Positions:
+    def _list_reserved(self) -> Positions:
         soon = self._context.wall_ms + UNHEARD_MS << COUNTER_BITS  # rows follow the clock, also beyond what is reserved
         return {p: max(pubend.reserved, pubend.horizon, soon) for p, pubend in self._pubends.items() if pubend.is_open}
 

@@ -207,13 +207,13 @@ class Broker:
                 for known in self._publishing.appended(pubend, token):
                     if self._config.observed and known.rows is not None:
                         self._orders.append(Published(pubend, known.rows))
-                    self._learned(pubend, known, now)
+                    self._spread_knowledge(pubend, known, now)
                     if known.rows is not None:
                         known.rows.forget()
             case AppendFailed(pubend, token, error):
                 self._publishing.append_failed(pubend, token, error)
             case Stored(token):
-                self._stored(token, now)
+                self._continue_after_write(token, now)
             case LogRead():
                 self._log_read(fact, now)
             case LogReadFailed(token=token):
@@ -239,7 +239,7 @@ class Broker:
             case CpuUsed(share):
                 self._admission.cpu_used(share, now)
 
-    def _stored(self, token: int, now: float) -> None:
+    def _continue_after_write(self, token: int, now: float) -> None:
         """Continue with the work that waited for a write."""
         write = self._context.writes.pop(token, None)
         if write is None:
@@ -584,7 +584,7 @@ class Broker:
         match message:
             case p.Knowledge():
                 known = KnowledgeRange(message.lo, message.hi, message.epoch, batch)
-                self._learned(message.pubend, known, now, upstream=self._neighbours[link])
+                self._spread_knowledge(message.pubend, known, now, upstream=self._neighbours[link])
             case p.Nack():
                 self._past.answer_nack(link, message, now)
             case p.Interest():
@@ -596,7 +596,7 @@ class Broker:
                     self._subscribing.activation.check_waiting(message.pubend, now, message.tick)
                     self._edge.advance(message.pubend, now)
             case p.Released():
-                self._released(message, link)
+                self._take_released(message, link)
             case p.LogDamaged():
                 self._streams[message.pubend].damaged(message)
                 self._edge.damaged(message.pubend, message.lo, message.hi, now)
@@ -729,7 +729,7 @@ class Broker:
 
     # --- streams ---
 
-    def _learned(self, pubend: int, known: KnowledgeRange, now: float, *, upstream: int = 0) -> None:
+    def _spread_knowledge(self, pubend: int, known: KnowledgeRange, now: float, *, upstream: int = 0) -> None:
         stream = self._streams.ensure(pubend)
         if known.rows is not None:
             self._admission.handled(len(known.rows))
@@ -738,7 +738,7 @@ class Broker:
         if news or stream.cache.frontier > frontier:
             self._edge.advance(pubend, now)
 
-    def _released(self, message: p.Released, link: LinkId) -> None:
+    def _take_released(self, message: p.Released, link: LinkId) -> None:
         stream = self._streams.get(message.pubend)
         if stream is None or stream.parent != link:
             return
@@ -805,7 +805,7 @@ class Broker:
 
     def _announce_silence(self, now: float) -> None:
         for pubend, known in self._publishing.silence():
-            self._learned(pubend, known, now)
+            self._spread_knowledge(pubend, known, now)
 
     def _housekeeping(self, now: float) -> None:
         self._lives.store_heard(now)

@@ -191,7 +191,7 @@ class Session:
                 self._deliver(message, batch)
             case PublishAcknowledged():
                 if link != self.main or not self.writing.acknowledged(message):
-                    self._acknowledged(message, link)
+                    self._take_acknowledgement(message, link)
             case Advance():
                 self._advance(message)
             case AcknowledgementStored():
@@ -200,15 +200,15 @@ class Session:
                 if link != self.main or not self.writing.publish_refused(message):
                     self._publish_refused(message, link, now)
             case PublisherOpened():
-                self._opened(message, link, packet, now)
+                self._take_opened(message, link, packet, now)
             case Subscribed():
-                self._subscribed(message, packet)
+                self._take_subscribed(message, packet)
             case Started():
-                self._started(message)
+                self._take_start(message)
             case Gap():
                 self._gap(message)
             case Unsubscribed():
-                self._unsubscribed(message, packet, now)
+                self._take_unsubscribed(message, packet, now)
             case RangeRead():
                 self._reading.answered(message, batch, packet, now)
             case Pubends():
@@ -218,7 +218,7 @@ class Session:
             case Unadvertised():
                 self.advertising.withdrawn(packet)
             case SubscriptionRejected():
-                self._rejected(message, packet, now)
+                self._take_rejection(message, packet, now)
             case EpochOpened():
                 self.writing.opened(message, packet, self._clock_ms)
             case EpochSealed():
@@ -377,7 +377,7 @@ class Session:
         self._openings[packet] = _Opening(publisher.key, link, broker, resume)
         self._outputs.append(Send(link, OpenPublisher(resume), packet=packet))
 
-    def _opened(self, message: PublisherOpened, link: LinkId, packet: int, now: float) -> None:
+    def _take_opened(self, message: PublisherOpened, link: LinkId, packet: int, now: float) -> None:
         opening = self._openings.pop(packet, None)
         publisher = None if opening is None else self.publishers.get(opening.publisher)
         if opening is None or publisher is None or link not in self._links:
@@ -433,7 +433,7 @@ class Session:
             self._events.append(MessagesRefused(publisher.key, bytes(doubt.first), bytes(doubt.last), error))
         self._open(publisher)
 
-    def _acknowledged(self, message: PublishAcknowledged, link: LinkId) -> None:
+    def _take_acknowledgement(self, message: PublishAcknowledged, link: LinkId) -> None:
         found = self._registration(message.publisher, link)
         if found is not None:
             publisher, registration = found
@@ -451,13 +451,13 @@ class Session:
             return
         publisher, registration = found
         if message.code == SkewError.code and message.wall_ms:
-            self._skewed(publisher, registration, message, now)
+            self._take_skew(publisher, registration, message, now)
             return
         if not message.first:  # no message is refused: another connection has opened the publisher
             self._open_again(publisher, registration, now)
             return
         registration.refused(id_tick(message.first), id_tick(message.last))
-        self._refused(publisher, registration, message.first, message.last, message)
+        self._take_refusal(publisher, registration, message.first, message.last, message)
 
     def _open_again(self, publisher: _PublisherLife, registration: Registration, now: float) -> None:
         """Resume a registration that is not open on its link any more, after a while."""
@@ -467,14 +467,14 @@ class Session:
         publisher.retry_at = now + self._retry_delay(publisher.refusals)
         publisher.refusals += 1
 
-    def _refused(
+    def _take_refusal(
         self, publisher: _PublisherLife, registration: Registration, first: bytes, last: bytes, message: PublishRefused
     ) -> None:
         error = error_of_code(message.code, message.reason)
         self._events += [MessagesRefused(publisher.key, first, last, error), Writable(publisher.key)]
         self._retires(publisher, registration)
 
-    def _skewed(self, publisher: _PublisherLife, registration: Registration, message: PublishRefused, now: float) -> None:
+    def _take_skew(self, publisher: _PublisherLife, registration: Registration, message: PublishRefused, now: float) -> None:
         """Take the broker's clock, give up what lies in its future, and open again: the rest leaves once more, with its age.
 
         What lies before the first refused message was taken, and may be on its way to the broker's disk: it is not given up.
@@ -492,7 +492,7 @@ class Session:
         dropped = registration.drop_after(max(latest, id_tick(message.first) - 1))
         if dropped is not None:
             first, last = (message.first[:8] + tick.to_bytes(8, "big") for tick in dropped)
-            self._refused(publisher, registration, first, last, message)
+            self._take_refusal(publisher, registration, first, last, message)
         else:
             self._retires(publisher, registration)
 
@@ -612,7 +612,7 @@ class Session:
         self._subscribing[packet] = subscription.key
         self._outputs.append(Send(self.main, subscription.request(), packet=packet))
 
-    def _subscribed(self, message: Subscribed, packet: int) -> None:
+    def _take_subscribed(self, message: Subscribed, packet: int) -> None:
         self._subscribing.pop(packet, None)
         subscription = self._handles.get(message.handle)
         if subscription is None:
@@ -621,16 +621,16 @@ class Session:
         subscription.rejected = False
         subscription.refusals = 0
         for pubend, tick in sorted(message.starts.items()):
-            self._missed(subscription, pubend, subscription.join(pubend, tick))
+            self._take_gap(subscription, pubend, subscription.join(pubend, tick))
         if not subscription.open and self.main is not None:
             self._outputs.append(Send(self.main, Flow(subscription.handle, open=False)))
         subscription.changed.update(subscription.pubends)  # a broker we came back to may remember less
         self._events.append(SubscriptionActive(subscription.key, dict(message.starts)))
 
-    def _started(self, message: Started) -> None:
+    def _take_start(self, message: Started) -> None:
         subscription = self._handles.get(message.handle)
         if subscription is not None:
-            self._missed(subscription, message.pubend, subscription.join(message.pubend, message.tick))
+            self._take_gap(subscription, message.pubend, subscription.join(message.pubend, message.tick))
             subscription.changed.add(message.pubend)  # the broker may know an older acknowledgement
             self._events.append(PubendJoined(subscription.key, message.pubend, message.tick))
 
@@ -665,13 +665,13 @@ class Session:
     def _gap(self, message: Gap) -> None:
         subscription = self._handles.get(message.handle)
         if subscription is not None:
-            self._missed(subscription, message.pubend, subscription.skip(message.pubend, message.lo, message.hi))
+            self._take_gap(subscription, message.pubend, subscription.skip(message.pubend, message.lo, message.hi))
 
-    def _missed(self, subscription: SubscriptionState, pubend: int, missing: tuple[int, int] | None) -> None:
+    def _take_gap(self, subscription: SubscriptionState, pubend: int, missing: tuple[int, int] | None) -> None:
         if missing is not None:
             self._events.append(Missed(subscription.key, pubend, *missing))
 
-    def _unsubscribed(self, message: Unsubscribed, packet: int, now: float) -> None:
+    def _take_unsubscribed(self, message: Unsubscribed, packet: int, now: float) -> None:
         """Take note of the end; one we did not ask for means that a durable subscription has another home: ask again."""
         subscription = self._handles.get(message.handle)
         if subscription is None:
@@ -695,7 +695,7 @@ class Session:
             self._forget(subscription)
             self._events.append(SubscriptionFailed(subscription.key, error))
 
-    def _rejected(self, message: SubscriptionRejected, packet: int, now: float) -> None:
+    def _take_rejection(self, message: SubscriptionRejected, packet: int, now: float) -> None:
         """Take in that a subscription was not admitted."""
         self._subscribing.pop(packet, None)
         subscription = self._handles.get(message.handle)

@@ -31,11 +31,11 @@ class Order:
         followers = Followers()
         for event in history:
             if isinstance(event, Delivered):
-                yield from self._delivered(followers.stream(event.subscription, event.pubend), event)
+                yield from self._check_deliveries(followers.stream(event.subscription, event.pubend), event)
             followers.take(event)
 
     @staticmethod
-    def _delivered(stream: Stream | None, event: Delivered) -> Iterator[Violation]:
+    def _check_deliveries(stream: Stream | None, event: Delivered) -> Iterator[Violation]:
         if stream is None:
             yield Violation(
                 "misordered", event.at, f"{event.subscription} got tick {event.tick} before it began on {event.pubend}"
@@ -160,13 +160,13 @@ class StartExactness:
                 case Logged(id=message_id):
                     published = born.get(message_id)
                     if published is not None:
-                        yield from self._logged(followers, published, event, matches)
+                        yield from self._check_logged(followers, published, event, matches)
                 case _:
                     pass
             followers.take(event)
 
     @staticmethod
-    def _logged(followers: Followers, published: Published, event: Logged, matches: Matches) -> Iterator[Violation]:
+    def _check_logged(followers: Followers, published: Published, event: Logged, matches: Matches) -> Iterator[Violation]:
         for follower in followers:
             stream = follower.streams.get(event.pubend)
             if stream is None or follower.ended or published.at < stream.began_at or event.tick > stream.start:

@@ -112,7 +112,7 @@ class Follower:
                 stream = self.streams.get(pubend)
                 if stream is not None:
                     stream.confirmed = max(stream.confirmed, tick)
-                self._settled()
+                self._check_settled()
             case Forgot():
                 self._forgot(event)
             case Disconnected():
@@ -140,7 +140,7 @@ class Follower:
             stream.position = max(stream.position, event.tick)
             stream.resuming = False
 
-    def _settled(self) -> None:
+    def _check_settled(self) -> None:
         """Only a home whose record is on disk confirms anything."""
         if self.broker:
             self.homes = {self.broker}

@@ -72,14 +72,14 @@ class ReleaseSafety:
             rows.take(event)
             if isinstance(event, Freed) and not event.retention:
                 for follower in followers:
-                    tick = self._needed(follower, event, rows, matches)
+                    tick = self._find_needed(follower, event, rows, matches)
                     if tick is not None:
                         text = f"pubend {event.pubend} let go of everything up to {event.tick}; {follower.name} needs {tick}"
                         yield Violation("released", event.at, text)
             followers.take(event)
 
     @staticmethod
-    def _needed(follower: Follower, event: Freed, rows: _Rows, matches: Matches) -> int | None:
+    def _find_needed(follower: Follower, event: Freed, rows: _Rows, matches: Matches) -> int | None:
         """Return the tick of the first message the subscription still needs of what was let go."""
         stream = follower.streams.get(event.pubend)
         if stream is None or event.tick <= stream.committed or not follower.is_protected(event.pubend, event.at):
@@ -137,11 +137,11 @@ class GapsAreEarned:
                 if (event.subscription, event.pubend) in astray and not event.lo:
                     allowed = event.hi
                 told[event.pubend] = max(event.hi, told.get(event.pubend, 0))
-                yield from self._told(event, held, allowed, holes.get(event.pubend, []))
+                yield from self._check_told(event, held, allowed, holes.get(event.pubend, []))
             followers.take(event)
 
     @staticmethod
-    def _told(event: Gapped, stream: Stream | None, allowed: int, holes: list[tuple[int, int]]) -> Iterator[Violation]:
+    def _check_told(event: Gapped, stream: Stream | None, allowed: int, holes: list[tuple[int, int]]) -> Iterator[Violation]:
         explained = max(event.lo, allowed, stream.floor if stream is not None else 0)
         for lo, hi in sorted(holes):
             explained = max(explained, hi) if lo <= explained else explained

@@ -209,8 +209,8 @@ class TracksAreTrue:
             return
         found = {broker: _Found(truth, truth.tracks[broker]) for broker in sorted(tracked)}
         yield from self._crashes(truth, tracked)
-        yield from self._published(truth, found)
-        yield from self._delivered(truth, found)
+        yield from self._check_publications(truth, found)
+        yield from self._check_deliveries(truth, found)
         for broker, each in found.items():
             yield from self._spans(truth, truth.tracks[broker], each)
             yield from self._false(truth, broker, each)
@@ -226,7 +226,7 @@ class TracksAreTrue:
                 if incarnation not in lives.reported and at < last:
                     yield Violation("mistracked", at, f"broker {broker} does not say that incarnation {incarnation} crashed")
 
-    def _published(self, truth: _Truth, found: Mapping[int, _Found]) -> Iterator[Violation]:
+    def _check_publications(self, truth: _Truth, found: Mapping[int, _Found]) -> Iterator[Violation]:
         for message_id, row in truth.logged.items():
             broker = pubend_broker(row.pubend)
             if broker not in found or truth.is_erased(broker, row.at):
@@ -239,7 +239,7 @@ class TracksAreTrue:
                 continue
             yield Violation("mistracked", row.at, f"{message_id.hex()} is not in the publisher history of broker {broker}")
 
-    def _delivered(self, truth: _Truth, found: Mapping[int, _Found]) -> Iterator[Violation]:
+    def _check_deliveries(self, truth: _Truth, found: Mapping[int, _Found]) -> Iterator[Violation]:
         judged: dict[tuple[int, bytes], bool] = {}
         for event in truth.arrived:
             if event.broker not in found:
@@ -309,7 +309,7 @@ class TracksAreTrue:
                     if not any(_may_err(each, key, message_id) for each in found.elements):
                         text = f"broker {broker} claims {message_id.hex()} for {key}, and it never was there"
                         yield Violation("mistracked", 0.0, text)
-        asked, expected, variance = self._allowed(truth, broker, found)
+        asked, expected, variance = self._allowance(truth, broker, found)
         self.tally.asked += asked
         self.tally.false += false
         self.tally.expected += expected
@@ -318,7 +318,7 @@ class TracksAreTrue:
             text = f"broker {broker} makes {false} false claims where {expected:.2f} are expected"
             yield Violation("mistracked", 0.0, text)
 
-    def _allowed(self, truth: _Truth, broker: int, found: _Found) -> tuple[int, float, float]:
+    def _allowance(self, truth: _Truth, broker: int, found: _Found) -> tuple[int, float, float]:
         doubts: dict[tuple[HistoryKey, bytes], float] = {}
         for element in found.elements:
             if element.bits is None or element.key.kind is Kind.NEIGHBOUR:

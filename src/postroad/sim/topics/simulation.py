@@ -224,9 +224,9 @@ class TopicNode:
             self.world.fault("disk stalled")
         delay = self.world.rng.uniform(0.1, 0.4) if stall else self.world.rng.uniform(0.0001, 0.003)
         incarnation = self.incarnation
-        self.world.at(self.world.now + delay, lambda: self._written(incarnation, batch, rows))
+        self.world.at(self.world.now + delay, lambda: self._finish_write(incarnation, batch, rows))
 
-    def _written(self, incarnation: int, batch: Sequence[ClientOrder], rows: list[Row]) -> None:
+    def _finish_write(self, incarnation: int, batch: Sequence[ClientOrder], rows: list[Row]) -> None:
         if self.incarnation != incarnation:
             return
         self._writing = None
@@ -635,8 +635,8 @@ class Simulation:
         for client in clients:
             if not client.drained:
                 self.verdicts.note("stuck", f"{client.name} still waits for {client.pending} after {client.failures} failures")
-        self._until(world, world.now + 6 * self.scenario.period_s + 2, lambda: not self._kept(servers))
-        if kept := self._kept(servers):
+        self._until(world, world.now + 6 * self.scenario.period_s + 2, lambda: not self._count_kept(servers))
+        if kept := self._count_kept(servers):
             self.verdicts.note("leaked", f"{kept} messages that everybody has read are still stored", kept)
 
     def _until(self, world: TopicWorld, limit: float, done: Callable[[], bool]) -> bool:
@@ -647,7 +647,7 @@ class Simulation:
         return done()
 
     @staticmethod
-    def _kept(servers: Sequence[ServerNode]) -> int:
+    def _count_kept(servers: Sequence[ServerNode]) -> int:
         return sum(len(log) for server in servers for log in server.store.messages.values())
 
     @staticmethod

@@ -130,12 +130,12 @@ def audit(
     named = reconcile.with_targets(spark, claims, closing).withColumn("closes", reconcile.closes())
     findings = _findings(published, tracks, claims, histories, closing, full=full).persist(StorageLevel.MEMORY_AND_DISK)
     summary = _summary(published, tracks, counts, named, findings, claims, unknown, full=full)
-    summary = _weighed(summary, published, tracks, claims, histories, closing, counts, unknown, scope)
+    summary = _weigh(summary, published, tracks, claims, histories, closing, counts, unknown, scope)
     told = reconcile.with_targets(spark, claims, findings.filter(F.col("verdict").isin(*NAMED))).drop("count")
     return Audit(summary, named, hops(spark, histories), told, (counts, closing, findings))
 
 
-def _weighed(
+def _weigh(
     summary: Summary,
     published: Published,
     tracks: Tracks,
@@ -162,12 +162,12 @@ def _weighed(
             if twice or target.origin in unread:
                 stretches[number] = [(0, MILLISECONDS_MAX)]
             stretches[number] += [(0, each.begin_ms) for each in lost_disks if each.broker == target.origin]
-        left = evidence.unexplained(_opened(published.spark, claims, closing), counts, stretches).count()
+        left = evidence.unexplained(_find_open(published.spark, claims, closing), counts, stretches).count()
     stated = (*summary.unread, *(describe_log_hole(hole) for hole in lost))
     return replace(summary, unexplained=left, doubts=tuple(doubts), unread=stated)
 
 
-def _opened(spark: SparkSession, claims: Claims, closing: DataFrame) -> DataFrame:
+def _find_open(spark: SparkSession, claims: Claims, closing: DataFrame) -> DataFrame:
     """Return the intervals that do not close."""
     kinds = [(number, target.kind) for number, target in enumerate(claims.targets)]
     kind_of = F.broadcast(spark.createDataFrame(kinds, "target int, kind string"))
@@ -186,7 +186,7 @@ def _findings(
 ) -> DataFrame:
     intervals, suspects = None, set(range(len(claims.targets)))
     if not full:
-        bad = _opened(published.spark, claims, closing).limit(INTERVALS_MAX + 1).collect()
+        bad = _find_open(published.spark, claims, closing).limit(INTERVALS_MAX + 1).collect()
         if not bad:
             return published.spark.createDataFrame([], FINDINGS)
         if len(bad) <= INTERVALS_MAX:
@@ -254,10 +254,10 @@ class Verdicts:
                 yield from self._judge(messages)
             told = batch.filter(pc.invert(has_id))
             if told.num_rows:
-                yield self._tested(told)
+                yield self._test(told)
 
     def _judge(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        wanted, standing = self._wanted(batch)
+        wanted, standing = self._find_wanted(batch)
         hits = self._hits(batch)
         delivered, where = hits.find(wanted.key)
         row, target = np.divmod(wanted.key, self._count)
@@ -275,7 +275,7 @@ class Verdicts:
         subscribers = self._kinds[target] == "subscriber"
         yield _rows(batch, row[subscribers], target[subscribers], UNEXPECTED, "", hits.value[stranger][subscribers])
 
-    def _wanted(self, batch: pa.RecordBatch) -> tuple[_Pairs, Longs]:
+    def _find_wanted(self, batch: pa.RecordBatch) -> tuple[_Pairs, Longs]:
         codes, bounds = flat(batch.column("wanted"))
         row = np.repeat(np.arange(batch.num_rows), np.diff(bounds))
         target, standing = np.divmod(codes, STANDINGS)
@@ -307,7 +307,7 @@ class Verdicts:
         verdicts = np.where(excused, "explained", MISSING)
         return _rows(batch, row, target, verdicts, reasons, None)
 
-    def _tested(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _test(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         histories, _ = flat(batch.column("hits"))
         expected = floats(batch.column("probabilities"))
         target = self._target_of[histories]
@@ -404,17 +404,17 @@ def _summary(
         skipped=verdict.get("skipped", none)[0],
         unexpected=verdict.get(UNEXPECTED, none)[0],
         unexpected_by_chance=max(0.0, verdict.get(TESTED, none)[1] - verdict.get(DELIVERED, none)[1]),
-        explained=standing.get(Standing.EXPLAINED, 0) + _excused(findings),
+        explained=standing.get(Standing.EXPLAINED, 0) + _count_excused(findings),
         lost=standing.get(Standing.LOST, 0),
         doubtful=standing.get(Standing.DOUBTFUL, 0),
         waiting=standing.get(Standing.WAITING, 0),
         full=full,
         track_holes=tracks.holes,
-        unread=(*_unread(published, unknown), *_lost_with_files(tracks), *tracks.unchained),
+        unread=(*_unread(published, unknown), *_list_lost_with_files(tracks), *tracks.unchained),
     )
 
 
-def _excused(findings: DataFrame) -> int:
+def _count_excused(findings: DataFrame) -> int:
     """Count messages that a span claims and that a hole in the tracks explains."""
     return findings.filter((F.col("verdict") == "explained") & (F.col("reason") != "between spans")).count()
 
@@ -426,7 +426,7 @@ def _unread(published: Published, unknown: Sequence[int]) -> Iterator[str]:
         yield f"pubend {pubend:x}: its log was not given, so its messages were not checked"
 
 
-def _lost_with_files(tracks: Tracks) -> Iterator[str]:
+def _list_lost_with_files(tracks: Tracks) -> Iterator[str]:
     for pubend, lo, hi in lost_with_files(tracks):
         yield f"pubend {pubend:x}, ticks ({lo}, {hi}]: lost with former files of its broker"
 

@@ -163,14 +163,14 @@ def _shards(spark: SparkSession, tracks: Tracks, each: Pass) -> list[Pass]:
     """Split a pass whose fullest group is too large for a worker even so."""
     if sum(history.size for history in each.histories) * COPIES_MAX <= GROUP_BYTES:
         return [each]
-    fullest = _placed(spark, tracks, each).groupBy("origin", "bucket").agg(F.sum("size").alias("size")).agg(F.max("size")).first()
+    fullest = _place(spark, tracks, each).groupBy("origin", "bucket").agg(F.sum("size").alias("size")).agg(F.max("size")).first()
     shards = ceil((fullest[0] or 0) / (4 * GROUP_BYTES)) if fullest is not None else 1
     return [
         Pass(each.width_ms, each.histories[index::shards]) for index in range(max(shards, 1)) if each.histories[index::shards]
     ]
 
 
-def _placed(spark: SparkSession, tracks: Tracks, each: Pass) -> DataFrame:
+def _place(spark: SparkSession, tracks: Tracks, each: Pass) -> DataFrame:
     """Say in which buckets elements stand: file, row, history, origin, bucket, size."""
     width = F.lit(each.width_ms)
     keys = [(*(getattr(history, name) for name in HISTORY), history.number) for history in each.histories]
@@ -215,7 +215,7 @@ def _element_columns() -> list[tuple[str, str]]:
 def _elements(spark: SparkSession, tracks: Tracks, asked: DataFrame, each: Pass) -> DataFrame:
     """Read the elements that stand in a bucket with at least one id."""
     buckets = asked.select("origin", "bucket").distinct()
-    placed = _placed(spark, tracks, each).join(buckets, ["origin", "bucket"], "left_semi")
+    placed = _place(spark, tracks, each).join(buckets, ["origin", "bucket"], "left_semi")
     low = F.col("bucket") * each.width_ms
     bounded = placed.select("file", "row", "history", low.alias("low_ms"), (low + (each.width_ms - 1)).alias("high_ms"))
     bodies = tracks.bodies(bounded)
@@ -274,11 +274,11 @@ class _Stream:
             self._element_bytes += rows.nbytes
             self._prepared = None
             return
-        rows = self._asked(rows)
+        rows = self._ask(rows)
         if group == _NOBODY:
             yield rows
             return
-        rows = self._unrepeated(rows)
+        rows = self._drop_repeated(rows)
         self._ids.append(rows)
         self._id_count += rows.num_rows
         if self._id_count >= CHUNK_IDS:
@@ -291,7 +291,7 @@ class _Stream:
         self._elements, self._prepared = elements, None
         self._element_bytes = sum(each.nbytes for each in elements)
 
-    def _unrepeated(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+    def _drop_repeated(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Drop ids that stand more than once; equal ones follow each other."""
         words = ids_of(rows.column("id")).view(np.uint64).reshape(-1, 2)
         fresh = np.ones(len(words), np.bool_)
@@ -300,7 +300,7 @@ class _Stream:
         self._last = words[-1].tobytes()
         return rows if bool(fresh.all()) else rows.filter(array(fresh))
 
-    def _asked(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+    def _ask(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         assert self._schema is not None
         return record_batch([rows.column(_ASKED + name) for name in self._schema.names], schema=self._schema)
 
@@ -310,7 +310,7 @@ class _Stream:
         if not rows:
             return
         asked = pa.Table.from_batches(rows).combine_chunks()
-        self._prepared = self._prepared or _joined(self._elements)
+        self._prepared = self._prepared or _join(self._elements)
         for start in range(0, len(asked), CHUNK_IDS):
             chunk = asked.slice(start, CHUNK_IDS).to_batches()[0]
             ids = ids_of(chunk.column("id"))
@@ -329,7 +329,7 @@ class _Stream:
 _NOBODY: Final = (-1, -1)  # the group of rows without an id
 
 
-def _joined(batches: Sequence[pa.RecordBatch]) -> Elements:
+def _join(batches: Sequence[pa.RecordBatch]) -> Elements:
     """Put elements side by side for the kernel."""
     if not batches:
         return _NO_ELEMENTS

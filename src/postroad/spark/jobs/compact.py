@@ -93,7 +93,7 @@ def _units(directory: Path, options: Options) -> Iterator[_FileGroup]:
         (name for path in directory.glob("*.parquet") if (name := FileName.parse(path.name)) is not None),
         key=lambda name: name.order,
     )
-    replaced = _replaced(directory, names)
+    replaced = _find_replaced(directory, names)
     settled = [name for name in names if name.sort is not Sort.COPIES and str(name) not in replaced]
     if options.out is None:
         settled = settled[:-1]
@@ -110,7 +110,7 @@ def _units(directory: Path, options: Options) -> Iterator[_FileGroup]:
         yield _FileGroup(str(directory), tuple(map(str, run)), options)
 
 
-def _replaced(directory: Path, names: Sequence[FileName]) -> set[str]:
+def _find_replaced(directory: Path, names: Sequence[FileName]) -> set[str]:
     """Return the files that a merged one replaces and that still lie beside it: they are dead, whoever made it."""
     found: set[str] = set()
     for name in names:
@@ -154,7 +154,7 @@ def _compact_unit(unit: _FileGroup) -> dict[str, Any]:
     files = [_read(directory, name) for name in unit.names]
     head = files[-1].table.head
     elements, records = _rows(directory, files)
-    copied = _copied(directory)
+    copied = _find_copied(directory)
     apart = [element for element in elements if identity_of(element) in copied]
     joined = join([element for element in elements if identity_of(element) not in copied]) + apart
     joined = [element for element in joined if last_ms(element) >= unit.options.expire_ms]
@@ -181,7 +181,7 @@ def _rows(directory: Path, files: Sequence[_File]) -> tuple[list[Element], list[
         raise TrackFileError(str(directory / files[0].name), str(error)) from error
 
 
-def _copied(directory: Path) -> set[Identity]:
+def _find_copied(directory: Path) -> set[Identity]:
     """Return the elements of which copies are there: they keep their names, so that readers know the one for the other."""
     names = [path.name for path in directory.glob("*.parquet")]
     copies = [name for name in names if (parsed := FileName.parse(name)) is not None and parsed.sort is Sort.COPIES]

@@ -139,7 +139,7 @@ def claims_of(
         (row["broker"], row["number"]): row["to_ms"]
         for row in tracks.of_kind("crash").select("broker", "number", "to_ms").collect()
     }
-    lost = _lost(tracks)
+    lost = _find_lost(tracks)
     by_stream: dict[tuple[str, int], list[SpanRow]] = defaultdict(list)
     for row in _spans(tracks).collect():
         attached = row["closed_ms"] is None
@@ -170,7 +170,7 @@ def _spans(tracks: Tracks) -> DataFrame:
     return spans.select("broker", "incarnation", "number", "subscriber", "pubend", "newest.*")
 
 
-def _lost(tracks: Tracks) -> dict[tuple[str, int], list[tuple[int, int]]]:
+def _find_lost(tracks: Tracks) -> dict[tuple[str, int], list[tuple[int, int]]]:
     found: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
     for row in tracks.of_kind("lost").select("subscriber", "pubend", "from_tick", "to_tick").distinct().collect():
         found[row["subscriber"], row["pubend"]].append((row["from_tick"], row["to_tick"]))
@@ -179,7 +179,9 @@ def _lost(tracks: Tracks) -> dict[tuple[str, int], list[tuple[int, int]]]:
 
 def lost_with_files(tracks: Tracks) -> list[tuple[int, int, int]]:
     """Return (pubend, lo, hi) of what brokers said is lost with the files of their former lives."""
-    return sorted((pubend, lo, hi) for (subscriber, pubend), told in _lost(tracks).items() if not subscriber for lo, hi in told)
+    return sorted(
+        (pubend, lo, hi) for (subscriber, pubend), told in _find_lost(tracks).items() if not subscriber for lo, hi in told
+    )
 
 
 def _horizons(tracks: Tracks) -> dict[int, int]:
@@ -414,9 +416,9 @@ class WantedKernel:
                 inside = self._intervals.contain(pubend_broker(pubend), milliseconds_of(batch))
                 batch = batch.filter(inside)  # noqa: PLW2901
             if len(batch):
-                yield self._wanted(judge, pubend, batch)
+                yield self._find_wanted(judge, pubend, batch)
 
-    def _wanted(self, judge: _Judge, pubend: int, batch: Batch) -> pa.RecordBatch:
+    def _find_wanted(self, judge: _Judge, pubend: int, batch: Batch) -> pa.RecordBatch:
         row_parts, code_parts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         origin = pubend_broker(pubend)
         for claim, broker, rows in judge.matches(pubend, batch):

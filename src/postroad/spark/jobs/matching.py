@@ -242,7 +242,7 @@ def _matches(order: Longs, position: Longs, history: Longs, certain: Flags, elem
     probability = -np.expm1(_matching_sets(rank, position, np.searchsorted(known, elements.history), probing, weight, len(order)))
     probability = np.clip(probability, 0.0, 1.0)  # the difference of two sums may be a little off
     probability[certain] = 0.0
-    return Matches(order[position], known[rank], probability, _tested(elements, probing, weight))
+    return Matches(order[position], known[rank], probability, _test(elements, probing, weight))
 
 
 def _weights(elements: Elements) -> Floats:
@@ -274,7 +274,7 @@ def _sum_up_to(keys: Longs, values: Floats, wanted: Longs) -> Floats:
     return totals[np.searchsorted(keys[order], wanted, "right")]
 
 
-def _tested(elements: Elements, slices: _Slices, weight: Floats) -> dict[int, tuple[int, float]]:
+def _test(elements: Elements, slices: _Slices, weight: Floats) -> dict[int, tuple[int, float]]:
     count = slices.after - slices.first
     expected = count * -np.expm1(weight[slices.element])
     known, rank = np.unique(elements.history[slices.element], return_inverse=True)

@@ -224,7 +224,7 @@ class LakeRows:
         present = {name.lower() for name in rows.columns}
         columns = [column for column in columns if column.column.lower() in present]
         payload = F.col("payload") if payloads else F.lit(b"").alias("payload")
-        chosen = rows.select("id", "tick", F.col("pubend").cast("long"), payload, *(_quoted(column.column) for column in columns))
+        chosen = rows.select("id", "tick", F.col("pubend").cast("long"), payload, *(_quote(column.column) for column in columns))
         return chosen.mapInArrow(_LakeReader(kernel, columns), schema)
 
 
@@ -257,7 +257,7 @@ def local_directories(sources: Sequence[str]) -> list[str]:
     return found
 
 
-def _quoted(name: str) -> Any:
+def _quote(name: str) -> Any:
     return F.col(f"`{name.replace('`', '``')}`")
 
 

@@ -106,7 +106,7 @@ def traces(overlay: HistoryMap, batch: pa.RecordBatch) -> pa.RecordBatch:
     kinds = overlay.kind[history]
     by_kind = {kind: hits.of(kinds == kind.value) for kind in Kind}
     asked = _Asked.of(ids, overlay)
-    published, doubt = _published(by_kind[Kind.PUBLISHER], overlay, asked)
+    published, doubt = _find_published(by_kind[Kind.PUBLISHER], overlay, asked)
     gaps = _Gaps.of(overlay, asked)
     reached = _reach(overlay, by_kind[Kind.ROUTING], asked, published, gaps)
     return record_batch(
@@ -149,7 +149,7 @@ class _Asked:
         return cls(origin, parts["publisher"].astype(np.int64), timestamp, np.where(unknown, -1, place))
 
 
-def _published(hits: _Hits, overlay: HistoryMap, asked: _Asked) -> tuple[Flags, Floats]:
+def _find_published(hits: _Hits, overlay: HistoryMap, asked: _Asked) -> tuple[Flags, Floats]:
     """Say which ids the publisher history of their own broker holds."""
     own = overlay.broker[hits.history] == asked.place[hits.row]
     published, doubt = np.zeros(len(asked.origin), np.bool_), np.zeros(len(asked.origin), np.float64)

@@ -45,12 +45,12 @@ def close_books(
     """Return rows of `BOOKS`: intervals of accounts, each with what was expected and what the histories counted."""
     promised = counts.filter((F.col("target") >= 0) & F.col("standing").isin(int(Standing.EXPECTED), int(Standing.SKIPPED)))
     claimed = promised.select("target", F.col("grain").alias("lo"), F.col("grain").alias("hi"), F.col("count").alias("expected"))
-    rows = claimed.withColumn("counted", F.lit(0).cast("long")).unionByName(_counted(spark, claims, histories, elements))
+    rows = claimed.withColumn("counted", F.lit(0).cast("long")).unionByName(_count(spark, claims, histories, elements))
     tasks = 2 * spark.sparkContext.defaultParallelism
     return rows.repartition(tasks, "target").sortWithinPartitions("target", "lo").mapInArrow(sweep, BOOKS)
 
 
-def _counted(spark: SparkSession, claims: Claims, histories: Sequence[NumberedHistory], elements: DataFrame) -> DataFrame:
+def _count(spark: SparkSession, claims: Claims, histories: Sequence[NumberedHistory], elements: DataFrame) -> DataFrame:
     keys = [
         (*(getattr(history, name) for name in HISTORY), claims.target(target))
         for history in histories
@@ -73,13 +73,13 @@ def sweep(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = {name: np.concatenate([state[name], integers(batch.column(name))]) for name in state}
         if not len(rows["target"]):
             continue
-        joined = _joined(rows)
+        joined = _join(rows)
         yield _books({name: values[:-1] for name, values in joined.items()})
         state = {name: values[-1:] for name, values in joined.items()}
     yield _books(state)
 
 
-def _joined(rows: dict[str, Longs]) -> dict[str, Longs]:
+def _join(rows: dict[str, Longs]) -> dict[str, Longs]:
     base = rows["target"] * _STRIDE
     reach = np.maximum.accumulate(base + rows["hi"])
     begins = np.ones(len(base), np.bool_)

@@ -60,7 +60,7 @@ def gather(published: Published | None, tracks: Tracks | None) -> Facts:
     sizes: dict[int, int] = {}
     for file in tracks.files:
         sizes[file.broker] = sizes.get(file.broker, 0) + file.size
-    return Facts(traffic, width, latencies, histories_of(tracks.elements), _stored(tracks, sizes), sizes, _delays(tracks))
+    return Facts(traffic, width, latencies, histories_of(tracks.elements), _describe_costs(tracks, sizes), sizes, _delays(tracks))
 
 
 def _traffic_kernel(rows: Numbered) -> Iterator[pa.RecordBatch]:
@@ -101,7 +101,7 @@ def _latencies(seconds: DataFrame) -> dict[int, Histogram]:
     return {pubend: Histogram.of_counts(found) for pubend, found in counts.items()}
 
 
-def _stored(tracks: Tracks, sizes: dict[int, int]) -> tuple[tuple[Any, ...], ...]:
+def _describe_costs(tracks: Tracks, sizes: dict[int, int]) -> tuple[tuple[Any, ...], ...]:
     """Say what each strategy costs: blooms their bits, the ids that are kept as they are the rest of the files."""
     rows = (
         tracks.elements.groupBy("broker", "strategy")

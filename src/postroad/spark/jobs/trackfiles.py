@@ -173,13 +173,13 @@ def _index_rows(name: str, table: TrackTable) -> Iterator[pa.RecordBatch]:
         for part in (np.flatnonzero(history), np.flatnonzero(~history)):
             if len(part):
                 taken = rows.take(array(part))
-                bodies = _copied_bodies(name, taken) if copies and history[part[0]] else pa.nulls(len(part), pa.binary())
+                bodies = _copy_bodies(name, taken) if copies and history[part[0]] else pa.nulls(len(part), pa.binary())
                 yield _with_place(name, part, taken, bodies)
     except FormatError as error:
         raise TrackFileError(name, str(error)) from error
 
 
-def _copied_bodies(name: str, rows: pa.RecordBatch) -> Any:
+def _copy_bodies(name: str, rows: pa.RecordBatch) -> Any:
     listed = rows.column("milliseconds").is_valid()
     return pc.if_else(listed, _list_bodies(name, rows)[0], rows.column("bits"))
 

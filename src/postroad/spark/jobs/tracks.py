@@ -149,7 +149,7 @@ def open_tracks(
     `TrackFileError` for a damaged or missing file, unless `on_damage` is `skip`.
     """
     if trackless:
-        sources = [source for source in sources if not (is_data_directory(source) and not _listed_local(source))]
+        sources = [source for source in sources if not (is_data_directory(source) and not _list_local(source))]
     ends = {directory: _chain_ends(directory) for directory in _directories(sources)}
     index, heads = _steady_index(spark, sources)
     heads = _with_brokers(heads)
@@ -163,7 +163,7 @@ def open_tracks(
         index.unpersist()
         file, _, problem = bad.reason.partition(": ")
         raise TrackFileError(file, problem)
-    holes += _dropped(heads) + _crashes(records, late_ms)
+    holes += _find_dropped(heads) + _crashes(records, late_ms)
     brokers = frozenset(head.broker for head in heads if head.kind == FILE)
     doubts, unchained = _check_chains(heads, ends)
     return Tracks(spark, index, elements, records, tuple(heads), tuple(sorted(holes)), brokers, doubts, unchained)
@@ -184,7 +184,7 @@ def track_files(spark: SparkSession, sources: Sequence[str]) -> list[str]:
     """Find the files of tracks that sources name."""
     found: dict[str, None] = {}
     for source in sources:
-        listed = _listed_uri(spark, source) if is_uri(source) else _listed_local(source)
+        listed = _list_uri(spark, source) if is_uri(source) else _list_local(source)
         if not listed:
             raise TracksMissingError(source)
         found.update(dict.fromkeys(listed))
@@ -197,32 +197,32 @@ def is_data_directory(source: str) -> bool:
     return not is_uri(source) and path.is_dir() and any(logs_in(each) for each in (path, *path.glob("*")))
 
 
-def _listed_local(source: str) -> list[str]:
+def _list_local(source: str) -> list[str]:
     """A directory of tracks, a broker's data directory, a directory of data directories, or a glob."""
     path = Path(source)
     if path.is_file():
         return [str(path.absolute())]
     if path.is_dir():
-        return next((files for pattern in _PATTERNS if (files := _named([str(file) for file in path.glob(pattern)]))), [])
+        return next((files for pattern in _PATTERNS if (files := _keep_named([str(file) for file in path.glob(pattern)]))), [])
     if not any(sign in source for sign in "*?["):
         return []
     anchor = Path(path.anchor) if path.is_absolute() else Path()
     found = anchor.glob(str(path.relative_to(anchor)) if path.is_absolute() else source)
-    return _named([name for each in found for name in ([str(each)] if each.is_file() else _listed_local(str(each)))])
+    return _keep_named([name for each in found for name in ([str(each)] if each.is_file() else _list_local(str(each)))])
 
 
-def _named(paths: Iterable[str]) -> list[str]:
+def _keep_named(paths: Iterable[str]) -> list[str]:
     """Keep what is named as brokers name their tracks."""
     return sorted(path for path in paths if FileName.parse(path.rpartition("/")[2]) is not None)
 
 
-def _listed_uri(spark: SparkSession, source: str) -> list[str]:
+def _list_uri(spark: SparkSession, source: str) -> list[str]:
     root, _, name = source.rstrip("/").rpartition("/")
     found = [each.path for each in place(spark, root).listed(name) if not each.directory]
     if found:
         return sorted(found)
     for pattern in _PATTERNS:
-        files = _named([each.path for each in place(spark, source).listed(pattern) if not each.directory])
+        files = _keep_named([each.path for each in place(spark, source).listed(pattern) if not each.directory])
         if files:
             return files
     return []
@@ -318,7 +318,7 @@ def _file_holes(heads: Sequence[FileHead], slack_ms: int) -> list[TrackHole]:
 
 
 def _directories(sources: Sequence[str]) -> set[str]:
-    return {path.rpartition("/")[0] for source in sources if not is_uri(source) for path in _listed_local(source)}
+    return {path.rpartition("/")[0] for source in sources if not is_uri(source) for path in _list_local(source)}
 
 
 def _chain_ends(directory: str) -> ChainEnds | None:
@@ -383,7 +383,7 @@ def _order(name: str) -> tuple[int, int] | None:
     return (int(found.group(1)), int(found.group(2))) if found else None
 
 
-def _dropped(heads: Sequence[FileHead]) -> list[TrackHole]:
+def _find_dropped(heads: Sequence[FileHead]) -> list[TrackHole]:
     kept: dict[int, int] = {}
     for head in heads:
         kept[head.broker] = max(kept.get(head.broker, 0), head.kept_from_ms)

@@ -103,10 +103,10 @@ class PostgresQueueStorage:
         self._takes: Combiner[TakeRequest, list[Message] | UnknownQueueError] = Combiner(
             self._take_batch, parallel=2, rows_max=64
         )
-        self._dones: Combiner[Lease, LeaseStatus] = Combiner(self._done_batch, parallel=2)
+        self._dones: Combiner[Lease, LeaseStatus] = Combiner(self._finish_batch, parallel=2)
 
     async def open(self) -> None:
-        async with self._mapped():
+        async with self._map_errors():
             settings = {"search_path": self._schema, **PLANNER_SETTINGS}
             connection = await asyncpg.connect(self._dsn, timeout=self._timeout_s)
             try:
@@ -156,7 +156,7 @@ class PostgresQueueStorage:
         delay = 0.05
         while True:
             with contextlib.suppress(StorageUnavailableError):
-                async with self._mapped():
+                async with self._map_errors():
                     connection = await asyncpg.connect(self._dsn, timeout=self._timeout_s)
                     try:
                         delay = 0.05
@@ -337,7 +337,7 @@ class PostgresQueueStorage:
     async def done(self, leases: Sequence[Lease]) -> list[LeaseStatus]:
         return await self._dones.call(leases)
 
-    async def _done_batch(self, leases: list[Lease]) -> list[LeaseStatus]:
+    async def _finish_batch(self, leases: list[Lease]) -> list[LeaseStatus]:
         return await self._on_leases("SELECT done_batch($1, $2, $3, $4)", leases)
 
     async def release(self, leases: Sequence[Lease], *, delay_ms: int = 0, undelivered: bool = False) -> list[LeaseStatus]:
@@ -447,11 +447,11 @@ class PostgresQueueStorage:
     async def _connection(self) -> AsyncIterator[_Connection]:
         if self._pool is None:
             raise StorageUnavailableError("the queue storage is not open")
-        async with self._mapped(), self._pool.acquire(timeout=self._timeout_s) as connection:
+        async with self._map_errors(), self._pool.acquire(timeout=self._timeout_s) as connection:
             yield connection
 
     @contextlib.asynccontextmanager
-    async def _mapped(self) -> AsyncIterator[None]:
+    async def _map_errors(self) -> AsyncIterator[None]:
         try:
             yield
         except asyncpg.DataError:

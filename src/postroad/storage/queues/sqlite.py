@@ -244,7 +244,7 @@ class SqliteQueueStorage:
         now = self._clock_ms()
 
         def change(db: sqlite3.Connection, lease: Lease) -> bool:
-            if not _held(db, lease):
+            if not _is_held(db, lease):
                 return False
             _give_back(db, lease.message_id, now, delay_ms=delay_ms, spend=not undelivered)
             return True
@@ -255,7 +255,7 @@ class SqliteQueueStorage:
         due = self._clock_ms() + lease_ms
 
         def change(db: sqlite3.Connection, lease: Lease) -> bool:
-            held = _held(db, lease)
+            held = _is_held(db, lease)
             if held:
                 db.execute("UPDATE messages SET due = ? WHERE message_id = ?", (due, lease.message_id))
             return held
@@ -426,7 +426,7 @@ def _hand_over(db: sqlite3.Connection, message_id: int, client_id: int, lease_ms
     return _message(row)
 
 
-def _held(db: sqlite3.Connection, lease: Lease) -> bool:
+def _is_held(db: sqlite3.Connection, lease: Lease) -> bool:
     statement = "SELECT 1 FROM messages WHERE message_id = ? AND queue_id = ? AND state = 2 AND delivery = ? AND leased_by = ?"
     return db.execute(statement, (lease.message_id, lease.queue_id, lease.delivery, lease.client_id)).fetchone() is not None
 

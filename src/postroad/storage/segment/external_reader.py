@@ -125,7 +125,7 @@ def part_records(part: Part) -> Iterator[tuple[Window, Record]]:
                 if record.last >= part.hi:
                     return
     except FileNotFoundError as error:
-        raise _gone(part) from error
+        raise _explain_missing(part) from error
     except OSError as error:
         raise read_error(error, segment.path, part.offset) from error
 
@@ -138,7 +138,7 @@ def sound_parts(pubend: int, segment: Segment, bytes_wanted: int) -> tuple[list[
     after = segment.base
     with opened(_DISK, segment) as window:
         for each in walk(window, segment, segment.start, segment.base):
-            damage = each if isinstance(each, Damage) else _damaged_body(window, segment, each, after)
+            damage = each if isinstance(each, Damage) else _find_damaged_body(window, segment, each, after)
             if damage is not None:
                 found += [] if part is None else [part]
                 part, after = None, damage.hi
@@ -153,7 +153,7 @@ def sound_parts(pubend: int, segment: Segment, bytes_wanted: int) -> tuple[list[
     return [*found, *([] if part is None else [part])], holes
 
 
-def _damaged_body(window: Window, segment: Segment, record: Record, after: int) -> Damage | None:
+def _find_damaged_body(window: Window, segment: Segment, record: Record, after: int) -> Damage | None:
     try:
         checked_body(window, segment, record)
     except CorruptSegmentError as error:
@@ -173,14 +173,14 @@ def layouts(view: LogView, records_max: int | None) -> Iterator[Layout]:
                 for record in records(window, segment, segment.start, segment.base):
                     yield _layout(window, segment, record)
             else:
-                yield from _sampled(window, segment, apart)
+                yield from _sample(window, segment, apart)
 
 
-def _sampled(window: Window, segment: Segment, apart: int) -> Iterator[Layout]:
+def _sample(window: Window, segment: Segment, apart: int) -> Iterator[Layout]:
     index = _index(segment)
     following = dict(pairwise(offset for _, offset in index))
     window.ahead = LAYOUT_BYTES_MAX
-    for after, offset in _thinned(index, apart):
+    for after, offset in _thin_out(index, apart):
         for record in records(window, segment, offset, after):
             if record.offset >= following.get(offset, segment.end):
                 break
@@ -195,7 +195,7 @@ def _layout(window: Window, segment: Segment, record: Record) -> Layout:
         raise CorruptSegmentError(str(segment.path), record.offset, f"a record contains no valid batch ({error})") from error
 
 
-def _gone(part: Part) -> StorageError | GapError:
+def _explain_missing(part: Part) -> StorageError | GapError:
     """Say why a segment's file is not there: it was released, or it is lost."""
     path = part.segment.path
     bases = sorted(segment_base(each) for each in path.parent.glob(f"*{SUFFIX}"))
@@ -226,7 +226,7 @@ def _view(path: Path, paths: list[Path], pubend: int, *, tolerant: bool) -> LogV
     if holes and not tolerant:
         raise holes[0].error
     last = max([segment_base(paths[-1]), *(segment.last for segment in segments)])
-    marked = _released(_mark_bytes(path, RELEASED_NAME), pubend)  # after them: then no removal is ahead of it
+    marked = _read_released(_mark_bytes(path, RELEASED_NAME), pubend)  # after them: then no removal is ahead of it
     return LogView(path, pubend, tuple(segments), segment_base(paths[0]), last, tuple(holes), marked)
 
 
@@ -288,7 +288,7 @@ def _mark_bytes(path: Path, name: str) -> bytes:
         return b""
 
 
-def _released(data: bytes, pubend: int) -> int:
+def _read_released(data: bytes, pubend: int) -> int:
     try:
         return parse_released(data, pubend)
     except FormatError:
@@ -307,10 +307,10 @@ def _places(segment: Segment, bytes_wanted: int) -> list[tuple[int, int]]:
     """Return (after, offset) of places to start at, about so many bytes apart; the first is the segment's start."""
     if segment.end - segment.start <= bytes_wanted:
         return [(segment.base, segment.start)] if segment.end > segment.start else []
-    return _thinned(_spaced(segment, bytes_wanted) if segment.trailer is None else _index(segment), bytes_wanted)
+    return _thin_out(_space_out(segment, bytes_wanted) if segment.trailer is None else _index(segment), bytes_wanted)
 
 
-def _thinned(places: list[tuple[int, int]], bytes_wanted: int) -> list[tuple[int, int]]:
+def _thin_out(places: list[tuple[int, int]], bytes_wanted: int) -> list[tuple[int, int]]:
     """Return places that are at least so many bytes apart."""
     kept: list[tuple[int, int]] = []
     for after, offset in places:
@@ -319,7 +319,7 @@ def _thinned(places: list[tuple[int, int]], bytes_wanted: int) -> list[tuple[int
     return kept
 
 
-def _spaced(segment: Segment, bytes_wanted: int) -> list[tuple[int, int]]:
+def _space_out(segment: Segment, bytes_wanted: int) -> list[tuple[int, int]]:
     """Return where records of a segment start, at least so many bytes apart."""
     spaced: list[tuple[int, int]] = []
     with opened(_DISK, segment) as window:

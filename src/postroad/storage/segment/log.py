@@ -288,13 +288,13 @@ class SegmentLog:
             self._disk.write(active.descriptor, buffers, offset)
         except OSError as error:
             self._cut(active, error)
-            raise self._refused(error, active.path) from error
+            raise self._name_failure(error, active.path) from error
         try:
             self._disk.sync(active.descriptor)
         except OSError as error:
             self._fail(active, error)
 
-    def _refused(self, error: OSError, path: Path) -> StorageError:
+    def _name_failure(self, error: OSError, path: Path) -> StorageError:
         """Name a write that failed; anything but a lack of room ends the use of the log."""
         mapped = write_error(error, path)
         if isinstance(mapped, StorageFailedError) and self._failed is None:
@@ -319,7 +319,7 @@ class SegmentLog:
         try:
             following = self._begin(active.last, self._last_ids)
         except OSError as error:
-            raise self._refused(error, self.path) from error
+            raise self._name_failure(error, self.path) from error
         index = index_array(active.index)
         trailer, footer = pack_footer(index, end=active.end, last=active.last, rows=active.rows, salt=active.salt)
         try:
@@ -368,7 +368,7 @@ class SegmentLog:
             self._disk.rename(following.path.with_suffix(NEW_SUFFIX), following.path)
         except OSError as error:
             self._cut(active, error)
-            raise self._refused(error, following.path) from error
+            raise self._name_failure(error, following.path) from error
         try:
             self._disk.sync_directory(self.path)
         except OSError as error:

@@ -119,7 +119,7 @@ def read_header(disk: Disk, path: Path, pubend: int, previous: int | None, *, me
         descriptor = disk.open(path)
         try:
             data = disk.read(descriptor, ALIGNMENT, 0)
-            header = _mended_header(data) if mend else parse_header(data)
+            header = _mend_header(data) if mend else parse_header(data)
             size = disk.size(descriptor)
         finally:
             disk.close(descriptor)
@@ -136,7 +136,7 @@ def read_header(disk: Disk, path: Path, pubend: int, previous: int | None, *, me
     return header, size
 
 
-def _mended_header(data: Bytes) -> Header:
+def _mend_header(data: Bytes) -> Header:
     """Parse a header, also one in which a single byte is wrong: only the right byte in its place makes the check succeed."""
     try:
         return parse_header(data)

@@ -76,7 +76,7 @@ def survey_log(path: Path, pubend: int) -> Survey:
     if not paths:
         raise LogMissingError(str(path.parent), pubend)
     damage: list[Damage] = []
-    segments = _closed_segments(paths, pubend, damage)
+    segments = _find_closed_segments(paths, pubend, damage)
     try:
         segments.append(observe_last(paths[-1], pubend))
     except CorruptSegmentError as error:
@@ -97,7 +97,7 @@ def repair_log(path: Path, pubend: int) -> Repair:
         paths = sorted(path.glob(f"*{SUFFIX}"))
         moved: list[Path] = []
         lost: list[Damage] = []
-        for segment in _closed_segments(paths, pubend, []):
+        for segment in _find_closed_segments(paths, pubend, []):
             damage = _damage_in(segment)
             if damage or segment.trailer is None:
                 moved.append(_rewrite(segment, pubend))
@@ -107,7 +107,7 @@ def repair_log(path: Path, pubend: int) -> Repair:
         _DISK.close(lock)
 
 
-def _closed_segments(paths: list[Path], pubend: int, damage: list[Damage]) -> list[Segment]:
+def _find_closed_segments(paths: list[Path], pubend: int, damage: list[Damage]) -> list[Segment]:
     return [recover_closed(_DISK, each, pubend, segment_base(following), damage) for each, following in pairwise(paths)]
 
 

@@ -188,7 +188,7 @@ class SqliteMetadata:
         try:
             yield
         except sqlite3.Error as error:
-            raise _mapped(error, self.path) from error
+            raise _map_error(error, self.path) from error
         except OSError as error:
             raise StorageFailedError(str(self.path), error.strerror or str(error)) from error
 
@@ -201,7 +201,7 @@ def row_sum(key: str | bytes, value: str | bytes) -> int:
     return digest - (1 << 64) if digest >> 63 else digest
 
 
-def _mapped(error: sqlite3.Error, path: Path) -> StorageError:
+def _map_error(error: sqlite3.Error, path: Path) -> StorageError:
     code = getattr(error, "sqlite_errorcode", None)
     primary = None if code is None else code & 0xFF
     if primary == sqlite3.SQLITE_FULL:

@@ -255,7 +255,7 @@ class ClientMachine:
         if status.ok:
             self._succeed(status, now)
         elif status.status == m.NO_MESSAGE and isinstance(self._operation, GetFrom):
-            self._answered_by()
+            self._answers_of()
             self._finish()
         elif status.status == m.HOME:
             self._settle_in(status, now)
@@ -280,7 +280,7 @@ class ClientMachine:
         self._payload = self._format(self._operation)
         self._ask(now)
 
-    def _answered_by(self) -> None:
+    def _answers_of(self) -> None:
         self._first = (self._first + self._asked) % len(self.proxies)
 
     def _succeed(self, status: m.Status, now: float) -> None:
@@ -295,7 +295,7 @@ class ClientMachine:
             memory.last_message_id, memory.home = status.message_id, home
             received = Received(operation.topic, status.message_id, status.body)
             self._persist(self._memory_row(operation.topic), SaveReceived(operation.topic, received.id, received.body))
-            self._answered_by()
+            self._answers_of()
             self._finish(received)
             return
         rows: list[ClientRow] = []
@@ -309,5 +309,5 @@ class ClientMachine:
             rows.append(self._memory_row(operation.topic))
         if rows:
             self._persist(*rows)
-        self._answered_by()
+        self._answers_of()
         self._finish()

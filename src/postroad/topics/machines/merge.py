@@ -75,20 +75,20 @@ class _Merge:
         unread_here = {client: self.ours.unread(s) for client, s in self.ours.subscribers.items() if s.subscribed}
         self._insert()
         unread_there = {client: self._sequences(ids) for client, ids in self.theirs.unread.items()}
-        new_there = [sequence for sequence, entry in self.old_log.items() if not self._known_there(entry)]
+        new_there = [sequence for sequence, entry in self.old_log.items() if not self._is_known_there(entry)]
         for client in list(dict.fromkeys([*self.ours.subscribers, *self.theirs.subscribers])):
             self._join(client, unread_here.get(client, []), unread_there.get(client, []), new_there)
         self._publishers()
         self.ours.count()
         return [self.ours.topic_row(), *self.rows, Unstage(self.ours.topic, self.theirs.copy)]
 
-    def _known_here(self, message: bytes) -> bool:
+    def _is_known_here(self, message: bytes) -> bool:
         parsed = parse_message_id(message)
         if parsed is None:
             return message in self.ours.ids
         return parsed[1] <= self.known_here.get(parsed[0], -1)
 
-    def _known_there(self, entry: Entry) -> bool:
+    def _is_known_there(self, entry: Entry) -> bool:
         line = self.theirs.publishers.get(entry.publisher)
         return entry.id in self.theirs.messages or (line is not None and entry.counter <= line.counter)
 
@@ -96,7 +96,7 @@ class _Merge:
         """Put B's messages into the log: those new to A, and those one of B's subscribers has yet to read."""
         wanted = {message for ids in self.theirs.unread.values() for message in ids}
         for message in sorted(self.theirs.messages.values(), key=lambda m: (m.stamp, m.id)):
-            new = not self._known_here(message.id)
+            new = not self._is_known_here(message.id)
             if message.id in self.ours.ids or not (new or message.id in wanted):
                 continue
             sequence = self.ours.next_sequence
@@ -148,7 +148,7 @@ class _Merge:
         return [sequence for sequence in sequences if self.ours.log[sequence].stamp > stamp]
 
     def _save(self, client: bytes, subscriber: Subscriber, unread: list[int]) -> None:
-        subscriber.late = self._ordered(unread)
+        subscriber.late = self._sort(unread)
         subscriber.position = self.ours.next_sequence - 1
         self.ours.subscribers[client] = subscriber
         row = SaveSubscriber(
@@ -162,7 +162,7 @@ class _Merge:
         )
         self.rows += [row, SetLate(self.ours.topic, client, tuple(subscriber.late))]
 
-    def _ordered(self, unread: list[int]) -> list[int]:
+    def _sort(self, unread: list[int]) -> list[int]:
         """Order by stamp; the messages of one publisher, in the places they have, by counter."""
         log = self.ours.log
         merged = sorted(dict.fromkeys(unread), key=lambda s: (log[s].stamp, log[s].id))

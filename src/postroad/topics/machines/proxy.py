@@ -91,9 +91,9 @@ class ProxyMachine:
 
     def receive(self, message: Input, *, link: Route, now: float) -> None:
         if isinstance(message, Asked):
-            self._asked(message.payload, link, now)
+            self._take_question(message.payload, link, now)
         else:
-            self._answered(message, now)
+            self._take_answer(message, now)
 
     def wake(self, *, now: float) -> None:
         again, given_up = self._calls.wake(now)
@@ -127,7 +127,7 @@ class ProxyMachine:
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    def _asked(self, payload: bytes, route: Route, now: float) -> None:
+    def _take_question(self, payload: bytes, route: Route, now: float) -> None:
         try:
             header = m.parse_header(payload)
             if header.name in CLIENT_REQUESTS:
@@ -136,7 +136,7 @@ class ProxyMachine:
             message = m.parse(payload)
             match message:
                 case m.Periodic():
-                    self._announced(message, route, now)
+                    self._take_announcement(message, route, now)
                 case m.Status() if message.status == REPORT:
                     self._reply(route, m.OK, body=self._report(now))
                 case _:
@@ -216,7 +216,7 @@ class ProxyMachine:
 
     # -- answers ------------------------------------------------------------------------------------------------------
 
-    def _answered(self, answer: Answered, now: float) -> None:
+    def _take_answer(self, answer: Answered, now: float) -> None:
         tag = self._calls.resolve(answer.request)
         if not isinstance(tag, _Forward):
             return
@@ -267,7 +267,7 @@ class ProxyMachine:
 
     # -- announcements ------------------------------------------------------------------------------------------------
 
-    def _announced(self, message: m.Periodic, route: Route, now: float) -> None:
+    def _take_announcement(self, message: m.Periodic, route: Route, now: float) -> None:
         extensions = message.extensions
         address = m.name(extensions, "a") or message.sender
         if len(self._claims) + len(message.topics) > self.options.topics_max or not self._learn(message.sender, address):
@@ -287,7 +287,7 @@ class ProxyMachine:
         disputed = tuple(topic for topic in server.topics if len(self._claims[topic]) > 1)
         for topic in disputed:
             self._resolve(topic, now)
-        answer = None if stamp is None else {**self._settled(message.sender), **self._list(message)}
+        answer = None if stamp is None else {**self._find_settled(message.sender), **self._list(message)}
         self._reply(route, m.OK, body=m.format_names(disputed), extensions=answer)
 
     def _remember(self, message: m.Periodic) -> None:
@@ -344,7 +344,7 @@ class ProxyMachine:
         for topic in topics:
             self._route(topic, min(self._claims[topic]))
 
-    def _settled(self, sender: bytes) -> dict[str, bytes]:
+    def _find_settled(self, sender: bytes) -> dict[str, bytes]:
         """Say how far all other servers have reported; nothing when one has not."""
         others = [server for name, server in self.servers.items() if name != sender]
         moved = max((server.moved for server in self.servers.values()), default=0)

@@ -214,10 +214,10 @@ class TopicCopy:
         subscriber = self.subscribers.get(client)
         if subscriber is None or not subscriber.subscribed:
             return Verdict.NOT_SUBSCRIBED, [], None
-        rows = [] if last == NO_MESSAGE_ID else self._received(client, subscriber, last)
+        rows = [] if last == NO_MESSAGE_ID else self._list_received(client, subscriber, last)
         return Verdict.DONE, rows, self.head(subscriber)
 
-    def _received(self, client: bytes, subscriber: Subscriber, last: bytes) -> list[ServerRow]:
+    def _list_received(self, client: bytes, subscriber: Subscriber, last: bytes) -> list[ServerRow]:
         sequence = self.ids.get(last)
         if sequence is None:
             return []

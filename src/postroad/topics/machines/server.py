@@ -99,9 +99,9 @@ class ServerMachine:
 
     def receive(self, message: Input, *, link: Route, now: float) -> None:
         if isinstance(message, Asked):
-            self._asked(message.payload, link, now)
+            self._take_question(message.payload, link, now)
         else:
-            self._answered(message, now)
+            self._take_answer(message, now)
 
     def wake(self, *, now: float) -> None:
         while self._held and self._held[0][0] <= now:
@@ -176,7 +176,7 @@ class ServerMachine:
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    def _asked(self, payload: bytes, route: Route, now: float) -> None:
+    def _take_question(self, payload: bytes, route: Route, now: float) -> None:
         try:
             message = m.parse(payload)
             stamp = m.number(message.extensions, "t")
@@ -188,7 +188,7 @@ class ServerMachine:
                 case m.Merge():
                     self._merge_ordered(message, route, now)
                 case m.Transfer():
-                    self._transferred(message, route, now)
+                    self._take_transfer(message, route, now)
                 case m.Status() if message.status == REPORT:
                     self._reply(route, m.OK, message.extensions, body=self._report())
                 case _:
@@ -396,7 +396,7 @@ class ServerMachine:
 
     # -- answers ------------------------------------------------------------------------------------------------------
 
-    def _answered(self, answer: Answered, now: float) -> None:
+    def _take_answer(self, answer: Answered, now: float) -> None:
         tag = self._calls.resolve(answer.request)
         if tag is None:
             return
@@ -524,7 +524,7 @@ class ServerMachine:
 
     # -- taking a copy in ---------------------------------------------------------------------------------------------
 
-    def _transferred(self, message: m.Transfer, route: Route, now: float) -> None:
+    def _take_transfer(self, message: m.Transfer, route: Route, now: float) -> None:
         asked, topic = message.extensions, message.topic
         source = m.name(asked, "c") or b"old!%s!%d" % (message.sender, xxhash.xxh3_64_intdigest(message.data))
         moved, copy = self.moved.get(topic), self.copies.get(topic)

@@ -259,7 +259,7 @@ class Catalog:
         if index is not None and index.digest != table.digest:
             raise FilesChangedError
         whole = table.whole()
-        loaded = {row: _owned(element_of(whole, row)) for row in rows}
+        loaded = {row: _copy_arrays(element_of(whole, row)) for row in rows}
         for row, element in loaded.items():
             self._elements.put((file.name, row), element)
         return loaded
@@ -327,7 +327,7 @@ def element_size(element: Element) -> int:
     return 512 + bits + (0 if element.ids is None else element.ids.nbytes) + element.singletons.nbytes
 
 
-def _owned(element: Element) -> Element:
+def _copy_arrays(element: Element) -> Element:
     """Return the element with arrays of its own, so that it does not keep the whole file in memory."""
     bits = None if element.bits is None else np.array(element.bits, np.uint8)
     ids = None if element.ids is None else element.ids.copy()

@@ -169,7 +169,7 @@ def write_durably(path: Path, new: Path, data: Sequence[bytes | memoryview], dis
 def merge_lock(directory: Path, *, wait: bool) -> Iterator[bool]:
     """Be the only one who merges the files of a directory, a broker or a compaction; False when that is somebody else now."""
     with _lock_file(directory / LOCK_NAME) as descriptor:
-        yield _locked(descriptor, wait=wait)
+        yield _is_locked(descriptor, wait=wait)
 
 
 @contextmanager
@@ -181,7 +181,7 @@ def writer_lock(directory: Path, wait_s: float) -> Iterator[None]:
     except OSError as error:
         raise write_error(error, directory) from error
     with _lock_file(directory / WRITER_LOCK_NAME) as descriptor:
-        while not _locked(descriptor, wait=False):
+        while not _is_locked(descriptor, wait=False):
             if time.monotonic() > until:
                 raise StorageFailedError(str(directory), "another process is still writing tracks there")
             time.sleep(LOCK_POLL_S)
@@ -200,7 +200,7 @@ def _lock_file(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _locked(descriptor: int, *, wait: bool) -> bool:
+def _is_locked(descriptor: int, *, wait: bool) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:

@@ -267,7 +267,7 @@ class TrackStore:
         plans = self._plans(ids, by_time, living)
         parts = [(rows, search(self._elements(plan, living), ids[rows])) for rows, plan in plans if len(rows)]
         neighbours = self._catalog.neighbours(records)
-        return Searched(_joined(parts), tuple(self.holes(ids, records)), neighbours, self.kept_from_ms)
+        return Searched(_join(parts), tuple(self.holes(ids, records)), neighbours, self.kept_from_ms)
 
     def holes(self, ids: Ids, open_records: Iterable[Record] = ()) -> Iterator[Hole]:
         """Yield the holes that concern at least one of these ids."""
@@ -396,7 +396,7 @@ class TrackStore:
             self.kept_from_ms = max(self.kept_from_ms, summary.opened_low_ms)
 
 
-def _joined(parts: Sequence[tuple[Rows, Hits]]) -> Hits:
+def _join(parts: Sequence[tuple[Rows, Hits]]) -> Hits:
     """Join the hits of several parts of the ids into those of all, in order of the ids."""
     where = np.concatenate([np.empty(0, np.intp), *(rows[hits.rows] for rows, hits in parts)])
     order = np.argsort(where, kind="stable")

@@ -164,7 +164,7 @@ def add_all(additions: Sequence[Addition], m: int, k: int, broker: int = 0) -> N
         for bits, ids, rows, masks in additions:
             add_ids_by_numpy(bits, ids if rows is None else ids[rows], m, k, masks, broker)
         return
-    sound = [_checked(addition, m) for addition in additions]  # which keeps them alive
+    sound = [_check_layout(addition, m) for addition in additions]  # which keeps them alive
     tables = {id(addition.ids): addition.ids for addition in sound}  # mostly one
     addresses = {number: _address(ids) for number, ids in tables.items()}
     parts = np.array(
@@ -201,7 +201,7 @@ def add_ids(bits: Bits, ids: Ids, m: int, k: int, masks: Masks | None = None, br
     add_all([Addition(bits, ids, None, masks)], m, k, broker)
 
 
-def _checked(addition: Addition, m: int) -> Addition:
+def _check_layout(addition: Addition, m: int) -> Addition:
     """Return an addition whose arrays lie in memory as the compiled code expects them."""
     bits, ids, rows, masks = addition
     assert bits.nbytes == m + 7 >> 3

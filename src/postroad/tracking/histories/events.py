@@ -87,7 +87,7 @@ def apart(deliveries: Sequence[Deliveries], first_rows: Sequence[int]) -> Iterat
     if (whose[1:] < whose[:-1]).any():
         few = len(numbers) <= 1 << 16  # numbers of 16 bits are sorted several times faster
         order = np.argsort(whose.astype(np.uint16) if few else whose, kind="stable")
-        rows = _reordered(rows, counts, order)
+        rows = _reorder(rows, counts, order)
         whose, counts = whose[order], counts[order]
     firsts = np.searchsorted(whose, np.arange(len(numbers)))
     ends = np.cumsum(np.add.reduceat(counts, firsts)).tolist()
@@ -95,7 +95,7 @@ def apart(deliveries: Sequence[Deliveries], first_rows: Sequence[int]) -> Iterat
         yield name, rows[start:stop]
 
 
-def _reordered(rows: RowNumbers, counts: Places, order: Places) -> RowNumbers:
+def _reorder(rows: RowNumbers, counts: Places, order: Places) -> RowNumbers:
     """Return the rows of all selections, the selections in another order."""
     starts, counts = (np.cumsum(counts) - counts)[order], counts[order]
     if len(rows) < LONG_ROWS * len(order):

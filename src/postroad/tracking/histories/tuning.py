@@ -203,14 +203,14 @@ def _capacity(m: int, k: int, fpp: float) -> int:
 
 def check(found: Plan) -> Plan:
     """Return the plan with the inequalities that it breaks."""
-    return replace(found, broken=tuple(fault for fault in (_inaccurate(found), _skewed(found)) if fault is not None))
+    return replace(found, broken=tuple(fault for fault in (_inaccurate(found), _check_skew(found)) if fault is not None))
 
 
 def check_rate(settings: TrackingSettings, rate: float) -> Broken | None:
     """Say whether blooms with these settings bear a history of so many messages per second, with matching sets of two."""
     skew_ms, lifetime_ms = float(settings.skew_tolerance_ms), float(settings.lifetime_ms)
     wish = Wish(0.5, max(rate, RATE_MIN), 2, settings.m, settings.k, settings.n, lifetime_ms, skew_ms, float(settings.jitter_ms))
-    return _skewed(Plan(wish, settings.m, settings.k, settings.n, lifetime_ms, skew_ms))
+    return _check_skew(Plan(wish, settings.m, settings.k, settings.n, lifetime_ms, skew_ms))
 
 
 def matching_set(settings: TrackingSettings, rate: float) -> int:
@@ -237,7 +237,7 @@ def _inaccurate(found: Plan) -> Broken | None:
     return Broken("Equations (1) and (2)", "1 - (1 - fpp)^|M| <= efpp", found.efpp, wish.efpp, "", tuple(repairs))
 
 
-def _skewed(found: Plan) -> Broken | None:
+def _check_skew(found: Plan) -> Broken | None:
     wish, w = found.wish, found.matching_set - 1
     left, right = 2 * found.skew_ms + wish.jitter_ms, w * found.lifetime_ms
     if left <= right:

@@ -243,14 +243,14 @@ class TrackingProcess:
     # --- lives
 
     async def _live(self, started_ms: int) -> None:
-        life = await _Life.start(self._take, self._lost, self._backlog.bytes_max)
+        life = await _Life.start(self._take, self._replace, self._backlog.bytes_max)
         self.process = life.process
         self._life = life
         life.say(self._begin(started_ms))
         if life.ended.done():  # already
-            self._lost(life, "at once")
+            self._replace(life, "at once")
 
-    def _lost(self, life: _Life, reason: str) -> None:
+    def _replace(self, life: _Life, reason: str) -> None:
         """Go on without a process that has ended or failed, and start another one after a moment."""
         if life is not self._life:
             return
@@ -297,7 +297,7 @@ class TrackingProcess:
             case Progress():
                 self._backlog.taken, self._figures = message.taken, message.figures
                 if message.figures.failed:
-                    self._lost(life, "it failed: see above")
+                    self._replace(life, "it failed: see above")
             case Durable():
                 self._report(Tracked(message.horizons))
             case Answer():

@@ -275,7 +275,7 @@ class Tracks:
         fresh = self.tracker.flush(self._wall_ms, farewell=farewell)
         self._flushed_ms = self._wall_ms
         self._check_rate(fresh.closed)
-        flush = _joined(self._unwritten, fresh)
+        flush = _join(self._unwritten, fresh)
         try:
             self.store.write(flush, now_ms=self._wall_ms)
         except StorageError as error:
@@ -377,7 +377,7 @@ def peak_rate(closed: Sequence[Element]) -> float:
     )
 
 
-def _joined(earlier: Flush | None, later: Flush) -> Flush:
+def _join(earlier: Flush | None, later: Flush) -> Flush:
     """Return one flush for two: the copies of the later one are all that lives on, unless it is empty."""
     if earlier is None:
         return later

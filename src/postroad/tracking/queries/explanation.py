@@ -77,7 +77,7 @@ def explain(evidence: Evidence) -> Explanation:
     """Weigh the evidence, strongest first."""
     receipts = [each for each in evidence.trace.subscribers if each.subscriber == evidence.subscriber and not each.isolated]
     if receipts:
-        return _delivered(evidence, min(receipts, key=lambda receipt: receipt.probability))
+        return _explain_delivered(evidence, min(receipts, key=lambda receipt: receipt.probability))
     if _is_not_there(evidence):
         return _explanation(evidence, Verdict.NOT_PUBLISHED, "neither the log nor the tracks of its origin contain the message")
     lost = [(broker, each.lost[0]) for broker, each in evidence.coverage.items() if each.lost]
@@ -87,11 +87,11 @@ def explain(evidence: Evidence) -> Explanation:
         return _explanation(evidence, Verdict.GAP, reason, broker)
     spans = [(broker, span) for broker, each in evidence.coverage.items() for span in each.spans]
     if spans:
-        return _promised(evidence, *spans[0])
+        return _explain_promised(evidence, *spans[0])
     return _not_promised(evidence)
 
 
-def _delivered(evidence: Evidence, receipt: Receipt) -> Explanation:
+def _explain_delivered(evidence: Evidence, receipt: Receipt) -> Explanation:
     reason = f"broker {receipt.broker} sent the message to the subscriber"
     span = next(iter(evidence.coverage[receipt.broker].spans), None) if receipt.broker in evidence.coverage else None
     text = None if span is None else span.filter
@@ -108,9 +108,9 @@ def _is_not_there(evidence: Evidence) -> bool:
     return asked and whole
 
 
-def _promised(evidence: Evidence, broker: int, span: SpanFound) -> Explanation:
+def _explain_promised(evidence: Evidence, broker: int, span: SpanFound) -> Explanation:
     """Explain why a message in a span was not delivered."""
-    stopped = _stopped_at(evidence, broker)
+    stopped = _find_last_broker(evidence, broker)
     matches = _matches(evidence, span)
     if matches is False:
         reason = f"the filter did not match; the message reached broker {stopped}"
@@ -145,7 +145,7 @@ def _not_promised(evidence: Evidence) -> Explanation:
     before = [(each.before.to_tick, broker, each.before) for broker, each in evidence.coverage.items() if each.before]
     after = [(each.after.from_tick, broker, each.after) for broker, each in evidence.coverage.items() if each.after]
     if before:
-        return _left_before(evidence, *max(before, key=lambda entry: entry[:2])[1:], later=bool(after))
+        return _explain_left(evidence, *max(before, key=lambda entry: entry[:2])[1:], later=bool(after))
     if after:
         tick, broker, span = min(after, key=lambda entry: entry[:2])
         reason = f"the subscription at broker {broker} begins later, after tick {tick}"
@@ -158,7 +158,7 @@ def _not_promised(evidence: Evidence) -> Explanation:
     return _explanation(evidence, Verdict.NOT_SUBSCRIBED, "no broker knows a subscriber with this name")
 
 
-def _left_before(evidence: Evidence, broker: int, span: SpanFound, *, later: bool) -> Explanation:
+def _explain_left(evidence: Evidence, broker: int, span: SpanFound, *, later: bool) -> Explanation:
     durable = not is_ephemeral(evidence.subscriber)
     if durable and not later:
         reason = f"the subscriber left broker {broker} after tick {span.to_tick}; later matches wait for its return"
@@ -196,7 +196,7 @@ def _attributes(evidence: Evidence) -> Mapping[str, AttributeValue] | None:
         return None
 
 
-def _stopped_at(evidence: Evidence, broker: int) -> int:
+def _find_last_broker(evidence: Evidence, broker: int) -> int:
     """Return the last broker that saw the message on the shortest way from its origin to the subscriber's broker."""
     saw = {visit.broker for visit in evidence.trace.brokers if not visit.isolated}
     stopped = evidence.trace.origin

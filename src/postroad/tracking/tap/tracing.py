@@ -167,7 +167,7 @@ class Tracing:
         return len(self._asked) + len(self._searches) + self._readings
 
     def _tell(self, asked: _Asked, status: Status, reason: str, answer: Answer | None) -> None:
-        answer = _permitted(answer, self._context.rights_of(asked.link))
+        answer = _hide_forbidden(answer, self._context.rights_of(asked.link))
         self._context.send(asked.link, TracksAnswered(asked.target, status, reason, answer), asked.packet)
 
     def _no_way(self, target: int) -> tuple[Status, str]:
@@ -199,7 +199,7 @@ class Tracing:
         match asker:
             case _Client(link, request, target):
                 if link in self._machine.clients:
-                    answer = _permitted(answer, self._context.rights_of(link))
+                    answer = _hide_forbidden(answer, self._context.rights_of(link))
                     self._context.send(link, TracksAnswered(target, status, reason[:2000], answer), request)
             case _Broker(broker, request):
                 me = self._context.broker
@@ -333,7 +333,7 @@ def check_question(question: Question, rights: Rights) -> None:
             rights.traceable()
 
 
-def _permitted(answer: Answer | None, rights: Rights) -> Answer | None:
+def _hide_forbidden(answer: Answer | None, rights: Rights) -> Answer | None:
     """Leave out of an answer the message that a client may not see; who may trace learns that it is there."""
     if not isinstance(answer, MessageAnswer) or answer.row is None or rights is OPEN:
         return answer

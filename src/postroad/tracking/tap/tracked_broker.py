@@ -90,11 +90,11 @@ class TrackedBroker:
         self._flush = False
         self._farewell = False
         self._record_one: Final[dict[type, Callable[[Recorder, Any], None]]] = {
-            Published: self._published,
-            Routed: self._routed,
-            Delivered: self._delivered,
-            Attached: self._attached,
-            Detached: self._detached,
+            Published: self._note_published,
+            Routed: self._note_routed,
+            Delivered: self._note_delivered,
+            Attached: self._note_attached,
+            Detached: self._note_detached,
             GapTold: self._gap_told,
             RangeLost: self._range_lost,
         }
@@ -272,19 +272,19 @@ class TrackedBroker:
 
     # --- what is recorded ---
 
-    def _published(self, recorder: Recorder, seen: Published) -> None:
+    def _note_published(self, recorder: Recorder, seen: Published) -> None:
         recorder.published(seen.pubend, seen.rows)
 
-    def _routed(self, recorder: Recorder, seen: Routed) -> None:
+    def _note_routed(self, recorder: Recorder, seen: Routed) -> None:
         brokers = self.machine.neighbours
         sent = {brokers[link]: rows for link, rows in seen.sent.items() if link in brokers}
         recorder.routed(seen.pubend, seen.upstream, seen.rows, sent)
 
-    def _delivered(self, recorder: Recorder, seen: Delivered) -> None:
+    def _note_delivered(self, recorder: Recorder, seen: Delivered) -> None:
         names = [self._names[number] for number in seen.subscriptions]
         recorder.delivered(names, seen.pubend, seen.rows, seen.selections)
 
-    def _attached(self, recorder: Recorder, seen: Attached) -> None:
+    def _note_attached(self, recorder: Recorder, seen: Attached) -> None:
         number, context = seen.subscription, self.machine.context
         if number not in self._names:
             client = self.machine.clients.get(seen.link, "")
@@ -293,7 +293,7 @@ class TrackedBroker:
         attachment = recorder.attached(self._names[number], seen.pubend, seen.filter, seen.start, reached)
         self._attachments[number, seen.pubend] = attachment
 
-    def _detached(self, recorder: Recorder, seen: Detached) -> None:
+    def _note_detached(self, recorder: Recorder, seen: Detached) -> None:
         recorder.detached(self._attachments.pop((seen.subscription, seen.pubend), 0), seen.reached)
         self._names.pop(seen.subscription, None)  # the others of the subscription need it no more
 

@@ -207,7 +207,7 @@ class PublisherGate:
         for link, client in self._clients.items():
             while client.waiting:
                 first = client.waiting[0]
-                count = self._allowed(client, first, now)
+                count = self._take_tokens(client, first, now)
                 if not count:
                     break
                 whole = count == len(first)
@@ -223,7 +223,7 @@ class PublisherGate:
         """Return the messages that may be published at once; the others wait."""
         if not len(new):
             return None
-        count = 0 if client.waiting else self._allowed(client, new, now)
+        count = 0 if client.waiting else self._take_tokens(client, new, now)
         if count == len(new):
             return new
         first = new.take(count) if count else None
@@ -238,7 +238,7 @@ class PublisherGate:
         self.held_bytes += size
         return first
 
-    def _allowed(self, client: _Client, messages: _HeldRows, now: float) -> int:
+    def _take_tokens(self, client: _Client, messages: _HeldRows, now: float) -> int:
         """Take tokens for as many of the first messages as there are."""
         allowances = client.allowances(messages.publisher)
         if not allowances:

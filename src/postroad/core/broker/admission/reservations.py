@@ -156,7 +156,7 @@ class Reservations:
         """Ask for a reservation. It is decided already, or will be in `answered` when it can be decided."""
         self._refresh()
         if not dry:
-            shared = self._decided_twin(filter_)
+            shared = self._find_decided_twin(filter_)
             if shared is not None and not self.ledger.check(shared.filter, OWN_FLOW):
                 self.ledger.reserve(shared.filter, OWN_FLOW)
                 shared.count += 1
@@ -168,7 +168,7 @@ class Reservations:
     def reserve(self, filter_: Filter) -> ReservationEntry:
         """Reserve without a check."""
         self._refresh()
-        shared = self._decided_twin(filter_)
+        shared = self._find_decided_twin(filter_)
         if shared is not None:
             self.ledger.reserve(shared.filter, OWN_FLOW)
             shared.count += 1
@@ -194,7 +194,7 @@ class Reservations:
         else:
             self._remove(entry)
 
-    def _decided_twin(self, filter_: Filter) -> ReservationEntry | None:
+    def _find_decided_twin(self, filter_: Filter) -> ReservationEntry | None:
         found = self._by_filter.get((OWN_FLOW, filter_), {})
         return next((each for each in found.values() if each.decided), None)
 

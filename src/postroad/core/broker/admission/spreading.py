@@ -207,12 +207,12 @@ class AdvertisementSpread:
         return self._origins.setdefault(self._context.broker, _Origin())
 
     def _apply(self, origin: _Origin, came: Iterable[AdvertisementEntry], went: Sequence[int]) -> None:
-        parsed = [(entry, self._parsed(entry.filter)) for entry in came]  # may raise: nothing is changed then
+        parsed = [(entry, self._parse(entry.filter)) for entry in came]  # may raise: nothing is changed then
         for number in went:
             entry = origin.entries.pop(number, None)
             if entry is not None:
                 self._count -= 1
-                self._follower.withdrawn(self._parsed(entry.filter), entry.pubend, entry.millirate)
+                self._follower.withdrawn(self._parse(entry.filter), entry.pubend, entry.millirate)
         for entry, filter_ in parsed:
             if entry.number in origin.entries or self._count >= OF_ALL_MAX:
                 continue
@@ -222,7 +222,7 @@ class AdvertisementSpread:
             if entry.name is not None and pubend_broker(entry.pubend) != self._context.broker:
                 self.rivals.append(entry)
 
-    def _parsed(self, text: str) -> Filter:
+    def _parse(self, text: str) -> Filter:
         try:
             return self._context.filter(text)
         except FilterError as error:

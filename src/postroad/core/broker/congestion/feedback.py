@@ -120,7 +120,7 @@ class Feedback:
             packet = CongestionQuery(pubend, self._sequence, hosted.horizon)
             self._orders.extend(Send(child, packet) for child in trees[pubend].children)
 
-    def _alerted(self, pubend: int, source: _Source, alert: Alert, now: float, wall_ms: int) -> None:
+    def _apply_alert(self, pubend: int, source: _Source, alert: Alert, now: float, wall_ms: int) -> None:
         passed = source.alerts.take(alert)
         if passed is None:
             return
@@ -194,7 +194,7 @@ class Feedback:
             source = self._sources.get(alert.pubend)
             late = self._sequence - alert.sequence
             if source is not None and 0 <= late <= SEQUENCES_LATE_MAX and alert.sequence > self._first_sequence:
-                self._alerted(alert.pubend, source, taken, now, wall_ms)
+                self._apply_alert(alert.pubend, source, taken, now, wall_ms)
             return
         followed = self._followed.get(alert.pubend)
         if followed is not None and alert.sequence <= followed.sequence:
@@ -203,7 +203,7 @@ class Feedback:
     def _pass_on(self, pubend: int, followed: _Followed, alert: Alert, tree: Tree) -> None:
         passed = followed.alerts.take(alert)
         if passed is not None and tree.parent is not None:
-            packet = CongestionAlert(pubend, passed.sequence, _packed(passed.live), _packed(passed.recovering))
+            packet = CongestionAlert(pubend, passed.sequence, _pack(passed.live), _pack(passed.recovering))
             self._orders.append(Send(tree.parent, packet))
 
     # --- what can be seen ---
@@ -219,5 +219,5 @@ def _reading(packed: SlowestBroker | None) -> DoubtReading | None:
     return DoubtReading(packed.rate, packed.lag_ms, packed.broker)
 
 
-def _packed(reading: DoubtReading | None) -> SlowestBroker | None:
+def _pack(reading: DoubtReading | None) -> SlowestBroker | None:
     return None if reading is None else SlowestBroker(reading.rate, reading.lag_ms, reading.broker)

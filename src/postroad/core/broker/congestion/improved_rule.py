@@ -107,7 +107,7 @@ class ImprovedRule:
             self._slowest = alert.broker
             while len(self._arrived) > 1:
                 self._arrived.pop()
-        at, here = self._observed(alert, sequence, published, now)
+        at, here = self._observe(alert, sequence, published, now)
         arrived = self._arrived
         if arrived and at <= arrived[-1][0]:
             return published.rate if self.rate is None else self.rate  # nothing new
@@ -121,7 +121,7 @@ class ImprovedRule:
         target = QUEUE_S * delivered + min(GROUP_MAX, BURST_S * delivered)
         return max(delivered - (waiting - target) / DRAIN_S, CUT_MOST * delivered)
 
-    def _observed(self, alert: DoubtReading, sequence: int, published: PublishedCount, now: float) -> tuple[float, float]:
+    def _observe(self, alert: DoubtReading, sequence: int, published: PublishedCount, now: float) -> tuple[float, float]:
         """Return a time, and how many messages had reached the broker by then.
 
         A lag of less than the time between two queries is how long the broker waited for the position of the query before.

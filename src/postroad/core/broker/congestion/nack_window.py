@@ -180,7 +180,7 @@ class NackWindow:
         rtt_s = max(self._round_trip_s(self._round), 1e-4)
         self._round.clear()
         before = self.size_ms
-        self.resize(self._resized(rtt_s, now))
+        self.resize(self._next_size(rtt_s, now))
         self._is_resized |= self.size_ms != before
 
     def _round_trip_s(self, samples: Sequence[float]) -> float:
@@ -195,7 +195,7 @@ class NackWindow:
         was, self._is_resized = self._is_resized, False
         return was
 
-    def _resized(self, rtt_s: float, now: float) -> int:  # noqa: ARG002 - the other rule needs the time
+    def _next_size(self, rtt_s: float, now: float) -> int:  # noqa: ARG002 - the other rule needs the time
         """Return the window's new size after a round trip of so long."""
         settings, rate = self._settings, self.size_ms / MS_PER_S / rtt_s
         if rate >= self._rate * (1 + settings.nack_increase):
@@ -223,7 +223,7 @@ class DelayedNackWindow(NackWindow):
         """The longest: parts without messages, or from a cache, come at once and say nothing of the queue."""
         return max(samples)
 
-    def _resized(self, rtt_s: float, now: float) -> int:
+    def _next_size(self, rtt_s: float, now: float) -> int:
         if not self._least_s or rtt_s <= self._least_s:
             self._least_s, self._least_at = rtt_s, now
         elif now - self._least_at > LEAST_S:  # it may be another way by now: let the queue drain, and measure anew

@@ -138,11 +138,11 @@ def union(filters: Sequence[Filter], parse: Callable[[str], Filter]) -> tuple[Fi
         if not text:
             return each, len(filters)  # it matches everything
         if kept and characters + len(text) > CHARACTERS_MAX:
-            return _joined(kept, parse), taken
+            return _join(kept, parse), taken
         kept[each] = text
         characters += len(text) + len(" OR ")
-    return _joined(kept, parse), len(filters)
+    return _join(kept, parse), len(filters)
 
 
-def _joined(kept: dict[Filter, str], parse: Callable[[str], Filter]) -> Filter:
+def _join(kept: dict[Filter, str], parse: Callable[[str], Filter]) -> Filter:
     return next(iter(kept)) if len(kept) == 1 else parse(" OR ".join(kept.values()))  # nothing binds more loosely than OR

@@ -393,14 +393,14 @@ def _build(taken: list[_Waiting], first_tick: int) -> tuple[Batch, ...]:
         pieces.append(entry.columns)
     pieces.extend(build_batches(rows) if rows else ())
     batches = []
-    for piece in _joined(pieces):
+    for piece in _join(pieces):
         ticks = np.arange(first_tick, first_tick + len(piece), dtype=np.uint64)
         batches.append(piece.with_ticks(ticks))
         first_tick += len(piece)
     return tuple(batches)
 
 
-def _joined(pieces: list[Batch]) -> Iterator[Batch]:
+def _join(pieces: list[Batch]) -> Iterator[Batch]:
     """Concatenate neighbouring pieces of the same layout: the cost of every later step is per batch, not per row."""
     for _, run in groupby(pieces, key=lambda piece: piece.layout):
         yield from concat(run, JOIN_LIMITS)

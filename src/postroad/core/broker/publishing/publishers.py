@@ -107,10 +107,10 @@ class Publishing:
                 error = UnknownHandleError(f"publisher number {packet.resume} was given to another client")
                 self._context.refuse(link, request, error)
                 return
-            self._opened(link, packet.resume, request)
+            self._tell_opened(link, packet.resume, request)
         elif self._next < self._reserved:
             self._next += 1
-            self._opened(link, self._next - 1, request)
+            self._tell_opened(link, self._next - 1, request)
         else:
             self._waiting.append((link, packet, request))
             self._reserve()
@@ -177,7 +177,7 @@ class Publishing:
         parts = ids.view(">u4").reshape(-1, 4)
         if bool((parts[:, 0] != packet.publisher).any()) or bool((parts[:, 1] != self._context.broker).any()):
             raise InvalidValueError("a message id does not name this publisher and broker")
-        batch = self._permitted(link, packet.publisher, batch)
+        batch = self._refuse_forbidden(link, packet.publisher, batch)
         if len(batch) == 0:
             return
         if self._is_timely(link, pubend, packet.publisher, bytes(ids[0]), bytes(ids[-1]), packet.age_ms):
@@ -185,7 +185,7 @@ class Publishing:
             if columns is not None:
                 pubend.publish_columns(packet.publisher, columns)
 
-    def _permitted(self, link: LinkId, publisher: int, batch: Batch) -> Batch:
+    def _refuse_forbidden(self, link: LinkId, publisher: int, batch: Batch) -> Batch:
         """Return the messages of a batch that the client may publish, and refuse the others, one packet for each run of them."""
         rights = self._context.rights_of(link)
         allowed = rights.publishable()
@@ -312,7 +312,7 @@ class Publishing:
         for link, packet, request in waiting:
             self.open(link, packet, request)
 
-    def _opened(self, link: LinkId, publisher: int, request: int) -> None:
+    def _tell_opened(self, link: LinkId, publisher: int, request: int) -> None:
         pubend = self._homes[publisher] = self._home_of(publisher)
         before = self._links.get(publisher, link)
         if before != link:  # if its client is still there, it opens the publisher again

@@ -363,7 +363,7 @@ class Stream:
                 continue
             if part.hi <= child.told and not child.is_owed(part.lo, part.hi):
                 continue  # it was sent before, and comes again because another child lacks it
-            rows = _selected(part.rows, matched.get(child.link))
+            rows = _select(part.rows, matched.get(child.link))
             if rows is not None:
                 sent[child.link] = matched[child.link]
             if not child.told <= part.lo <= child.quiet:  # an older range, or one after a gap: it cannot be merged
@@ -381,7 +381,7 @@ class Stream:
 
     def _send_part(self, child: Child, part: KnowledgeRange) -> None:
         matched = self._match(part.rows)
-        self._send(child, part.lo, part.hi, _selected(part.rows, matched.get(child.link)))
+        self._send(child, part.lo, part.hi, _select(part.rows, matched.get(child.link)))
 
     def _flush_child(self, child: Child) -> None:
         if child.epoch and child.quiet > child.told:
@@ -401,7 +401,7 @@ class Stream:
         return {link: parts[0] if len(parts) == 1 else np.unique(np.concatenate(parts)) for link, parts in found.items()}
 
 
-def _selected(rows: Batch | None, indices: Rows | None) -> Batch | None:
+def _select(rows: Batch | None, indices: Rows | None) -> Batch | None:
     if rows is None or indices is None or len(indices) == 0:
         return None
     return rows if len(indices) == len(rows) else rows.take(indices)

@@ -179,7 +179,7 @@ class DurableMoves:
     def _name_won(self, creation: Creation, now: float) -> None:
         """Create a durable subscription whose name a majority of the brokers has reserved for us."""
         packet = creation.packet
-        lost = self._known_pubends() if self._durables.is_lost(creation.name) else []
+        lost = self._list_known_pubends() if self._durables.is_lost(creation.name) else []
         self._create(creation.name, packet)
         positions, done = dict(packet.positions), dict(packet.acknowledged)
         self._activation.begin(creation.link, creation.request, packet, positions, done, now, lost)
@@ -297,7 +297,7 @@ class DurableMoves:
 
     def _begin_again(self, move: Move, now: float) -> None:
         """Create a durable subscription again whose former home lost the record."""
-        lost = self._known_pubends()
+        lost = self._list_known_pubends()
         packet = Subscribe(move.handle, move.filter, move.name, move.positions, move.earliest)
         self._create(move.name, packet)
         self._activation.begin(move.link, move.packet, packet, dict(move.positions), dict(move.acknowledged), now, lost)
@@ -397,11 +397,11 @@ class DurableMoves:
 
     # --- inside ---
 
-    def _known_pubends(self) -> list[int]:
+    def _list_known_pubends(self) -> list[int]:
         return [*self._pubends, *(pubend for pubends in self._context.known.values() for pubend in pubends)]
 
     def _names_every_pubend(self, positions: Positions) -> bool:
-        return all(pubend in positions for pubend in self._known_pubends())
+        return all(pubend in positions for pubend in self._list_known_pubends())
 
 
 def _elsewhere(name: str, home: int) -> DurableElsewhereError:

@@ -134,7 +134,7 @@ class _Builder:
                 return self._of(condition, IS_TRUE if wanted else IS_FALSE)
 
     def _comparison(self, operator: ComparisonOperator, left: Value, right: Value, *, wanted: bool) -> Boxes:
-        left, right = _folded(left), _folded(right)
+        left, right = _fold(left), _fold(right)
         if isinstance(left, Literal):
             operator, left, right = FLIPPED[operator], right, left
         if isinstance(right, Literal):
@@ -146,13 +146,13 @@ class _Builder:
         implied = NOT_NULL if constraint.flags & (TRUE | FALSE) else ANY_NUMBER
         box = {f"[{left_text}<=>{right_text}]": constraint}
         for operand in (left, right):
-            for key, part in _implied(operand, implied):
+            for key, part in _imply(operand, implied):
                 box[key] = part if key not in box else constraints.intersection([box[key], part])
         return (box,)
 
     def _of(self, operand: Value, constraint: Constraint) -> Boxes:
         """Return the messages for which the operand's value satisfies a constraint."""
-        operand = _folded(operand)
+        operand = _fold(operand)
         if isinstance(operand, Literal):
             return _EVERY_MESSAGE if constraints.contains(constraint, operand.value) else _NO_MESSAGE
         if not isinstance(operand, Attribute):
@@ -161,7 +161,7 @@ class _Builder:
             return _NO_MESSAGE
         if isinstance(operand, Attribute):
             return ({ATTRIBUTE_KEY + operand.name: constraint},)
-        implied = {} if constraint.flags & NULL else dict(_implied(operand, ANY_NUMBER))
+        implied = {} if constraint.flags & NULL else dict(_imply(operand, ANY_NUMBER))
         return ({value_text(operand): constraint, **implied},)
 
     def _any_of(self, condition: Condition, operands: Sequence[Condition], *, wanted: bool) -> Boxes:
@@ -261,21 +261,21 @@ def _pair(operator: ComparisonOperator, *, wanted: bool) -> Constraint:
     return constraint
 
 
-def _implied(value: Value, constraint: Constraint) -> Iterator[tuple[str, Constraint]]:
+def _imply(value: Value, constraint: Constraint) -> Iterator[tuple[str, Constraint]]:
     """Yield what the attributes of a value must be for it to satisfy a constraint that excludes NULL."""
     match value:
         case Attribute(name):
             yield ATTRIBUTE_KEY + name, constraint
         case Sign(_, operand):
-            yield from _implied(operand, ANY_NUMBER)
+            yield from _imply(operand, ANY_NUMBER)
         case Arithmetic(_, left, right):
-            yield from _implied(left, ANY_NUMBER)
-            yield from _implied(right, ANY_NUMBER)
+            yield from _imply(left, ANY_NUMBER)
+            yield from _imply(right, ANY_NUMBER)
         case Literal():
             pass
 
 
-def _folded(value: Value) -> Value:
+def _fold(value: Value) -> Value:
     """Replace an expression without attributes by its value, where that is not NULL."""
     if isinstance(value, Sign | Arithmetic):
         folded = constant(value)

@@ -96,7 +96,7 @@ def union(parts: Sequence[Strings]) -> Strings:
 
 
 def intersection(parts: Sequence[Strings]) -> Strings:
-    flat = list(_flattened(parts))
+    flat = list(_flatten(parts))
     plain = spans.intersection([part for part in flat if isinstance(part, tuple)] or [STRING_ENDS])
     others = list(dict.fromkeys(part for part in flat if not isinstance(part, tuple)))
     if not others:
@@ -109,7 +109,7 @@ def intersection(parts: Sequence[Strings]) -> Strings:
     return Both((plain, *others))
 
 
-def _flattened(parts: Iterable[Strings]) -> Iterator[Strings]:
+def _flatten(parts: Iterable[Strings]) -> Iterator[Strings]:
     for part in parts:
         if isinstance(part, Both):
             yield from part.parts
@@ -212,7 +212,7 @@ class _Walk:
             return lambda state: bool(state[0][at] >> last & 1) is wanted
         if isinstance(strings, tuple):
             finite = [(text, cuts.setdefault(text, len(cuts))) for above_all, text in strings if not above_all]
-            return lambda state: bool(sum(_reached(state[1][at], text) for text, at in finite) & 1)
+            return lambda state: bool(sum(_has_reached(state[1][at], text) for text, at in finite) & 1)
         tests = [self._compile(part, patterns, cuts) for part in strings.parts]
         if isinstance(strings, Both):
             return lambda state: all(test(state) for test in tests)
@@ -246,14 +246,14 @@ class _Walk:
                 ((s & masks.get(character, default)) << 1) | (s & loops)
                 for s, (loops, masks, default) in zip(sets, self._patterns, strict=True)
             ),
-            tuple(_compared(place, text, character) for place, text in zip(places, self._cuts, strict=True)),
+            tuple(_compare(place, text, character) for place, text in zip(places, self._cuts, strict=True)),
         )
 
 
 _State: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-def _compared(place: int, text: str, character: str) -> int:
+def _compare(place: int, text: str, character: str) -> int:
     """Compare a word with `text` while reading it: equal up to `place`, or decided."""
     if place < 0:
         return place
@@ -262,7 +262,7 @@ def _compared(place: int, text: str, character: str) -> int:
     return place + 1 if character == text[place] else _LESS
 
 
-def _reached(place: int, text: str) -> bool:
+def _has_reached(place: int, text: str) -> bool:
     """Whether the word read so far, taken as a whole, is `text` or greater."""
     return place in {_GREATER, len(text)}
 

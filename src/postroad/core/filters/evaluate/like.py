@@ -53,7 +53,7 @@ def canonical(pattern: str, escape: str | None) -> LikePattern:
     items = list(_items(pattern, escape))
     if not any(isinstance(item, str) and item in "%_" for item in items):
         return LikePattern("".join(_plain(item) for item in items), None, len(items))
-    return LikePattern("".join(_escaped(item) for item in items), CANONICAL_ESCAPE, len(items))
+    return LikePattern("".join(_escape(item) for item in items), CANONICAL_ESCAPE, len(items))
 
 
 def literal_text(pattern: str, escape: str | None) -> str | None:
@@ -97,7 +97,7 @@ def _plain(item: _Item) -> str:
     return item if isinstance(item, str) else "_" if item == _ONE else "%"
 
 
-def _escaped(item: _Item) -> str:
+def _escape(item: _Item) -> str:
     return CANONICAL_ESCAPE + item if isinstance(item, str) and item in "%_\\" else _plain(item)
 
 

@@ -85,15 +85,15 @@ def _unreadable(column: pa.Array[Any], name: str) -> BatchError:
     return BatchError(f"attribute {name!r} is a column of type {column.type}, which no filter can read")
 
 
-def _fixed_width(column: pa.Array[Any], dtype: type[np.int64 | np.float64]) -> tuple[Kind, Numbers]:
+def _decode_fixed_width(column: pa.Array[Any], dtype: type[np.int64 | np.float64]) -> tuple[Kind, Numbers]:
     buffer = column.buffers()[1]
     assert buffer is not None
     return Kind.NUMBER, cast("Numbers", np.frombuffer(cast("Any", buffer), dtype, count=len(column), offset=column.offset * 8))
 
 
 _DECODERS: Final[dict[int, Callable[[pa.Array[Any]], tuple[Kind, Any]]]] = {
-    pa.int64().id: lambda column: _fixed_width(column, np.int64),
-    pa.float64().id: lambda column: _fixed_width(column, np.float64),
+    pa.int64().id: lambda column: _decode_fixed_width(column, np.int64),
+    pa.float64().id: lambda column: _decode_fixed_width(column, np.float64),
     pa.bool_().id: lambda column: (Kind.BOOLEAN, truth(column)),
     pa.string().id: lambda column: (Kind.STRING, column),
     pa.binary().id: lambda column: (Kind.BYTES, column),

@@ -193,7 +193,7 @@ def _leaf(operand: Value, test: Leaf) -> Select:
     return rows
 
 
-def _folded(condition: Condition, wanted: bool) -> Select:
+def _fold(condition: Condition, wanted: bool) -> Select:
     """Answer for a condition without attributes, which comes out the same for every row."""
     return _everywhere(compile_test(condition)({}) is wanted)
 
@@ -261,7 +261,7 @@ def _comparison(condition: Comparison, wanted: bool) -> Select:
     operator, left, right = condition.operator, condition.left, condition.right
     left_constant, right_constant = constant(left), constant(right)
     if left_constant is not None and right_constant is not None:
-        return _folded(condition, wanted)
+        return _fold(condition, wanted)
     if right_constant is not None:
         return _leaf(left, _against(operator, right_constant[0], wanted))
     if left_constant is not None:
@@ -277,12 +277,12 @@ def _between_vectors(operator: ComparisonOperator, left_of: Operand, right_of: O
         result = vectors.compare(operator, left, right)
         if result is None:
             return False
-        return cut(cut(result if wanted else _inverted(result), left.known), right.known)
+        return cut(cut(result if wanted else _invert(result), left.known), right.known)
 
     return rows
 
 
-def _inverted(rows: Rows) -> Rows:
+def _invert(rows: Rows) -> Rows:
     return not rows if isinstance(rows, bool) else np.logical_not(rows)
 
 
@@ -310,7 +310,7 @@ def _against_number(operator: ComparisonOperator, number: Number, wanted: bool) 
         if vector.kind is not Kind.NUMBER:
             return None
         rows = test.holds(vector.values)
-        return rows if wanted else _inverted(rows)
+        return rows if wanted else _invert(rows)
 
     return leaf
 
@@ -343,7 +343,7 @@ def _between(condition: Between, inside: bool) -> Select:
 
 def _membership(condition: In, found: bool) -> Select:
     if constant(condition.operand) is not None:
-        return _folded(In(condition.operand, condition.values), found)
+        return _fold(In(condition.operand, condition.values), found)
     listed: dict[Kind, list[Scalar]] = {}
     for literal in condition.values:
         listed.setdefault(KINDS[type(literal.value)], []).append(literal.value)
@@ -356,7 +356,7 @@ def _membership(condition: In, found: bool) -> Select:
         if test is None:
             return None
         rows = test(vector)
-        return rows if found else _inverted(rows)
+        return rows if found else _invert(rows)
 
     return _leaf(condition.operand, leaf)
 
@@ -386,14 +386,14 @@ _SETS: Final[dict[Kind, Callable[[list[Scalar]], Callable[[Vector], Rows]]]] = {
 
 def _like(condition: Like, matched: bool) -> Select:
     if constant(condition.operand) is not None:
-        return _folded(Like(condition.operand, condition.pattern, condition.escape), matched)
+        return _fold(Like(condition.operand, condition.pattern, condition.escape), matched)
     matcher = LikeMatcher(condition.pattern, condition.escape)
 
     def leaf(vector: Vector) -> Rows | None:
         if vector.kind is not Kind.STRING:
             return None
         rows = matcher.mask(vector.values)
-        return rows if matched else _inverted(rows)
+        return rows if matched else _invert(rows)
 
     return _leaf(condition.operand, leaf)
 
@@ -410,6 +410,6 @@ def _null_test(condition: IsNull, null: bool) -> Select:
             return null
         if vector.known is None:
             return not null
-        return _inverted(vector.known) if null else vector.known
+        return _invert(vector.known) if null else vector.known
 
     return rows

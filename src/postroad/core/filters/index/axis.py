@@ -113,7 +113,7 @@ class Axis:
         places += [self._string_places[cut] for cut in strings]
         if flags & NULL:
             places += (self.null, self.null + 1)
-        return _joined(places)
+        return _join_ranges(places)
 
     @property
     def crowded(self) -> tuple[int, int, int]:
@@ -125,7 +125,7 @@ class Axis:
         vector = rows.columns.vector(self.name)
         if vector is None:
             return None
-        cells = self._known_cells(vector, rows)
+        cells = self._find_known_cells(vector, rows)
         if vector.known is not None:
             cells[~vector.known] = self.null
         return cells
@@ -165,7 +165,7 @@ class Axis:
                 found[cell] = [row]
         return found
 
-    def _known_cells(self, vector: Vector, rows: Rows) -> Ints:
+    def _find_known_cells(self, vector: Vector, rows: Rows) -> Ints:
         """Do as `cells`; what stands in a row without a value does not matter."""
         match vector.kind:
             case Kind.NUMBER if vector.values.dtype == np.float64:
@@ -239,7 +239,7 @@ def _cuts_below(cuts: npt.NDArray[Any], values: npt.NDArray[Any]) -> Ints:
     return cast("Ints", np.searchsorted(cuts, values, "right").astype(np.int32))
 
 
-def _joined(places: list[int]) -> list[int]:
+def _join_ranges(places: list[int]) -> list[int]:
     """Join ranges that touch: an end that is followed by an equal start."""
     joined: list[int] = []
     for place in places:

@@ -149,16 +149,16 @@ class FilterIndex(Generic[K]):
         while kept and fresh and _alive(kept[-1]) < SHARD_RATIO * len(fresh):
             fresh = _living(kept.pop()) + fresh
         if fresh:
-            kept.append(_placed(Shard(fresh)))
+            kept.append(_place(Shard(fresh)))
         self._shards = kept
         loose = list(self._loose.values())
         if loose != self._placed_loose.entries:
-            self._placed_loose = _placed(Loose(loose))
+            self._placed_loose = _place(Loose(loose))
         self._sources = [*kept, self._placed_loose]
         self._settled = self.version
 
 
-def _placed(source: S) -> S:
+def _place(source: S) -> S:
     """Tell the entries of a shard where they stand."""
     for place, entry in enumerate(source.entries):
         entry.shard, entry.place = source, place
@@ -243,9 +243,9 @@ class _Parts(Generic[K]):
 
     def items(self) -> Iterable[tuple[int, Ints]]:
         """Return the place of each entry that matches, with its rows."""
-        return self._blocks[0][1].items() if len(self._blocks) == 1 else self._collected()
+        return self._blocks[0][1].items() if len(self._blocks) == 1 else self._collect()
 
-    def _collected(self) -> Iterator[tuple[int, Ints]]:
+    def _collect(self) -> Iterator[tuple[int, Ints]]:
         collected: dict[int, list[Ints]] = {}
         for offset, part in self._blocks:
             for place, rows in part.items():

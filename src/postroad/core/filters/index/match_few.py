@@ -198,7 +198,7 @@ class Lookup:
         cells: dict[int, list[int]] = {}
         many_from = CANDIDATES_PER_WORD * ((rows.count + 63) >> 6) + 1
         for (_, entry, special, checks, has_set), concerned in candidates:
-            matched = self._checked(checks, concerned, cells, rows) if checks else concerned
+            matched = self._check_rows(checks, concerned, cells, rows) if checks else concerned
             if not matched:
                 continue
             if special:
@@ -210,7 +210,7 @@ class Lookup:
             else:
                 few.append((entry, matched))
         if united:
-            few += self._united(united, rows)
+            few += self._unite(united, rows)
         return Listed([*plain, *few, *many])
 
     def _candidates(self, rows: Rows) -> list[tuple[_Posting, list[int]]] | None:
@@ -237,7 +237,7 @@ class Lookup:
             found += _by_posting(own)
         return found
 
-    def _checked(self, checks: Sequence[_Check], concerned: list[int], cells: dict[int, list[int]], rows: Rows) -> list[int]:
+    def _check_rows(self, checks: Sequence[_Check], concerned: list[int], cells: dict[int, list[int]], rows: Rows) -> list[int]:
         """Return those of the rows that pass; `cells` has those of the axes that were needed so far."""
         for axis, low, high, cuts in checks:
             own = cells.get(axis)
@@ -248,7 +248,7 @@ class Lookup:
             ]
         return concerned
 
-    def _united(self, united: dict[int, set[int]], rows: Rows) -> list[tuple[int, list[int]]]:
+    def _unite(self, united: dict[int, set[int]], rows: Rows) -> list[tuple[int, list[int]]]:
         """Return the entries of several postings, and those of the opaque ones that are true for a candidate."""
         several: list[tuple[int, list[int]]] = []
         opaque: list[tuple[int, list[int]]] = []
@@ -257,7 +257,7 @@ class Lookup:
             if not self._opaque[entry]:
                 several.append((entry, matched))
                 continue
-            matched = _evaluated(self._entries[entry], matched, rows.columns)
+            matched = _evaluate(self._entries[entry], matched, rows.columns)
             if matched:
                 opaque.append((entry, matched))
         return several + opaque
@@ -273,7 +273,7 @@ def _by_posting(cells: Sequence[tuple[Sequence[_Posting], list[int]]]) -> list[t
     return [found[number] for number in sorted(found)]
 
 
-def _evaluated(entry: Tested, candidates: list[int], columns: Columns) -> list[int]:
+def _evaluate(entry: Tested, candidates: list[int], columns: Columns) -> list[int]:
     """Return the rows for which an entry as a whole is true; they are all among the candidates."""
     if len(candidates) > ALONE_MAX:
         return np.flatnonzero(select(entry.select(), columns)).tolist()

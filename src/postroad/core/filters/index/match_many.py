@@ -102,7 +102,7 @@ class Join:
             reach = (ends[begin - 1] if begin else 0) + PAIRS_PER_CHUNK
             end = max(begin + 1, int(np.searchsorted(ends, reach, "right")))
             numbers, places = expanded(candidates.starts[begin:end], counts[begin:end])
-            hits, passed = self._checked(candidates.postings[begin:end], numbers, store.take(places))
+            hits, passed = self._check_pairs(candidates.postings[begin:end], numbers, store.take(places))
             kept.append(hits + begin)
             rows.append(passed)
             begin = end
@@ -112,21 +112,21 @@ class Join:
         starts, stops = runs(hits)
         return Slices(candidates.postings[hits[starts]], starts, stops), np.concatenate(rows)
 
-    def _checked(self, postings: Longs, hits: Longs, rows: Ints) -> tuple[Longs, Ints]:
+    def _check_pairs(self, postings: Longs, hits: Longs, rows: Ints) -> tuple[Longs, Ints]:
         """Thin out pairs (a place in `postings`, a row) by all checks of the posting."""
         first, count = self.table.first_check.take(postings), self.table.check_count.take(postings)
-        passed = self._passed(first, hits, rows)
+        passed = self._find_passing(first, hits, rows)
         hits, rows = hits.take(passed), rows.take(passed)
         for nth in range(1, int(count.max())):
             concerned = np.flatnonzero((count > nth)[hits])
             last = np.minimum(first + nth, first + count - 1)
             kept = np.ones(len(hits), np.bool_)
             kept[concerned] = False
-            kept[concerned[self._passed(last, hits[concerned], rows[concerned])]] = True
+            kept[concerned[self._find_passing(last, hits[concerned], rows[concerned])]] = True
             hits, rows = hits[kept], rows[kept]
         return hits, rows
 
-    def _passed(self, numbers: Longs, hits: Longs, rows: Ints) -> Longs:
+    def _find_passing(self, numbers: Longs, hits: Longs, rows: Ints) -> Longs:
         """Return which pairs pass; pair i is checked by the check `numbers[hits[i]]`."""
         checks = self.table.checks
         low = checks.low.take(numbers)

@@ -93,7 +93,7 @@ class _Predicates(NamedTuple):
 
 
 def build_posting_table(boxes: Sequence[Box]) -> PostingTable:
-    axes, predicates = _compiled(boxes)
+    axes, predicates = _compile(boxes)
     access = _cheapest(axes, predicates)
     by_points = np.array([_are_points(ranges) for ranges in predicates.several.values()], np.bool_)
     several = np.array(list(predicates.several), np.int64)
@@ -121,7 +121,7 @@ def build_posting_table(boxes: Sequence[Box]) -> PostingTable:
     )
 
 
-def _compiled(boxes: Sequence[Box]) -> tuple[list[Axis], _Predicates]:
+def _compile(boxes: Sequence[Box]) -> tuple[list[Axis], _Predicates]:
     numbers: dict[str, int] = {}
     constraints: list[list[Constraint]] = []
     box_of: list[int] = []

@@ -128,15 +128,15 @@ class Loose(Generic[E]):
         if not self.entries:
             return NOTHING
         if rows.count <= FEW_ROWS:
-            found = self._looked_up(rows)
+            found = self._look_up(rows)
             if found is not None:
                 return found
-        entries, matched = _evaluated(self.entries, np.arange(len(self.entries)), rows)
+        entries, matched = _evaluate(self.entries, np.arange(len(self.entries)), rows)
         starts, stops = runs(entries)
         nothing = np.zeros(0, np.int64)
         return Part(entries[starts], starts, stops, matched, nothing, np.zeros((0, 1), np.uint64), rows.count)
 
-    def _looked_up(self, rows: Rows) -> Listed | None:
+    def _look_up(self, rows: Rows) -> Listed | None:
         if self._compiled is None:
             self._matches += 1
             if self._matches <= LOOSE_MATCHES_MAX:
@@ -201,7 +201,7 @@ class Shard(Generic[E]):
             bitmaps,
             rows.count,
         )
-        return self._completed(part, rows)
+        return self._complete(part, rows)
 
     def _join(self, rows: Rows) -> Join:
         axes = self._table.axes
@@ -212,7 +212,7 @@ class Shard(Generic[E]):
             cells[i] = axis.null if own is None else own
         return Join(self._table, cells, absent)
 
-    def _completed(self, part: Part, rows: Rows) -> Part:
+    def _complete(self, part: Part, rows: Rows) -> Part:
         """Unite the results of entries with several postings, and evaluate the opaque entries that have candidates."""
         by_slice, by_map = self._special.take(part.entries), self._special.take(part.mapped_entries)
         if not by_slice.any() and not by_map.any():
@@ -222,7 +222,7 @@ class Shard(Generic[E]):
         candidates = np.concatenate((part.entries[opaque[part.entries]], part.mapped_entries[opaque[part.mapped_entries]]))
         pairs = [
             self._pairs(part, self._several, rows.count),
-            _evaluated(self.entries, np.unique(candidates), rows),
+            _evaluate(self.entries, np.unique(candidates), rows),
         ]
         entries = np.concatenate([entries for entries, _ in pairs])
         starts, stops = runs(entries)
@@ -252,7 +252,7 @@ class Shard(Generic[E]):
         return entries, matched.astype(np.int32)
 
 
-def _evaluated(entries: Sequence[Indexed], chosen: Longs, rows: Rows) -> tuple[Longs, Ints]:
+def _evaluate(entries: Sequence[Indexed], chosen: Longs, rows: Rows) -> tuple[Longs, Ints]:
     """Evaluate the chosen entries as a whole: their matches as pairs (entry, row), sorted."""
     found = [np.flatnonzero(select(entries[place].select(), rows.columns)) for place in chosen.tolist()]
     if not found:

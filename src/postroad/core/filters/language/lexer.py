@@ -98,9 +98,9 @@ def tokenize(text: str, limits: FilterLimits) -> Tokens:
         elif group == 5:
             kind, value = INTEGER, _integer(text, token, position)
         elif group == 6:
-            kind, value = NAME, _quoted_name(text, token, position)
+            kind, value = NAME, _read_quoted_name(text, token, position)
         else:
-            raise _unexpected(text, token, position)
+            raise _make_unexpected(text, token, position)
         kinds.append(kind)
         values.append(value)
         positions.append(position)
@@ -139,7 +139,7 @@ def _check_first_letter(text: str, name: str, position: int) -> None:
         raise FilterSyntaxError(f"a name starts with a letter, _ or $, not with {name[0]!r}", text, position)
 
 
-def _quoted_name(text: str, token: str, position: int) -> str:
+def _read_quoted_name(text: str, token: str, position: int) -> str:
     name = token[1:-1].replace('""', '"')
     if not name:
         raise FilterSyntaxError("a quoted name cannot be empty", text, position)
@@ -176,7 +176,7 @@ def _octal(text: str, digits: str, position: int) -> int:
     return int(significant or "0", 8) if len(significant) <= 22 else INT64_MAX + 2
 
 
-def _unexpected(text: str, character: str, position: int) -> FilterSyntaxError:
+def _make_unexpected(text: str, character: str, position: int) -> FilterSyntaxError:
     following = _WORD.match(text, position)
     word = following[0] if following else ""
     if len(word) > 1 or (word and word != "."):

@@ -43,8 +43,8 @@ def to_text(condition: Condition) -> str:
         case In(operand, values, negated):
             return f"{value_text(operand)}{_not(negated)} IN ({', '.join(map(value_text, values))})"
         case Like(operand, pattern, escape, negated):
-            suffix = "" if escape is None else f" ESCAPE {_quoted(escape)}"
-            return f"{value_text(operand)}{_not(negated)} LIKE {_quoted(pattern)}{suffix}"
+            suffix = "" if escape is None else f" ESCAPE {_quote(escape)}"
+            return f"{value_text(operand)}{_not(negated)} LIKE {_quote(pattern)}{suffix}"
         case IsNull(operand, negated):
             return f"{value_text(operand)} IS{_not(negated)} NULL"
         case Not(operand):
@@ -72,10 +72,10 @@ def value_text(value: Value) -> str:
 def _literal(value: bool | float | str) -> str:
     if isinstance(value, bool):
         return "TRUE" if value else "FALSE"
-    return _quoted(value) if isinstance(value, str) else repr(value)
+    return _quote(value) if isinstance(value, str) else repr(value)
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
