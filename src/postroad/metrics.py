@@ -133,6 +133,7 @@ class _Figures(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield from self._of_broker()
+        yield from self._of_identities()
         yield from self._of_streams()
         yield from self._of_queues()
 
@@ -144,6 +145,16 @@ class _Figures(Collector):
             gauge = GaugeMetricFamily(f"postroad_{name}", meanings.BROKER.get(name, name), labels=["broker"])
             gauge.add_metric([label], float(str(value)))
             yield gauge
+
+    def _of_identities(self) -> Iterator[Metric]:
+        uses = self._broker.get("identity_uses")
+        assert isinstance(uses, dict)
+        for name in ("connections", "published_bytes", "held_to_rate"):
+            text = f"{name.replace('_', ' ')} of an identity that is connected"
+            family = GaugeMetricFamily(f"postroad_identity_{name}", text, labels=["identity"])
+            for identity, use in uses.items():
+                family.add_metric([identity], float(use[name]))
+            yield family
 
     def _of_streams(self) -> Iterator[Metric]:
         streams = self._broker["streams"]

@@ -39,7 +39,7 @@ from postroad.core.protocol.orders import (
     Store,
     Stored,
 )
-from postroad.core.protocol.packets import Packet, ReadRange
+from postroad.core.protocol.packets import Packet, Publish, PublishColumns, ReadRange
 from postroad.core.protocol.rights import OPEN
 from postroad.core.protocol.status import BrokerReport
 from postroad.errors import (
@@ -61,6 +61,7 @@ from postroad.runtime.filter_preparation import Preparation
 from postroad.runtime.links import Dialler, newer_wins
 from postroad.runtime.listener import Listener
 from postroad.runtime.peer import Peer
+from postroad.runtime.quotas import Quotas
 from postroad.runtime.rate_profile import publisher_rates
 from postroad.runtime.services import Service
 from postroad.runtime.status_report import make_report
@@ -85,7 +86,7 @@ from postroad.tracking.tap.orders import (
 )
 from postroad.tracking.tap.tracked_broker import TrackedBroker, TrackedConfig
 from postroad.transport.budget import Budget
-from postroad.transport.channel import RATE
+from postroad.transport.channel import QUOTA, RATE
 from postroad.transport.flush_scheduler import FlushScheduler
 from postroad.transport.outbox import OutboxLimits
 from postroad.transport.turns import Turns
@@ -160,6 +161,7 @@ class BrokerServer:
         self._started_ms = 0
         self._ended = False  # nothing more goes to the machine or comes from it
         self.gate: Final = Gate(config.security.trust(), config.id)
+        self.quotas: Final = Quotas(config.limits)
 
     # --- life ------------------------------------------------------------------------------------------------------------
 
@@ -177,9 +179,7 @@ class BrokerServer:
             self._broker = TrackedBroker(self._disk.state, self._machine_config(), now=self._loop.time())
             self.tracking = await self._open_tracking()
             limits, maximum = self.config.limits, self.connections_max
-            self._listener = Listener(
-                self.config.listen, limits, maximum, self._make_peer, self._count, lambda: self.gate.listening
-            )
+            self._listener = Listener(self.config.listen, limits, maximum, self._accept, self._count, lambda: self.gate.listening)
             await self._listener.bind()
             await self._start_services()
             await self._listener.start()
@@ -330,6 +330,7 @@ class BrokerServer:
             publish_window_bytes=limits.publish_window_bytes,
             pubends=self.config.pubends,
             subscriptions_max=limits.subscriptions_max,
+            subscriptions_per_identity_max=limits.subscriptions_per_identity_max,
             newcomer_wait_s=self._newcomer_wait_s(),
             replaces=self._replaces,
             has_neighbours=bool(self.config.neighbours),
@@ -387,6 +388,7 @@ class BrokerServer:
             "authentication_failures": self.gate.refusals,
             "tls_failures": 0 if self._listener is None else self._listener.tls_failures,
             "revoked_connections": self.revoked_connections,
+            **self.quotas.stats(),
             "unknown_packets": self.unknown_packets,
             "prepared_filters": self._preparation.prepared,
             "packets_preparing": len(self._preparation),
@@ -402,6 +404,7 @@ class BrokerServer:
             "dropped_frames": sum(peer.channel.outbox.dropped_frames for peer in self.peers.values()),
             "held_back_connections": len(self._held_back),
             **(self.tracking.stats() if self.tracking is not None else {}),
+            "identity_uses": self.quotas.by_identity(),
             "streams": self._broker.streams(),
         }
 
@@ -625,6 +628,18 @@ class BrokerServer:
         self.peers[peer.link] = peer
         return peer
 
+    def _accept(self, host: str) -> Peer:
+        """Make the peer of a connection from an address, or refuse it."""
+        self.quotas.check_address(host)
+        peer = self._make_peer(None)
+        peer.host, peer.unidentified_bytes_left = host, self.config.limits.unidentified_bytes_max
+        self.quotas.connected(host)
+        return peer
+
+    def note_known(self, peer: Peer) -> None:
+        if peer.host:
+            self.quotas.known(peer.host)
+
     def _count(self) -> tuple[int, int]:
         return len(self.peers), sum(not peer.known for peer in self.peers.values())
 
@@ -653,7 +668,7 @@ class BrokerServer:
             admitted = self.gate.admit_client(peer.named, hello.token, encrypted=peer.channel.tls is not None)
             if peer.admitted not in (None, admitted):
                 raise HandshakeError("this connection has already used a service under another identity")
-            peer.admitted = admitted
+            self._count_identity(peer, admitted)
         self._take_identity(peer, hello.role, hello.peer_id, hello.incarnation, hello.name, hello.frame_bytes_max)
         peer.channel.takes_values = ROWS in hello.features
         return Welcome(
@@ -669,7 +684,16 @@ class BrokerServer:
 
     def admit(self, peer: Peer) -> Admitted:
         """Return what a peer may do that asks a service without a hello, or raise."""
-        return self.gate.admit_client(peer.named, "", encrypted=peer.channel.tls is not None)
+        admitted = self.gate.admit_client(peer.named, "", encrypted=peer.channel.tls is not None)
+        self._count_identity(peer, admitted)
+        return admitted
+
+    def _count_identity(self, peer: Peer, admitted: Admitted) -> None:
+        """Count a connection for its identity, or refuse it."""
+        if admitted.identity is not None and not peer.quota:
+            self.quotas.entered(admitted.identity.name)
+            peer.quota = admitted.identity.name
+        peer.admitted = admitted
 
     def _check_broker(self, peer: Peer, broker: int) -> None:
         tls = peer.channel.tls
@@ -741,8 +765,13 @@ class BrokerServer:
             log.info("link to %r is down", peer)
             self._fact(LinkLost(peer.link))
 
-    def packet(self, peer: Peer, packet: Packet, batch: Batch | None, packet_id: int, size: int) -> None:  # noqa: ARG002
+    def packet(self, peer: Peer, packet: Packet, batch: Batch | None, packet_id: int, size: int) -> None:
         """Hand a packet to the machine, once its filters are prepared."""
+        if peer.quota and isinstance(packet, Publish | PublishColumns):
+            wait_s = self.quotas.published(peer.quota, size, self._loop.time())
+            if wait_s:
+                peer.channel.pause(QUOTA)
+                self._loop.call_later(wait_s, peer.channel.resume, QUOTA)
         if not self._preparation.keep(peer, packet, batch, packet_id):
             self.take_packet(peer, packet, batch, packet_id)
 
@@ -785,6 +814,10 @@ class BrokerServer:
         self.peers.pop(peer.link, None)
         self._held_back.pop(peer.link, None)
         self._preparation.forget(peer)
+        if peer.host:
+            self.quotas.disconnected(peer.host, known=peer.known)
+        if peer.quota:
+            self.quotas.left(peer.quota)
         if peer.role is Role.CLIENT:
             self._fact(LinkLost(peer.link))
         elif peer.role is Role.BROKER:

@@ -92,6 +92,21 @@ class Limits(_Section, frozen=True):
     ] = 200_000
     publish_backlog_bytes: Annotated[Bytes, described("The same limit in bytes.")] = 64 << 20
     subscriptions_max: Annotated[Count, described("Maximum number of subscriptions of all clients together.")] = 200_000
+    connections_per_address_max: Annotated[Count, described("Maximum number of connections from one address.")] = 2_000
+    handshakes_per_address_max: Annotated[
+        Count, described("Maximum number of connections from one address that have not identified themselves yet.")
+    ] = 500
+    unidentified_bytes_max: Annotated[
+        Bytes, described("The most that a connection may send before it has identified itself.")
+    ] = 256 << 10
+    connections_per_identity_max: Annotated[Count, described("Maximum number of connections of one identity.")] = 1_000
+    subscriptions_per_identity_max: Annotated[
+        Count, described("Maximum number of subscriptions of one identity, over all its connections.")
+    ] = 50_000
+    publish_bytes_per_s_per_identity: Annotated[
+        Bytes,
+        described("How much one identity may publish per second, over all its connections; above it they are read more slowly."),
+    ] = 256 << 20
 
 
 class Links(_Section, frozen=True):

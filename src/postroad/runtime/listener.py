@@ -19,7 +19,7 @@ from postroad.errors import ListenError, TooManyConnectionsError
 from postroad.runtime.config import Limits, split_address
 from postroad.runtime.peer import Peer, shorten
 from postroad.wire.codec import encode
-from postroad.wire.packets.session import Error, Hello
+from postroad.wire.packets.session import Error
 
 log = logging.getLogger("postroad.listener")
 
@@ -38,7 +38,7 @@ class Listener:
         address: str,
         limits: Limits,
         connections_max: int,
-        make: Callable[[Hello | None], Peer],
+        make: Callable[[str], Peer],
         count: Callable[[], tuple[int, int]],
         context: Callable[[], ssl.SSLContext | None] = lambda: None,
     ) -> None:
@@ -106,14 +106,14 @@ class Listener:
         """Accept those who wait, a few at a time: the other connections have their turn in between."""
         for _ in range(ACCEPTS_PER_TURN):
             try:
-                accepted, _ = listening.accept()
+                accepted, address = listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
                 self._wait_for_room(error)
                 return
             accepted.setblocking(False)
-            self._admit(accepted)
+            self._admit(accepted, str(address[0]))
 
     def _wait_for_room(self, error: OSError) -> None:
         """Look again in a moment: with the socket watched, the loop would turn without a pause."""
@@ -127,14 +127,16 @@ class Listener:
         if self._retry is None:
             self._retry = self._loop.call_later(RETRY_S, self._watch)
 
-    def _admit(self, accepted: socket.socket) -> None:
+    def _admit(self, accepted: socket.socket, host: str) -> None:
         connections, handshakes = self._count()
-        if connections >= self.connections_max or handshakes >= self._limits.handshakes_max:
+        try:
+            if connections >= self.connections_max or handshakes >= self._limits.handshakes_max:
+                raise TooManyConnectionsError(f"{connections} connections, {handshakes} of them unidentified")  # noqa: TRY301
+            peer = self._make(host)
+        except TooManyConnectionsError as error:
             self.refused += 1
-            error = TooManyConnectionsError(f"{connections} connections, {handshakes} of them unidentified")
             _turn_away(accepted, None if self._context() is not None else error)
             return
-        peer = self._make(None)
         task = self._loop.create_task(self._attach(accepted, peer))
         self._attaching.add(task)
         task.add_done_callback(self._attaching.discard)

@@ -39,7 +39,7 @@ from postroad.transport.outbox import OutboxLimits
 from postroad.transport.turns import Turns
 from postroad.wire.codec import decode
 from postroad.wire.deliveries import RowsDecoder
-from postroad.wire.framing import Frame
+from postroad.wire.framing import HEADER_BYTES, Frame
 from postroad.wire.packets.session import Error, Goodbye, Hello, Ping, Pong, Role, Welcome
 from postroad.wire.registry import REGISTRY, Direction
 
@@ -95,6 +95,9 @@ class PeerHost(Protocol):
     def admit(self, peer: Peer) -> Admitted:
         """Return what a peer may do that asks a service without a hello, or raise."""
 
+    def note_known(self, peer: Peer) -> None:
+        """The peer has said who it is."""
+
     def lost(self, peer: Peer) -> None:
         """Forget the peer."""
 
@@ -125,6 +128,9 @@ class Peer:
         self.dialled: Final = hello is not None
         self.gone: Final = loop.create_future()
         self.publishes = False
+        self.host = ""  # the address it connected from; empty for one that we dialled
+        self.quota = ""  # the identity that its connection counts for
+        self.unidentified_bytes_left = 1 << 62  # that it may send before it says who it is
         self.named = PeerName()  # by its certificate
         self.admitted: Admitted | None = None  # a client that may do something
         self._host: Final = host
@@ -157,6 +163,8 @@ class Peer:
         self, role: Role, *, broker: int, incarnation: int, name: str, limits: OutboxLimits, frame_bytes_max: int
     ) -> None:
         """Let the peer do what its role allows."""
+        if not self.known:
+            self._host.note_known(self)
         self.role, self.broker, self.incarnation, self.name = role, broker, incarnation, name
         self._allowed = _methods(role)
         self._rows = RowsDecoder(BatchLimits(bytes=frame_bytes_max - (64 << 10)))
@@ -195,6 +203,8 @@ class Peer:
             if self.channel.closing:
                 return
             try:
+                if not self.known:
+                    self._count_unidentified(len(frame[2]))
                 self._take(frame)
             except PostroadError as error:
                 self.refuse(error, frame[1])
@@ -203,6 +213,12 @@ class Peer:
                 log.exception("a frame of %r could not be processed", self)
                 self.refuse(InternalError("the broker failed to process this frame; see the log of the broker"), frame[1])
                 return
+
+    def _count_unidentified(self, size: int) -> None:
+        """Bound what a stranger may send, and so what we answer it."""
+        self.unidentified_bytes_left -= size + HEADER_BYTES
+        if self.unidentified_bytes_left < 0:
+            raise HandshakeError("the peer sent too much before it identified itself")
 
     def malformed(self, error: WireError) -> None:
         self.refuse(error)
@@ -294,6 +310,7 @@ class Peer:
     def _answer(self, packet: msgspec.Struct, packet_id: int) -> bool:
         """Send a service's answer; once it knows the peer, larger frames are taken and no hello is waited for."""
         if self.role is None and not self._known_to_service and self._exchanges is not None and self._exchanges.identified:
+            self._host.note_known(self)
             self._known_to_service = True
             self.channel.identified(self._host.frame_bytes_max)
             if self._handshake is not None:

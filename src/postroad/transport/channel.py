@@ -43,7 +43,8 @@ MEMORY: Final = 8  # a large frame waits for room
 TURN: Final = 16  # what was received is not processed yet
 FILTER: Final = 32  # the filters of what it sent are being prepared
 RATE: Final = 64  # too much of what it published waits for a rate
-ANY: Final = OWNER | SERVICE | OUTPUT | MEMORY | TURN | FILTER | RATE
+QUOTA: Final = 128  # its identity published more than it may
+ANY: Final = OWNER | SERVICE | OUTPUT | MEMORY | TURN | FILTER | RATE | QUOTA
 
 
 class ChannelOwner(Protocol):

@@ -142,6 +142,7 @@ class Broker:
         self._load_writers(records)
         self._past = NackAnswers(self._context, self._pubends, self._streams, self._log_reads)
         self._edge = Edge(self._streams, self._orders, observed=config.observed, settings=config.congestion)
+        self._edge.filter_load.rights = self._context.rights
         self._feedback = Feedback(state.broker, state.incarnation, config.congestion, self._pubends, self._orders)
         self._releasing = Releasing(
             self._context, self._table, self._keeper, self._pubends, self._streams, self._edge, self._durables, records.floor
@@ -769,7 +770,6 @@ class Broker:
     def _link_lost(self, link: LinkId, now: float) -> None:
         if link in self._clients:
             del self._clients[link]
-            del self._context.rights[link]
             self._publishing.link_lost(link)
             self._parked = [entry for entry in self._parked if entry[0] != link]
             self._parked_bytes = sum(_memory_of(message) for _, message, _ in self._parked)
@@ -777,6 +777,7 @@ class Broker:
             self._range_reads.link_lost(link)
             self._writing.link_lost(link)
             self._admission.client_lost(link)
+            del self._context.rights[link]
         elif link in self._neighbours:
             del self._neighbours[link]
             for stream in self._streams.values():

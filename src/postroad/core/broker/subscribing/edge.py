@@ -195,6 +195,9 @@ class Edge:
     def find(self, link: LinkId, handle: int) -> Subscription | None:
         return self._by_link.get(link, {}).get(handle)
 
+    def count_of_link(self, link: LinkId) -> int:
+        return len(self._by_link.get(link, {}))
+
     def of_link(self, link: LinkId) -> list[Subscription]:
         return list(self._by_link.get(link, {}).values())
 

@@ -1,4 +1,4 @@
-"""Limits for long filters, per connection and for the whole broker.
+"""Limits for long filters, per connection and for the whole broker; all connections of one identity count as one.
 
 Two costs grow with the length of a filter: memory (see `Filter.size`) and, for conditions that the index cannot decide (see
 `Filter.conditions`), work for every message. Short filters are not counted, because `subscriptions_max` bounds them: the first
@@ -9,11 +9,13 @@ Invariant: the sums are those of the existing subscriptions.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from postroad.core.filters.filter import Filter
 from postroad.core.protocol.orders import LinkId
+from postroad.core.protocol.rights import Rights
 from postroad.errors import TooManyError
 
 FREE_BYTES: Final = 1 << 14
@@ -35,14 +37,15 @@ class FilterLoad:
 
     def __init__(self) -> None:
         self._all = _Load()
-        self._by_link: dict[LinkId, _Load] = {}
+        self._by_whom: dict[LinkId | str, _Load] = {}
+        self.rights: Mapping[LinkId, Rights] = {}
 
     def check(self, link: LinkId, filter_: Filter) -> TooManyError | None:
         """Return the error for a connection that would exceed a limit with one more filter, else None."""
         size, conditions = _load_of(filter_)
         if not size and not conditions:
             return None
-        own = self._by_link.get(link, _Load())
+        own = self._by_whom.get(self._whose(link), _Load())
         if own.size + size > LINK_BYTES_MAX or self._all.size + size > BROKER_BYTES_MAX:
             return TooManyError(
                 f"long filters may take {LINK_BYTES_MAX:,} bytes of the broker's memory for one connection "
@@ -65,13 +68,18 @@ class FilterLoad:
         size, conditions = _load_of(filter_)
         if not size and not conditions:
             return
-        own = self._by_link.setdefault(link, _Load())
+        whose = self._whose(link)
+        own = self._by_whom.setdefault(whose, _Load())
         for load in (own, self._all):
             load.size += sign * size
             load.conditions += sign * conditions
         assert own.size >= 0 <= own.conditions
         if not own.size and not own.conditions:
-            del self._by_link[link]
+            del self._by_whom[whose]
+
+    def _whose(self, link: LinkId) -> LinkId | str:
+        rights = self.rights.get(link)
+        return link if rights is None or not rights.owner else rights.owner
 
 
 def _load_of(filter_: Filter) -> tuple[int, int]:

@@ -68,6 +68,10 @@ class Subscribing:
                 link, request, TooManyError(f"this broker allows at most {context.config.subscriptions_max} subscriptions")
             )
             return
+        if self._identity_has_too_many(link):
+            most = context.config.subscriptions_per_identity_max
+            context.refuse(link, request, TooManyError(f"one identity has at most {most} subscriptions at this broker"))
+            return
         try:
             too_many = self._edge.filter_load.check(link, context.filter(packet.filter))
         except FilterError as error:
@@ -82,6 +86,13 @@ class Subscribing:
             self.activation.begin(link, request, packet, positions, done, now)
         else:
             self.moves.subscribe(link, request, packet, packet.name, now)
+
+    def _identity_has_too_many(self, link: LinkId) -> bool:
+        owner, rights = self._context.rights_of(link).owner, self._context.rights
+        if not owner:
+            return False
+        own = sum(self._edge.count_of_link(each) for each, of_link in rights.items() if of_link.owner == owner)
+        return own >= self._context.config.subscriptions_per_identity_max
 
     def _is_in_use(self, link: LinkId, handle: int) -> bool:
         """Tell whether a connection has a subscription with this handle, or waits for one."""
