@@ -7,7 +7,7 @@ WORKERS ?= 2
 SEEDS ?= 0:240
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench browser docs-site vendor figures docs seeds soak mutants hostile lock clean
+.PHONY: help setup demo test check sbom format bench browser docs-site vendor figures docs seeds soak mutants hostile lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -28,12 +28,16 @@ demo: setup ## A short tour on embedded defaults
 test: setup ## Run the tests
 	$(BIN)/python -m pytest -n $(WORKERS)
 
-check: setup ## Formatting, lint, strict types, import layers, generated docs
+check: setup ## Formatting, lint, strict types, import layers, generated docs, licences of dependencies
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m docs.generate --check
+	$(BIN)/python tools/dependencies.py licences
+
+sbom: setup ## Write sbom.json, a bill of materials (CycloneDX) of the lock files
+	$(BIN)/python tools/dependencies.py sbom sbom.json
 
 format: setup ## Rewrite files to the house format
 	$(BIN)/ruff format .
