@@ -30,6 +30,7 @@ PAGES = [
     *sorted((ROOT / "docs" / "reference").glob("*.md")),
 ]
 ELSEWHERE = {  # page -> the test that runs its programs
+    "docs/howto/secure.md": "tests/security/test_howto.py",
     "docs/howto/spark.md": "tests/spark/test_documented.py",
     "docs/howto/topics.md": "tests/topics/test_documented.py",
 }

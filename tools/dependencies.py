@@ -67,7 +67,9 @@ def disagreements(packages: list[Package]) -> list[str]:
         if not licence or each.name in AGREED:
             continue
         if RECIPROCAL.search(licence) or not PERMISSIVE.search(licence):
-            wrong.append(f"{each.name} {each.version} ({each.lock}): {licence!r}; agree to it in tools/dependencies.py, or leave it out")
+            wrong.append(
+                f"{each.name} {each.version} ({each.lock}): {licence!r}; agree to it in tools/dependencies.py, or leave it out"
+            )
     return wrong
 
 

@@ -52,7 +52,7 @@ def test_the_commands_of_the_page_guard_two_brokers(tmp_path: Path) -> None:
     command.chmod(0o755)
     begun = time.monotonic()
     done = subprocess.run(
-        ["bash", "-c", script(text, first, second)],  # noqa: S607
+        ["bash", "-c", script(text, first, second)],
         cwd=tmp_path,
         env={**os.environ, **own_environment(), "PATH": f"{command.parent}:{os.environ['PATH']}"},
         capture_output=True,
