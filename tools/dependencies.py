@@ -1,7 +1,8 @@
 """The dependencies in the lock files: their licences, and a bill of materials (CycloneDX) of them.
 
-`python tools/dependencies.py licences` fails when a package has a licence that nobody has agreed to. `python tools/dependencies.py
-sbom FILE` writes the bill of materials. Both read `requirements/*.txt` only; licences come from the metadata of what is installed.
+`python tools/dependencies.py licences` fails when a package has a licence that nobody has agreed to, and
+`python tools/dependencies.py sbom FILE` writes the bill of materials. Both read `requirements/*.txt` only; licences come from the
+metadata of what is installed.
 """
 
 from __future__ import annotations
