@@ -12,8 +12,9 @@ import json
 import re
 import sys
 from dataclasses import dataclass
+from email.message import Message
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 ROOT: Final = Path(__file__).parents[1]
 LOCKS: Final = ROOT / "requirements"
@@ -39,7 +40,7 @@ class Package:
     def licence(self) -> str:
         """Return what the installed package says; empty if it is not installed here."""
         try:
-            found = importlib.metadata.metadata(self.name)
+            found = cast("Message", importlib.metadata.metadata(self.name))
         except importlib.metadata.PackageNotFoundError:
             return ""
         stated = (found.get("License-Expression") or "").strip()
