@@ -277,7 +277,7 @@ def test_after_a_reconnect_to_the_same_broker_only_what_it_lacks_is_sent_again()
     client.connect(broker)
     sends = client.settle()
     assert [type(send.message) for send in sends] == [OpenPublisher, PublishColumns]
-    assert sends[0].message == OpenPublisher(1)
+    assert sends[0].message == OpenPublisher(1, reopens=True)
     assert broker.accepted == ids
     assert client.session.outstanding(key) == 0
 
@@ -346,7 +346,7 @@ def test_a_publisher_that_another_connection_has_opened_is_resumed_with_all_its_
     assert client.sent() == []
     client.session.wake(now=client.session.deadline() or 0.0)
     (opening,) = [send.message for send in client.settle() if isinstance(send.message, OpenPublisher)]
-    assert opening == OpenPublisher(resume=1)
+    assert opening == OpenPublisher(resume=1, reopens=True)
     assert broker.accepted == ids
     assert client.session.outstanding(key) == 0
 

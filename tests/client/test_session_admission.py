@@ -45,7 +45,7 @@ def test_an_advertisement_is_made_before_a_publisher_opens_and_again_after_a_rec
     key = session.advertise("a", 5_000)
     connected(session)
     first = sent(session)
-    assert packets(first) == [Advertise(key, "a", 5_000), OpenPublisher()]
+    assert packets(first) == [Advertise(key, "a", 5_000), OpenPublisher(reopens=True)]
     session.receive(AdvertiseAccepted(key, 5_000), link=LINK, now=0.0, packet=first[0].packet)
     assert session.events() == [AdvertisementAccepted(key, 5_000)]
     session.disconnected(LINK, now=1.0)

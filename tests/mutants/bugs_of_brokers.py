@@ -60,6 +60,12 @@ def take_what_was_taken(plant: Planter) -> None:
     plant.wrap(Pubend, "open", make)
 
 
+@mutant("publishing", "admission control", "client slow", "broker crash")
+def take_what_follows_a_refusal(plant: Planter) -> None:
+    """What follows a refused message is taken before its publisher has read the refusal."""
+    plant.set(Publishing, "refused", lambda _self, _publisher: False)
+
+
 @mutant("publishing")
 def announce_all_but_the_last_batch(plant: Planter) -> None:
     """The last batch of a group commit becomes durable but is announced as silence."""

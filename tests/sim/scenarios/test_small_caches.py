@@ -31,3 +31,21 @@ def test_a_recovery_whose_answers_displace_each_other_ends(rule: Rule) -> None:
     overlay.heal()
     assert overlay.settle(60.0)
     assert overlay.violations() == []
+
+
+@pytest.mark.parametrize("rule", [Rule.PAPER, Rule.IMPROVED])
+def test_a_subscription_from_the_earliest_message_comes_to_the_present(rule: Rule) -> None:
+    """It begins at tick 0, decades ago. In pieces of at most a day it once did not arrive (seed 4000491)."""
+    overlay = Overlay(1, config=TrackedConfig(cache_bytes=1_500, keep_s=60.0, congestion=CongestionSettings(rule)))
+    overlay.brokers(1, 2)
+    overlay.link(1, 2)
+    reader, writer = overlay.client("reader", 2), overlay.client("writer", 1)
+    text = overlay.filter(everything())
+    for number in range(20):
+        overlay.at(1.0 + number / 10, partial(writer.publish, {"n": number}, f"{number}:".encode() + bytes(500)))
+    overlay.at(4.0, lambda: reader.follow(text, subscription="all", earliest=True))
+    overlay.run(5.0)
+    overlay.heal()
+    assert overlay.settle(60.0)
+    assert overlay.violations() == []
+    assert overlay.deliveries == 20

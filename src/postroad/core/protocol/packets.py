@@ -46,9 +46,15 @@ class Packet(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OpenPublisher(Packet, frozen=True, array_like=True):
-    """Ask for a publisher id, or go on with one this client had at this broker (`resume`)."""
+    """Ask for a publisher id, or go on with one this client had at this broker (`resume`).
+
+    `reopens`: whenever a message is refused, the client opens the publisher again, and the broker ignores what comes before that.
+    Otherwise a later message could become durable while the refusal is lost with the connection, and the refused message would
+    look durable, too.
+    """
 
     resume: U32 | None = None
+    reopens: bool = False
 
 
 class Credit(msgspec.Struct, frozen=True, array_like=True):
@@ -111,7 +117,7 @@ class PublishAcknowledged(Packet, frozen=True, array_like=True):
 
 
 class PublishRefused(Packet, frozen=True, array_like=True):
-    """The messages with these ids were not taken; the rest of the stream goes on.
+    """The messages with these ids were not taken. The rest of the stream goes on, of a publisher that `reopens` after that.
 
     With empty ids another connection has opened the publisher, and nothing is taken from this one until it opens it again.
     With the code of `SkewError`, nothing of the publisher is taken until it was opened again; `wall_ms` is the broker's clock.

@@ -375,7 +375,7 @@ class Session:
         resume = None if registration is None else registration.publisher
         packet = self.next_packet()
         self._openings[packet] = _Opening(publisher.key, link, broker, resume)
-        self._outputs.append(Send(link, OpenPublisher(resume), packet=packet))
+        self._outputs.append(Send(link, OpenPublisher(resume, reopens=True), packet=packet))
 
     def _take_opened(self, message: PublisherOpened, link: LinkId, packet: int, now: float) -> None:
         opening = self._openings.pop(packet, None)
@@ -458,6 +458,9 @@ class Session:
             return
         registration.refused(id_tick(message.first), id_tick(message.last))
         self._take_refusal(publisher, registration, message.first, message.last, message)
+        asked = any((each.publisher, each.link) == (publisher.key, link) for each in self._openings.values())
+        if not asked and publisher.registrations.get(registration.broker) is registration:  # it ignores the rest until then
+            self._ask_to_open(publisher, link, registration.broker, registration)
 
     def _open_again(self, publisher: _PublisherLife, registration: Registration, now: float) -> None:
         """Resume a registration that is not open on its link any more, after a while."""

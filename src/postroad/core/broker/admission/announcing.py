@@ -147,7 +147,7 @@ class OwnAdvertisements:
         """Hold a new publisher to what its client advertised, or to a default."""
         if self._context.config.admission.criterion.policy is Policy.OFF and not self._session:
             return
-        self._gate.publisher_moved(publisher, link)
+        self._gate.publisher_opened(publisher)
         before = self._publishers.pop(publisher, None)
         if before is not None and publisher in self._defaults and before != (link, pubend):
             self._end(self._defaults.pop(publisher))

@@ -13,9 +13,11 @@ its link; the client sends it again.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
+
+import numpy as np
 
 from postroad.core.batch.batch import Batch
 from postroad.core.batch.row_codec import Row
@@ -126,6 +128,7 @@ class PublisherGate:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._clients: dict[LinkId, _Client] = {}
+        self.on_refused: Callable[[int], bool] = lambda _publisher: False  # tells whether what came after it is to be ignored
         self.held = 0  # messages that wait now
         self.held_bytes = 0
 
@@ -157,10 +160,10 @@ class PublisherGate:
             self.held -= sum(map(len, client.waiting))
             self.held_bytes -= client.size
 
-    def publisher_moved(self, publisher: int, link: LinkId) -> None:
-        """Drop what waits of a publisher that was opened on another link."""
-        for other, client in self._clients.items():
-            if other != link and any(each.publisher == publisher for each in client.waiting):
+    def publisher_opened(self, publisher: int) -> None:
+        """Drop what waits of a publisher that was opened, on this link or another one: its client sends it again."""
+        for client in self._clients.values():
+            if any(each.publisher == publisher for each in client.waiting):
                 kept = deque(each for each in client.waiting if each.publisher != publisher)
                 self.held -= sum(map(len, client.waiting)) - sum(map(len, kept))
                 size = sum(each.size for each in kept)
@@ -173,14 +176,15 @@ class PublisherGate:
         """Return the rows that may be published now; refuse what was not advertised, and keep the others for later."""
         client = self._clients.get(link)
         allowances = client.allowances(publisher) if client is not None else []
-        if client is None or not allowances:
+        if client is None or not (allowances or client.waiting):
             return list(rows)
-        good = []
+        good, ignores = [], False
         for row in rows:
-            if any(each.filter.matches(row[1]) for each in allowances):
-                good.append(row)
+            if not allowances or any(each.filter.matches(row[1]) for each in allowances):
+                if not ignores:
+                    good.append(row)
             else:
-                self._refuse(link, publisher, row[0], row[0], OutsideAdvertisementError(row[1]))
+                ignores = self._refuse(link, publisher, row[0], row[0], OutsideAdvertisementError(row[1]))
         taken = self._pass(link, client, _HeldRows(publisher, good), now)
         return taken.rows if taken is not None else []
 
@@ -188,9 +192,9 @@ class PublisherGate:
         """Do the same for a batch; a batch with a message that was not advertised is refused."""
         client = self._clients.get(link)
         allowances = client.allowances(publisher) if client is not None else []
-        if client is None or not allowances:
+        if client is None or not (allowances or client.waiting):
             return batch
-        inside = allowances[0].filter.evaluate(batch)
+        inside = np.ones(len(batch), bool) if not allowances else allowances[0].filter.evaluate(batch)
         for each in allowances[1:]:
             inside = inside | each.filter.evaluate(batch)
         if not bool(inside.all()):
@@ -271,5 +275,7 @@ class PublisherGate:
         for _, attributes, _ in messages.rows:
             yield [each.bucket for each in allowances if each.filter.matches(attributes)] or all_buckets
 
-    def _refuse(self, link: LinkId, publisher: int, first: bytes, last: bytes, error: PostroadError) -> None:
+    def _refuse(self, link: LinkId, publisher: int, first: bytes, last: bytes, error: PostroadError) -> bool:
+        """Refuse messages; tell whether what their publisher sent after them is to be ignored."""
         self._context.send(link, PublishRefused(publisher, first, last, error.code, str(error)[:4096]))
+        return self.on_refused(publisher)

@@ -36,7 +36,7 @@ from postroad.types import COUNTER_BITS, tick_milliseconds
 
 CLUSTERS_AT_ONCE: Final = 4
 TIMEOUT_S_LEAST: Final = 1.0
-WINDOW_MS_MAX: Final = 24 * 3600 * 1000
+WINDOW_MS_MAX: Final = 1 << 46  # all there is: a subscription from the earliest message begins at tick 0
 CHARACTERS_MAX: Final = 16_000  # of a union, so that it has fewer tokens than a filter may have
 WORTHWHILE: Final = 4  # times the request, at least, should an answer be
 WORTHWHILE_S_MAX: Final = 1.5  # if it takes no longer than this

@@ -291,8 +291,8 @@ class Pubend:
             self._durable(publisher, tick)
         return lo, self.horizon, batches
 
-    def append_failed(self, token: int, error: PostroadError) -> None:
-        """Refuse the rows that could not be written and all rows waiting behind them; the stream continues.
+    def append_failed(self, token: int, error: PostroadError) -> set[int]:
+        """Refuse the rows that could not be written and all rows waiting behind them; return their publishers.
 
         The waiting rows are refused too, because rows of one publisher must be accepted in the order of their ids.
         """
@@ -310,6 +310,7 @@ class Pubend:
                 first, last = _first_and_last_id(entry)
                 message = PublishRefused(entry.publisher, first, last, error.code, str(error)[:4096])
                 self._orders.append(Send(known.link, message))
+        return {entry.publisher for entry in refused}
 
     def silence(self, wall_ms: int) -> tuple[int, int] | None:
         """Decide silence up to the clock, as far as reserved; return (lo, hi] to announce, or None."""

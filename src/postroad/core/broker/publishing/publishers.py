@@ -5,6 +5,9 @@ is refused, and so is everything from that publisher until it opens again: if a 
 would look like repetitions. The refusal and the answer to the opening tell the client our clock. What it then sends again may be
 old, because it was created before. So a publisher that was behind once may send old messages until one of its frames is in time.
 A repetition of an accepted message is never refused.
+
+Refusals: a refusal is not stored, and may be lost with its connection. If a later message became durable before the client has
+read it, the refused one would look durable, too. So after a refusal everything of that publisher is ignored until it opens again.
 """
 
 from __future__ import annotations
@@ -84,6 +87,7 @@ class Publishing:
         self._storing_horizons = False
         self._skews: dict[int, _Skew] = {}  # of open publishers
         self._homes: dict[int, Pubend] = {}  # of open publishers
+        self._reopening: dict[int, bool] = {}  # open publishers that open again after a refusal -> whether they have to
         self.gate: PublishedMessages | None = None  # holds publishers to what they advertised
         self.now = 0.0
         self._named: dict[int, None] = {}  # the open publishers of named writers
@@ -107,10 +111,10 @@ class Publishing:
                 error = UnknownHandleError(f"publisher number {packet.resume} was given to another client")
                 self._context.refuse(link, request, error)
                 return
-            self._tell_opened(link, packet.resume, request)
+            self._tell_opened(link, packet.resume, request, reopens=packet.reopens)
         elif self._next < self._reserved:
             self._next += 1
-            self._tell_opened(link, self._next - 1, request)
+            self._tell_opened(link, self._next - 1, request, reopens=packet.reopens)
         else:
             self._waiting.append((link, packet, request))
             self._reserve()
@@ -150,6 +154,7 @@ class Publishing:
             error = StaleEpochError("another attempt has replaced this one")
             self._context.send(before, PublishRefused(publisher, b"", b"", error.code, str(error)))
         self._own(publisher, link)
+        self._reopening.pop(publisher, None)
         self._homes[publisher] = self.pubends[pubend]
         self._named[publisher] = None
         self._skews.pop(publisher, None)
@@ -158,12 +163,15 @@ class Publishing:
         return self.pubends[pubend].open(publisher, link)
 
     def publish(self, link: LinkId, packet: Publish) -> None:
-        """Accept rows. Invalid rows are refused one by one; the others are accepted."""
+        """Accept rows. Invalid rows are refused one by one; the others are accepted, but not after a refusal if it `reopens`."""
         pubend = self._pubend_of(link, packet.publisher)
+        if self._reopening.get(packet.publisher):
+            return
         rows = join_rows(packet.rows, packet.binary)
         prefix = packet.publisher.to_bytes(4, "big") + self._context.broker.to_bytes(4, "big")
         allowed = self._context.rights_of(link).publishable()
-        good = [row for row in rows if self._acceptable(link, packet.publisher, prefix, row, allowed)]
+        acceptable = (row for row in rows if self._acceptable(link, packet.publisher, prefix, row, allowed))
+        good = [row for row in acceptable if not self._reopening.get(packet.publisher)]
         if good and self._is_timely(link, pubend, packet.publisher, good[0][0], good[-1][0], packet.age_ms):
             rows = good if self.gate is None else self.gate.rows(link, packet.publisher, good, self.now)
             if rows:
@@ -171,7 +179,7 @@ class Publishing:
 
     def publish_columns(self, link: LinkId, packet: PublishColumns, batch: Batch | None) -> None:
         pubend = self._pubend_of(link, packet.publisher)
-        if batch is None or len(batch) == 0:
+        if batch is None or len(batch) == 0 or self._reopening.get(packet.publisher):
             return
         ids = batch.ids()
         parts = ids.view(">u4").reshape(-1, 4)
@@ -199,13 +207,22 @@ class Publishing:
         for run in np.split(refused, np.flatnonzero(np.diff(refused) > 1) + 1):
             first, last = bytes(ids[run[0]]), bytes(ids[run[-1]])
             self._context.send(link, PublishRefused(publisher, first, last, error.code, str(error)[:4096]))
-        return batch.filter(mask)
+        return batch.slice(0, int(refused[0])) if self.refused(publisher) else batch.filter(mask)
+
+    def refused(self, publisher: int) -> bool:
+        """Note that a message of a publisher was refused; tell whether what came after it has to be ignored."""
+        if publisher not in self._reopening:
+            return False
+        self._reopening[publisher] = True
+        return True
 
     def publish_held(self) -> None:
         """Accept what exceeded the rate of its publisher before, as far as the rate allows now."""
         if self.gate is None:
             return
         for link, publisher, rows, columns in self.gate.due(self.now):
+            if self._reopening.get(publisher):
+                continue  # it comes again
             try:
                 pubend = self._pubend_of(link, publisher)
                 if columns is not None:
@@ -221,6 +238,7 @@ class Publishing:
         self._skews = {publisher: skew for publisher, skew in self._skews.items() if publisher in self._links}
         self._homes = {publisher: pubend for publisher, pubend in self._homes.items() if publisher in self._links}
         self._named = {publisher: None for publisher in self._named if publisher in self._links}
+        self._reopening = {publisher: has_to for publisher, has_to in self._reopening.items() if publisher in self._links}
         for pubend in self.pubends.values():
             pubend.link_lost(link)
 
@@ -243,7 +261,8 @@ class Publishing:
 
     def append_failed(self, pubend_id: int, token: int, error: PostroadError) -> None:
         """Refuse the rows that could not be written. Named writers must open again before they repeat them."""
-        self.pubends[pubend_id].append_failed(token, error)
+        for publisher in self.pubends[pubend_id].append_failed(token, error):
+            self.refused(publisher)
         for publisher in self._named:
             if self._homes[publisher].pubend == pubend_id:
                 self._links.pop(publisher, None)
@@ -312,13 +331,16 @@ class Publishing:
         for link, packet, request in waiting:
             self.open(link, packet, request)
 
-    def _tell_opened(self, link: LinkId, publisher: int, request: int) -> None:
+    def _tell_opened(self, link: LinkId, publisher: int, request: int, *, reopens: bool) -> None:
         pubend = self._homes[publisher] = self._home_of(publisher)
         before = self._links.get(publisher, link)
         if before != link:  # if its client is still there, it opens the publisher again
             error = UnknownHandleError(f"another connection has opened publisher {publisher}")
             self._context.send(before, PublishRefused(publisher, b"", b"", error.code, str(error)))
         self._own(publisher, link)
+        self._reopening.pop(publisher, None)
+        if reopens:
+            self._reopening[publisher] = False
         if self._skews.pop(publisher, None) in {_Skew.REFUSED_OLD, _Skew.OLD}:
             self._skews[publisher] = _Skew.OLD
         if self.gate is not None:
@@ -394,6 +416,7 @@ class Publishing:
                 raise self._context.rights_of(link).denied(f"publish messages that do not match {allowed}")
         except PostroadError as error:
             self._context.send(link, PublishRefused(publisher, row[0][:64], row[0][:64], error.code, str(error)[:4096]))
+            self.refused(publisher)
             return False
         return True
 
