@@ -31,6 +31,7 @@ BROKER: Final = {
     "appends": "Writes to the logs since the start",
     "appended_rows": "Messages written to the logs since the start",
     "damaged_places": "Damaged places in the logs; `postroad log check` names them",
+    "log_bytes": "Bytes of all logs on disk",
     "disk_full": "1 while the disk is full and publishing is refused",
     "refused_appends": "Writes refused because the disk was full",
     "internal_errors": "Bugs that were met and contained; the log has the details",

@@ -67,6 +67,8 @@ def test_status_shows_brokers_links_and_what_is_behind() -> None:
         found = json.loads(CliRunner().invoke(main, ["status", "--json", "--url", urls["b"]]).stdout)
         assert [(each["broker"], [link["broker"] for link in each["links"]]) for each in found["brokers"]] == [(1, [2]), (2, [1])]
         assert "counted" in [each["name"] for each in found["brokers"][0]["clients"]]
+        published_at, other = (each["figures"]["log_bytes"] for each in found["brokers"])
+        assert published_at > other > 0
         assert all(isinstance(each["known"], str) for each in found["brokers"][0]["streams"])
         (durable,) = found["durable_subscriptions"]
         assert (durable["name"], durable["home"], durable["connected"]) == ("status", 1, True)

@@ -380,6 +380,7 @@ class BrokerServer:
             "appends": self._disk.appends,
             "appended_rows": self._disk.appended_rows,
             "damaged_places": self._disk.damaged_places,
+            "log_bytes": self._disk.log_bytes,
             "disk_full": int(self._disk.room.full),
             "refused_appends": self._disk.room.refused,
             "internal_errors": self.internal_errors,

@@ -168,6 +168,11 @@ class Disk:
     def damaged_places(self) -> int:
         return sum(map(len, self._damage.values()))
 
+    @property
+    def log_bytes(self) -> int:
+        """The size of all logs on the disk."""
+        return sum(each.size for each in list(self.logs.values()))
+
     def release(self, order: ReleaseLog) -> None:
         segment_log = self._storage.logs[order.pubend]
         self._writers[order.pubend].submit(
