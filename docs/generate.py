@@ -50,6 +50,7 @@ def metrics_page() -> str:
     )
     sections = [
         ("Of a broker", "broker", "", metric_meanings.BROKER),
+        ("Of each identity that is connected", "identity", "identity_", metric_meanings.IDENTITY),
         ("Of each stream at a broker", "pubend", "stream_", metric_meanings.STREAM),
         ("Of each queue", "queue", "queue_", metric_meanings.QUEUE),
         (

@@ -149,8 +149,7 @@ class _Figures(Collector):
     def _of_identities(self) -> Iterator[Metric]:
         uses = self._broker.get("identity_uses")
         assert isinstance(uses, dict)
-        for name in ("connections", "published_bytes", "held_to_rate"):
-            text = f"{name.replace('_', ' ')} of an identity that is connected"
+        for name, text in meanings.IDENTITY.items():
             family = GaugeMetricFamily(f"postroad_identity_{name}", text, labels=["identity"])
             for identity, use in uses.items():
                 family.add_metric([identity], float(use[name]))
