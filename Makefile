@@ -7,10 +7,10 @@ WORKERS ?= 2
 SEEDS ?= 0:240
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check sbom format bench browser docs-site vendor figures docs seeds soak mutants hostile lock clean
+.PHONY: help setup demo test check sbom format bench browser docs-site vendor figures docs seeds soak mutants mutants-sample hostile lock clean
 
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 $(STAMP): requirements/dev.txt pyproject.toml hatch_build.py src/postroad/compiled/blooms.c
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Postroad needs Python 3.11 or newer; found $$($(PYTHON) --version). Set PYTHON=/path/to/python3.11"; exit 1; }
@@ -82,6 +82,9 @@ soak: setup ## Long random runs
 
 hostile: setup ## Attack a broker; another client's p99 stays within three times its value (needs a quiet machine); ONLY=attack for some
 	$(BIN)/python -m benchmarks.hostile --check $(ONLY)
+
+mutants-sample: setup ## Plant a few bugs of each area: each must be found within 20 seeds
+	$(BIN)/python -m tests.mutants --workers $(WORKERS) --sample
 
 mutants: setup ## Plant bugs and see whether the soak finds each; ONLY=name for some
 	$(BIN)/python -m tests.mutants --workers $(WORKERS) --only "$(ONLY)" --keep
