@@ -528,7 +528,10 @@ class HoldConfirmed(Unicast, frozen=True, array_like=True):
 
 
 class CatchUp(Unicast, frozen=True, array_like=True):
-    """Ask for what matches one filter in (lo, hi]; a broker on the way may answer as far as its cache holds."""
+    """Ask for what matches one filter in (lo, hi]; a broker on the way may answer as far as its cache holds.
+
+    `size`: the answer may end where the rows are about so many bytes; 0: as many as a broker answers with at a time.
+    """
 
     request: U64
     pubend: U64
@@ -536,6 +539,7 @@ class CatchUp(Unicast, frozen=True, array_like=True):
     lo: U64
     hi: U64
     bare: bool = False  # only ticks and ids are wanted
+    size: U64 = 0
 
 
 class CatchUpReply(Unicast, frozen=True, array_like=True):

@@ -9,7 +9,7 @@ import pytest
 from tests.core.broker.overlay import Overlay, Subscriber
 
 from postroad.core.broker.congestion.settings import CongestionSettings, Rule
-from postroad.core.broker.congestion.shared_past import CLUSTERS_AT_ONCE, SharedPast, union
+from postroad.core.broker.congestion.shared_past import CLUSTERS_AT_ONCE, FIRST_BYTES, SharedPast, union
 from postroad.core.broker.context import BrokerConfig
 from postroad.core.filters.filter import Filter
 from postroad.core.protocol.packets import CatchUp, CatchUpReply, pubend_id
@@ -128,6 +128,38 @@ def test_an_answer_that_is_lost_is_asked_for_again_less_and_less_often(rule: Rul
     overlay.until(lambda: subscriber.received == names)
 
 
+@pytest.mark.parametrize("rule", CONTROLLED)
+def test_a_piece_is_no_larger_than_was_asked_for(rule: Rule) -> None:
+    """The broker that reads the log ends its answer there, also within a batch; the next piece goes on behind it."""
+    overlay = line(rule)
+    subscriber, publisher = overlay.subscriber(3), overlay.publisher(1)
+    subscriber.disconnect()
+    names = [f"{number} {'x' * 500}" for number in range(100)]
+    publisher.publish(*names)
+    overlay.run(1.0)
+    subscriber.come_back()
+    overlay.until(lambda: subscriber.received == names)
+    sizes = [
+        each.order.batch.size for each in overlay.travelled(2, 3) if isinstance(each.packet, CatchUpReply) and each.order.batch
+    ]
+    assert sizes[0] <= FIRST_BYTES
+    assert len(sizes) > 5
+
+
+def test_a_subscriber_that_begins_with_the_oldest_message_goes_there_in_one_step() -> None:
+    """Its position is zero, half a century before the first message."""
+    overlay = line(Rule.IMPROVED)
+    overlay.subscriber(2).disconnect()  # the log is kept for it
+    publisher = overlay.publisher(1)
+    names = [f"m{number}" for number in range(30)]
+    for name in names:
+        publisher.publish(name)
+        overlay.run(0.05)
+    subscriber = overlay.subscriber(3, earliest=True)
+    overlay.until(lambda: subscriber.received == names)
+    assert len(asked_of_the_publisher(overlay)) <= 3
+
+
 # --- the window and the clusters ---
 
 
@@ -151,7 +183,7 @@ def test_a_cluster_has_one_request_at_a_time_and_a_stream_a_few() -> None:
     shared = past()
     for number in range(CLUSTERS_AT_ONCE):
         assert shared.next_turn(0.0) is None
-        shared.ask(ms(100_000 * number), ms(10_000_000), [number], 1, 0.0)
+        shared.ask(ms(100_000 * number), ms(100_000 * number), [number], 1, 10, 0.0)
     assert shared.near(ms(5_000), 0.1) is not None
     assert shared.near(ms(50_000), 0.1) is None
     assert shared.next_turn(0.1) == 1.0
@@ -159,36 +191,29 @@ def test_a_cluster_has_one_request_at_a_time_and_a_stream_a_few() -> None:
     assert shared.next_turn(1.0) is None
 
 
-def test_the_window_grows_while_answers_do_not_wait_and_keeps_a_short_queue() -> None:
-    """A way that takes 20 ms and carries 5 s of the stream per second: the answers take between 0.1 and 0.5 s of it."""
-    shared, now, position = past(), 0.0, 0
-    for _ in range(60):
-        piece = shared.ask(position, ms(10**9), [1], 1, now)
-        now += 0.02 + (piece.hi - piece.lo >> COUNTER_BITS) / 5_000
-        shared.answered(piece, piece.hi, now)
-        position = piece.hi
-    assert 0.1 * 5_000 <= shared.window_ms <= 0.55 * 5_000
+def answer_all(shared: SharedPast, *, bytes_per_s: float, way_s: float = 0.02, request: int = 20, times: int = 60) -> None:
+    now = 0.0
+    for _ in range(times):
+        piece = shared.ask(0, 0, [1], 1, request, now)
+        piece.answered_bytes = piece.size
+        now += way_s + (request + piece.size) / bytes_per_s
+        shared.answered(piece, now)
 
 
-def test_the_window_does_not_run_ahead_of_what_is_answered() -> None:
-    """A piece is bounded in bytes as well, so that an answer may end before what was asked for."""
+@pytest.mark.parametrize("bytes_per_s", [20_000.0, 200_000.0, 2_000_000.0])
+def test_the_window_grows_while_answers_do_not_wait_and_keeps_a_short_queue(bytes_per_s: float) -> None:
+    """An answer takes between 0.1 s and half a second of the way."""
     shared = past()
-    for number in range(60):
-        piece = shared.ask(0, ms(10**9), [1], 1, number)
-        shared.answered(piece, ms(1_000), number + 0.01)
-    assert shared.window_ms <= 3_000
+    answer_all(shared, bytes_per_s=bytes_per_s)
+    assert 0.1 * bytes_per_s <= shared.window_bytes <= 0.7 * bytes_per_s
 
 
 def test_answers_that_are_smaller_than_their_requests_let_the_window_grow() -> None:
     """A long union on a narrow way: each request takes longer than its answer, so the wait says nothing of a queue."""
-    shared, now = past(), 0.0
-    shared.answered(shared.ask(0, ms(10**9), [1], 1, now), ms(100), now + 0.05)
-    for _ in range(8):
-        piece = shared.ask(0, ms(10**9), [1], 1, now)
-        piece.asked_bytes, piece.answered_bytes = 2_000, piece.hi >> COUNTER_BITS
-        now += 0.4
-        shared.answered(piece, piece.hi, now)
-    assert shared.window_ms >= 700
+    shared = past()
+    answer_all(shared, bytes_per_s=50_000.0, request=20, times=1)
+    answer_all(shared, bytes_per_s=50_000.0, request=10_000, times=20)
+    assert shared.window_bytes >= 30_000
 
 
 # --- the union of filters ---

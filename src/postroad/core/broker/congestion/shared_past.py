@@ -4,11 +4,12 @@ Subscribers that return bring old positions, each its own. If each asked for its
 each of them, and all at once. So under congestion control the subscriptions of one stream whose positions are no further apart
 than the receive window form a *cluster*:
 
-- A cluster asks for one piece at a time, from the lowest position on, with a filter that is the union of those that begin in it.
-  Who is ahead waits until the cluster has reached it. What several filters match comes once.
-- A piece is as long as the window: like the NACK window of the improved rule (see `nack_window`) it grows while answers do not
-  wait on the way and shrinks when they wait long. It also grows while an answer is not much larger than the request for it:
-  then little matches, or the union is long. The paper has no such subscribers; both rules use this window.
+- A cluster asks for one piece at a time, from the lowest position on, with a filter that is the union of those in it. Who is
+  ahead waits until the cluster has reached it. What several filters match comes once.
+- A piece has as many bytes as the window: like the NACK window of the improved rule (see `nack_window`) it grows while answers
+  do not wait on the way and shrinks when they wait long. It also grows while an answer is not much larger than the request for
+  it. It is counted in bytes, since a subscriber may have been away for days of a stream in which little is published. The paper
+  has no such subscribers; both rules use this window.
 - Not more than `CLUSTERS_AT_ONCE` clusters of a stream ask at a time. The others have their turn when one of them is done.
 
 Invariant: an answer is used only for a subscription whose filter is part of the request and whose position lies in the answer.
@@ -32,11 +33,13 @@ from postroad.core.broker.congestion.nack_window import (
 )
 from postroad.core.broker.congestion.settings import CongestionSettings
 from postroad.core.filters.filter import Filter
-from postroad.types import COUNTER_BITS, tick_milliseconds
+from postroad.types import COUNTER_BITS
 
 CLUSTERS_AT_ONCE: Final = 4
 TIMEOUT_S_LEAST: Final = 1.0
-WINDOW_MS_MAX: Final = 1 << 46  # all there is: a subscription from the earliest message begins at tick 0
+FIRST_BYTES: Final = 4 << 10  # of the rows of a piece
+LEAST_BYTES: Final = 1 << 10
+MOST_BYTES: Final = 1 << 20
 CHARACTERS_MAX: Final = 16_000  # of a union, so that it has fewer tokens than a filter may have
 WORTHWHILE: Final = 4  # times the request, at least, should an answer be
 WORTHWHILE_S_MAX: Final = 1.5  # if it takes no longer than this
@@ -45,15 +48,16 @@ COMPARED_MAX: Final = 8  # filters of a union with which another one is compared
 
 @dataclass(slots=True)
 class PieceOfPast:
-    """A request for (lo, hi] under way, and the subscriptions of its cluster, also those whose filters are not in it."""
+    """A request under way, and the subscriptions of its cluster, also those whose filters are not in it."""
 
-    lo: int
-    hi: int
+    first: int  # positions of the cluster
+    last: int
+    size: int  # in bytes
     members: list[int]
     at: float
     due: float
     tries: int
-    asked_bytes: int = 0  # the length of the request
+    asked_bytes: int  # the length of the request
     answered_bytes: int = 0  # of what has come so far
 
 
@@ -62,8 +66,7 @@ class SharedPast:
 
     def __init__(self, settings: CongestionSettings) -> None:
         self._span = settings.receive_window_ms << COUNTER_BITS
-        self._least_ms = settings.nack_ms
-        self.window_ms = settings.nack_window_ms
+        self.window_bytes = FIRST_BYTES
         self._rtt_s = 0.0  # smoothed; 0: not measured
         self._rtt_s_least = 0.0
         self._asked: list[PieceOfPast] = []
@@ -71,7 +74,7 @@ class SharedPast:
     def near(self, position: int, now: float) -> PieceOfPast | None:
         """Return the request under way of the cluster that a position belongs to."""
         for piece in self._asked:
-            if now < piece.due and piece.lo - self._span <= position <= piece.hi + self._span:
+            if now < piece.due and piece.first - self._span <= position <= piece.last + self._span:
                 return piece
         return None
 
@@ -93,16 +96,16 @@ class SharedPast:
             last = position
         return first, last
 
-    def ask(self, lo: int, target: int, members: list[int], tries: int, now: float) -> PieceOfPast:
-        """Begin a request from `lo` on, as far as the window allows."""
-        hi = min(target, lo + (self.window_ms << COUNTER_BITS))
-        piece = PieceOfPast(lo, hi, members, now, now + self._timeout_s(tries), tries)
+    def ask(self, first: int, last: int, members: list[int], tries: int, asked_bytes: int, now: float) -> PieceOfPast:
+        """Begin a request of a cluster, of as many bytes as the window allows."""
+        due = now + self._timeout_s(tries)
+        piece = PieceOfPast(first, last, self.window_bytes, members, now, due, tries, asked_bytes)
         self._asked = [each for each in self._asked if now < each.due]
         self._asked.append(piece)
         return piece
 
-    def answered(self, piece: PieceOfPast, reached: int, now: float) -> None:
-        """Take note that the answer has come completely, and how far it went; resize the window."""
+    def answered(self, piece: PieceOfPast, now: float) -> None:
+        """Take note that the answer has come completely; resize the window."""
         self._asked = [each for each in self._asked if each is not piece]
         if piece.tries > 1:
             return  # which request was answered is not known
@@ -110,14 +113,13 @@ class SharedPast:
         self._rtt_s = rtt_s if not self._rtt_s else self._rtt_s + RTT_GAIN * (rtt_s - self._rtt_s)
         self._rtt_s_least = min(self._rtt_s_least or rtt_s, rtt_s)
         waited_s = rtt_s - self._rtt_s_least
-        got_ms = tick_milliseconds(max(reached, piece.lo)) - tick_milliseconds(piece.lo)
-        window_ms = min(self.window_ms, 2 * got_ms + self._least_ms)  # more was not taken: a piece is bounded in bytes too
         is_small = piece.answered_bytes < WORTHWHILE * piece.asked_bytes and rtt_s < WORTHWHILE_S_MAX
+        window = self.window_bytes
         if waited_s < QUEUE_S_LEAST or is_small:
-            window_ms = max(int(window_ms * GROW), window_ms + self._least_ms)
+            window = int(window * GROW)
         elif waited_s > QUEUE_S_MOST:
-            window_ms = int(window_ms * SHRINK)
-        self.window_ms = min(max(window_ms, self._least_ms), WINDOW_MS_MAX)
+            window = int(window * SHRINK)
+        self.window_bytes = min(max(window, LEAST_BYTES), MOST_BYTES)
 
     def _timeout_s(self, tries: int) -> float:
         timeout_s = max(TIMEOUT_RTTS * self._rtt_s, TIMEOUT_S_LEAST)

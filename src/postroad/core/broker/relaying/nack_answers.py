@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from postroad.core.batch.batch import Batch
-from postroad.core.broker.answer_pieces import CATCH_UP_BYTES, bare, pieces
+from postroad.core.broker.answer_pieces import CATCH_UP_BYTES, bare, first_part, pieces
 from postroad.core.broker.context import FULL_HOPS, Context
 from postroad.core.broker.knowledge import COMPLETE, KnowledgeRange
 from postroad.core.broker.log_reads import LogReads
@@ -93,8 +93,11 @@ class NackAnswers:
         if stream is None:
             return False
         wanted = self._context.filter(question.filter)
-        reached, rows = stream.from_cache(wanted, question.lo, question.hi, CATCH_UP_BYTES)
+        bytes_max = min(question.size or CATCH_UP_BYTES, CATCH_UP_BYTES)
+        reached, rows = stream.from_cache(wanted, question.lo, question.hi, bytes_max)
         if reached > question.lo:
+            if question.size:
+                rows, reached = first_part(rows, question.lo, reached, bytes_max)
             self._reply(question, question.lo, reached, rows, 0)
             return True
         if not stream.hosted_here:
@@ -109,9 +112,17 @@ class NackAnswers:
         """Send another broker the matching rows of what was read."""
         question = wanted.question
         filter_ = self._context.filter(question.filter)
+        bytes_left = question.size
         for position, hi, batches, released in result.stretches(question.lo):
             matching = [found for b in batches if len(found := b.filter(filter_.evaluate(b)))]
-            self._reply(question, position, hi, matching, released, more=hi < result.hi)
+            reached = hi
+            if question.size:
+                matching, reached = first_part(matching, position, hi, bytes_left)
+                bytes_left = max(bytes_left - sum(batch.size for batch in matching), 0)
+            more = reached == hi < result.hi and (bytes_left > 0 or not question.size)
+            self._reply(question, position, reached, matching, released, more=more)
+            if not more:
+                return
 
     def _reply(
         self, question: CatchUp, position: int, reached: int, rows: list[Batch], released: int, *, more: bool = False

@@ -115,7 +115,7 @@ class CatchingUp:
         if reply.more:
             return
         if pubend in self._pasts:
-            self._pasts[pubend].answered(piece, reply.hi, now)
+            self._pasts[pubend].answered(piece, now)
         waiting = [each for each in self._present(piece.members) if self._edge.is_behind(each, pubend)]
         for subscription in waiting:
             subscription.progress[pubend].piece = None
@@ -177,24 +177,24 @@ class CatchingUp:
             return
         free = [(each, its) for each, its in self._edge.behind(pubend) if its.piece is None or now >= its.piece.retry_at]
         first, last = past.cluster([its.position for _, its in free], progress.position)
-        members = [(each, its) for each, its in free if first <= its.position <= last]
-        tries = 1 + max(its.piece.tries if its.piece is not None else 0 for _, its in members)
-        target = max(self._edge.target(its, pubend) for _, its in members)
-        piece = past.ask(first, target, [each.number for each, _ in members], tries, now)
-        for _, its in members:
-            its.piece = PieceAsked(tries, piece.due)
-        begin = sorted(((its.position, each.number) for each, its in members if its.position < piece.hi))
-        takers = [number for _, number in begin]
-        wanted, taken = union([self._edge.subscriptions[number].filter for number in takers], self._context.filter)
-        piece.asked_bytes = len(str(wanted))
-        self._send(self._context.next_request(), _Asked(pubend, takers[:taken], piece), str(wanted), first, piece.hi)
+        members = sorted((its.position, each.number) for each, its in free if first <= its.position <= last)
+        takers = [self._edge.subscriptions[number] for _, number in members]
+        tries = 1 + max(each.progress[pubend].piece.tries if each.progress[pubend].piece else 0 for each in takers)
+        target = max(self._edge.target(each.progress[pubend], pubend) for each in takers)
+        wanted, taken = union([each.filter for each in takers], self._context.filter)
+        piece = past.ask(first, last, [each.number for each in takers], tries, len(str(wanted)), now)
+        for each in takers:
+            each.progress[pubend].piece = PieceAsked(tries, piece.due)
+        asked = _Asked(pubend, piece.members[:taken], piece)
+        self._send(self._context.next_request(), asked, str(wanted), first, target, piece.size)
 
-    def _send(self, request: int, asked: _Asked, filter_: str, lo: int, hi: int) -> None:
+    def _send(self, request: int, asked: _Asked, filter_: str, lo: int, hi: int, size: int = 0) -> None:
         self._requests[request] = asked
         while len(self._requests) > 4 * CATCH_UP_AT_ONCE:  # the oldest are most likely lost; the retry repeats them
             del self._requests[next(iter(self._requests))]
         broker = pubend_broker(asked.pubend)
-        self._context.unicast(CatchUp(broker, self._context.broker, FULL_HOPS, request, asked.pubend, filter_, lo, hi))
+        me = self._context.broker
+        self._context.unicast(CatchUp(broker, me, FULL_HOPS, request, asked.pubend, filter_, lo, hi, False, size))
 
     def _take(
         self,
