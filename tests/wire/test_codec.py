@@ -204,9 +204,9 @@ def test_fields_may_be_missing_at_the_end_or_more_than_we_know() -> None:
     fields = [1, 1, 1, 0, "someone"]
     decoded, _, _ = decode((0x0101, 0, msgspec.msgpack.encode(fields)))
     assert decoded == Hello(1, 1, Role.CLIENT, 0, "someone")
-    newer = [*fields, "software", ["a", "b"], 1 << 20, 7, 2, "a field of tomorrow"]
+    newer = [*fields, "software", ["a", "b"], 1 << 20, 7, 2, "token", "a field of tomorrow"]
     decoded, _, _ = decode((0x0101, 0, msgspec.msgpack.encode(newer)))
-    assert decoded == Hello(1, 1, Role.CLIENT, 0, "someone", "software", ("a", "b"), 1 << 20, 7, 2)
+    assert decoded == Hello(1, 1, Role.CLIENT, 0, "someone", "software", ("a", "b"), 1 << 20, 7, 2, "token")
 
 
 def test_an_error_packet_describes_an_exception() -> None:

@@ -179,7 +179,9 @@ class CatchingUp:
         first, last = past.cluster([its.position for _, its in free], progress.position)
         members = sorted((its.position, each.number) for each, its in free if first <= its.position <= last)
         takers = [self._edge.subscriptions[number] for _, number in members]
-        tries = 1 + max(each.progress[pubend].piece.tries if each.progress[pubend].piece else 0 for each in takers)
+        tries = 1 + max(
+            (its.piece.tries for _, its in free if its.piece is not None and first <= its.position <= last), default=0
+        )
         target = max(self._edge.target(each.progress[pubend], pubend) for each in takers)
         wanted, taken = union([each.filter for each in takers], self._context.filter)
         piece = past.ask(first, last, [each.number for each in takers], tries, len(str(wanted)), now)
