@@ -460,6 +460,13 @@ class Admission(_Section, frozen=True):
     burst_s: Annotated[
         Seconds, described("A publisher that was quiet may send this many seconds of its rate at once; the rest waits.")
     ] = 1.0
+    estimate: Annotated[
+        bool,
+        described(
+            "Sample the numbers in published messages, and reserve what a subscription is expected to bring, not the most. "
+            "More is admitted, and the guarantee holds only as long as the values stay as they were."
+        ),
+    ] = False
     rates_file: Annotated[
         str, described("The rate profile that `postroad pipeline rates --out` wrote: rates of publishers that declare none.")
     ] = ""
@@ -476,6 +483,7 @@ class Admission(_Section, frozen=True):
             memory_bytes=self.memory_bytes or None,
             default_rate=self.default_rate,
             burst_s=self.burst_s,
+            estimate=self.estimate,
         )
 
 

@@ -24,7 +24,7 @@ from postroad.core.protocol.admission import (
     Verdict,
 )
 from postroad.core.protocol.packets import Subscribe
-from postroad.errors import DuplicateHandleError, InvalidValueError, UnknownHandleError
+from postroad.errors import DuplicateHandleError, DurableElsewhereError, InvalidValueError, UnknownHandleError
 
 PHB, IB, SHB, OTHER = 1, 2, 3, 4
 FULL = AdmissionSettings(Criterion(Policy.FULL))
@@ -300,6 +300,27 @@ def test_a_client_that_gives_up_before_the_verdict_leaves_nothing() -> None:
     overlay.run(5.0)
     assert subscriber.ended
     assert not subscriber.is_subscribed
+    assert is_clean(overlay)
+
+
+def test_a_durable_subscription_that_waits_for_its_admission_is_not_called_deleted() -> None:
+    """Its home is another broker, where it would stay for ever (seed 5000316)."""
+    overlay = line()
+    advertising(overlay)
+    subscriber = overlay.subscriber(IB, name="d")
+    subscriber.disconnect()
+    with overlay.keeping_back(Verdict) as kept:
+        subscriber.come_back(SHB, wait=False)
+        subscriber.unsubscribe(forget=True)
+        overlay.run(1.0)
+    overlay.deliver(*kept)
+    overlay.run(5.0)
+    assert [type(error) for error in subscriber.refusals] == [DurableElsewhereError]
+    assert not overlay.nodes[SHB].broker.admission.stats()["reservations"]
+    subscriber.come_back(IB)
+    subscriber.unsubscribe(forget=True)
+    overlay.run(1.0)
+    assert subscriber.ended
     assert is_clean(overlay)
 
 

@@ -10,7 +10,7 @@ from postroad.core.broker.admission_settings import AdmissionSettings, Criterion
 from postroad.core.broker.context import BrokerConfig
 from postroad.core.protocol.admission import AdvertisementEntry, Advertisements, AdvertisementsWanted
 from postroad.core.protocol.packets import PublishRefused, pubend_id
-from postroad.errors import OutsideAdvertisementError
+from postroad.errors import OutsideAdvertisementError, SkewError
 
 A, B, C, D = 1, 2, 3, 4
 ON = AdmissionSettings(Criterion(Policy.FULL))
@@ -182,6 +182,22 @@ def test_a_message_outside_of_the_advertisement_is_refused_with_a_reason() -> No
     assert isinstance(refused, PublishRefused)
     assert refused.code == OutsideAdvertisementError.code
     assert "price = 5" in refused.reason
+
+
+def test_what_waits_is_dropped_when_its_publisher_is_opened_again() -> None:
+    """Its repetition may be refused, as here by the clock, and must not be taken then (seed 5000265)."""
+    overlay = line(A)
+    overlay.subscriber(A, name="keeps the log")
+    publisher = advertising(overlay, "", 2.0)
+    publisher.publish("a", "b", "c", "d")
+    overlay.run(0.1)
+    publisher.open()
+    overlay.set_clock_back(A, seconds=20.0)
+    overlay.run(0.1)
+    publisher.send_again("c", "d")
+    assert publisher.refused[0].code == SkewError.code
+    overlay.run(3.0)
+    assert overlay.logged(A) == ["a", "b"]
 
 
 def test_a_client_that_advertises_nothing_may_publish_anything() -> None:

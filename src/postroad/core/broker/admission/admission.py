@@ -22,6 +22,8 @@ from postroad.core.batch.row_codec import Row
 from postroad.core.broker.admission.advertisements import AdvertisementGraph
 from postroad.core.broker.admission.announcing import OwnAdvertisements
 from postroad.core.broker.admission.cpu_capacity import CpuCapacity
+from postroad.core.broker.admission.estimating import ROWS_PER_S
+from postroad.core.broker.admission.estimating_ledger import EstimatingLedger
 from postroad.core.broker.admission.fitting import fitting_filter
 from postroad.core.broker.admission.ledger import CPU, Capacities, Ledger
 from postroad.core.broker.admission.publisher_gate import PublisherGate
@@ -72,7 +74,7 @@ class Admission:
         self._settings = settings
         self._durable_names = durable_names  # the durable subscriptions that are at home here
         self.graph: Final = AdvertisementGraph()
-        self.ledger: Final = Ledger(
+        self.ledger: Final = (EstimatingLedger if settings.estimate else Ledger)(
             self.graph,
             Capacities(
                 cpu_millirate=_milli(settings.cpu_rate),
@@ -239,11 +241,16 @@ class Admission:
     def rows(self, link: LinkId, publisher: int, rows: Sequence[Row], now: float) -> list[Row]:
         if self.is_on:
             self.own.published(link, len(rows), now)
+        if self._settings.estimate:
+            self.own.sample(link, publisher, (row[1] for row in rows), now)
         return self.gate.rows(link, publisher, rows, now) if len(self.gate) else list(rows)
 
     def columns(self, link: LinkId, publisher: int, batch: Batch, now: float) -> Batch | None:
         if self.is_on:
             self.own.published(link, len(batch), now)
+        if self._settings.estimate:
+            rows = range(0, len(batch), max(1, len(batch) // ROWS_PER_S))
+            self.own.sample(link, publisher, (batch.message(row).attributes for row in rows), now)
         return self.gate.columns(link, publisher, batch, now) if len(self.gate) else batch
 
     def due(self, now: float) -> Iterator[tuple[LinkId, int, list[Row], Batch | None]]:
@@ -348,6 +355,8 @@ class Admission:
         highest, most = demand.millirate.high, demand.count.high
         assert highest is not None
         assert most is not None
+        if self._settings.estimate:
+            highest = max(demand.millirate.low, self.graph.expected(entry.filter))
         explained = a.AdmissionExplained(
             admits, list(entry.brokers), entry.refusals, largest, fitting, demand.millirate.low, highest, (demand.count.low, most)
         )

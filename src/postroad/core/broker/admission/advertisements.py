@@ -39,6 +39,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from postroad.core.broker.admission.estimating import Histograms, expected
 from postroad.core.filters.algebra.hulls import BOXES_MAX
 from postroad.core.filters.filter import Filter
 from postroad.core.filters.index.covering_index import CoveringIndex, Search
@@ -72,6 +73,20 @@ class Share:
 
     count: int = 0
     millirate: int = 0
+    sampled: list[tuple[int, Histograms]] | None = None  # those of `millirate` whose values are sampled, with their rates
+
+    def expected(self, wanted: Iterable[Filter]) -> int:
+        """Return how much of it filters that overlap it are expected to bring together."""
+        if self.sampled is None:
+            return self.millirate
+        rest, found, filters = self.millirate, 0, list(wanted)
+        for millirate, histograms in self.sampled:
+            mask = 0
+            for each in filters:
+                mask |= histograms.mask(each)
+            rest -= millirate
+            found += expected(millirate, mask)
+        return rest + found
 
 
 class Node:
@@ -164,21 +179,27 @@ class AdvertisementGraph:
 
     # --- advertise and withdraw ---
 
-    def advertise(self, filter_: Filter, pubend: int, millirate: int) -> Node:
+    def advertise(self, filter_: Filter, pubend: int, millirate: int, histograms: Histograms | None = None) -> Node:
         """Count an advertisement (section 3.2); return its node."""
         node = self.find(filter_)
         if node is None:
             node = self._insert(filter_)
         share = node.shares.setdefault(pubend, Share())
         self._add(node, share, 1, millirate)
+        if histograms is not None:
+            share.sampled = [*(share.sampled or ()), (millirate, histograms)]
         return node
 
-    def withdraw(self, filter_: Filter, pubend: int, millirate: int) -> Node:
+    def withdraw(self, filter_: Filter, pubend: int, millirate: int, histograms: Histograms | None = None) -> Node:
         """Discount an advertisement (section 3.3); return its node, which may have gone."""
         node = self.find(filter_)
         assert node is not None, filter_
         share = node.shares[pubend]
         self._add(node, share, -1, -millirate)
+        if histograms is not None:
+            assert share.sampled is not None
+            share.sampled.remove((millirate, histograms))
+            share.sampled = share.sampled or None
         if not share.count:
             assert not share.millirate, share
             del node.shares[pubend]
@@ -212,6 +233,10 @@ class AdvertisementGraph:
             Interval(sum(each.own.millirate for each in below), sum(each.own.millirate for each in near)),
             Interval(sum(each.own.count for each in below), sum(each.own.count for each in near)),
         )
+
+    def expected(self, filter_: Filter) -> int:
+        """Return the rate that is expected for a filter: what overlaps it, as far as sampled values do not say less."""
+        return sum(share.expected((filter_,)) for node in self.overlapping(filter_) for share in node.shares.values())
 
     def overlapping(self, filter_: Filter) -> Iterator[Node]:
         """Yield the nodes that may have a message in common with a filter."""

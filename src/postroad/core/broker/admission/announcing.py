@@ -16,12 +16,13 @@ the configured one. It counts like an advertisement of everything.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
 
+from postroad.core.broker.admission.estimating import Sampler
 from postroad.core.broker.admission.publisher_gate import PublisherGate, RateHistory
 from postroad.core.broker.admission.spreading import AdvertisementSpread
 from postroad.core.broker.admission_settings import Policy
@@ -30,6 +31,7 @@ from postroad.core.filters.filter import Filter
 from postroad.core.protocol.admission import Advertise, AdvertiseAccepted, AdvertisementEntry, Unadvertise, Unadvertised
 from postroad.core.protocol.orders import LinkId
 from postroad.errors import DuplicateHandleError, TooManyError, UnknownHandleError
+from postroad.types import AttributeValue
 
 ADVERTISED_KEY: Final = "advertised/"
 OF_CLIENT_MAX: Final = 1_024
@@ -56,6 +58,7 @@ class OwnAdvertisement:
     name: str | None
     made_ms: int
     numbers: dict[int, int] = field(default_factory=dict)  # pubend -> number of its entry
+    sampler: Sampler | None = None  # of the values in its messages, with `estimate`
 
 
 class OwnAdvertisements:
@@ -72,6 +75,7 @@ class OwnAdvertisements:
         self._defaults: dict[int, OwnAdvertisement] = {}  # by publisher
         self._publishers: dict[int, tuple[LinkId, int]] = {}  # open publisher -> (link, pubend)
         self._history: dict[str, RateHistory] = {}
+        self._samplers: dict[tuple[str, Filter], Sampler] = {}  # by client and filter: it may advertise again
         self._rates = dict(context.config.admission.publisher_rates)
         self._numbers = 0
 
@@ -81,7 +85,8 @@ class OwnAdvertisements:
     # --- clients ---
 
     def client_up(self, link: LinkId, name: str) -> None:
-        if self._context.config.admission.criterion.policy is not Policy.OFF:
+        settings = self._context.config.admission
+        if settings.criterion.policy is not Policy.OFF or settings.estimate:
             self._names[link] = name
 
     def advertise(self, link: LinkId, packet: Advertise, request: int, now: float) -> None:
@@ -168,6 +173,28 @@ class OwnAdvertisements:
             history = self._history[name] = RateHistory(since=now)
         history.add(count, now)
 
+    def sample(self, link: LinkId, publisher: int, rows: Iterable[Mapping[str, AttributeValue]], now: float) -> None:
+        """Take the values of published messages into the histograms of the advertisements that they match."""
+        default = self._defaults.get(publisher)
+        advertised = list(self._session.get(link, {}).values()) or ([] if default is None else [default])
+        if not advertised:
+            return
+        for attributes in rows:
+            for made in advertised:
+                if made.filter.matches(attributes):
+                    self._sampler(made, link).add(attributes, now)
+        for made in advertised:
+            if made.sampler is not None and made.sampler.renew(now):
+                self._count_again(made)
+
+    def _sampler(self, made: OwnAdvertisement, link: LinkId) -> Sampler:
+        if made.sampler is None:
+            key = self._names.get(link, ""), made.filter
+            while key not in self._samplers and len(self._samplers) >= HISTORIES_MAX:
+                del self._samplers[next(iter(self._samplers))]
+            made.sampler = self._samplers.setdefault(key, Sampler())
+        return made.sampler
+
     def _default_for(self, publisher: int, link: LinkId, pubend: int, now: float) -> None:
         settings = self._context.config.admission
         if settings.criterion.policy is Policy.OFF or self._session.get(link) or publisher in self._defaults:
@@ -224,6 +251,8 @@ class OwnAdvertisements:
     # --- inside ---
 
     def _place(self, made: OwnAdvertisement, link: LinkId) -> None:
+        if self._context.config.admission.estimate:
+            self._sampler(made, link)
         pubends = tuple(dict.fromkeys(pubend for held, pubend in self._publishers.values() if held == link))
         self._count_for(made, pubends or self._pubends[:1])
 
@@ -234,8 +263,16 @@ class OwnAdvertisements:
             if pubend not in made.numbers:
                 self._numbers += 1
                 number = made.numbers[pubend] = self._context.incarnation << 32 | self._numbers
-                entry = AdvertisementEntry(number, pubend, str(made.filter), made.millirate, made.name, made.made_ms)
+                profile = [] if made.sampler is None else [(name, list(values)) for name, values in made.sampler.profile]
+                entry = AdvertisementEntry(number, pubend, str(made.filter), made.millirate, made.name, made.made_ms, profile)
                 self._spread.put(entry)
+
+    def _count_again(self, made: OwnAdvertisement) -> None:
+        """Replace the entries of an advertisement: its histograms have changed."""
+        former, made.numbers = made.numbers, {}
+        self._count_for(made, tuple(former))
+        for number in former.values():
+            self._spread.take(number)
 
     def _end(self, made: OwnAdvertisement) -> None:
         for number in made.numbers.values():

@@ -112,8 +112,9 @@ class Ledger:
         if holder in self._holders.get(filter_, ()):
             return
         for node, pubend in self._brings(filter_, holder):
-            if resource not in self._uses.get(node.filter, {}).get(pubend, {}):
-                yield node, node.shares[pubend].millirate
+            more = self._more(filter_, node, pubend, resource)
+            if more:
+                yield node, more
 
     def __len__(self) -> int:
         return sum(sum(holders.values()) for holders in self._holders.values())
@@ -129,10 +130,8 @@ class Ledger:
         if holder in self._holders.get(filter_, ()):
             return added
         for node, pubend in self._brings(filter_, holder):
-            uses = self._uses.get(node.filter, {}).get(pubend, {})
             for resource in resources:
-                if resource not in uses:
-                    added[resource] += node.shares[pubend].millirate
+                added[resource] += self._more(filter_, node, pubend, resource)
         return added
 
     def limit(self, resource: Resource) -> int | None:
@@ -164,7 +163,7 @@ class Ledger:
         if holders[holder] == 1:
             self._held.setdefault(holder, {})[filter_] = None
             for node, pubend in self._brings(filter_, holder):
-                self._use(node, pubend, holder)
+                self._use(node, pubend, holder, filter_)
 
     def release(self, filter_: Filter, holder: Holder) -> None:
         """Take back a reservation."""
@@ -174,7 +173,7 @@ class Ledger:
         if holders[holder]:
             return
         for node, pubend in self._brings(filter_, holder):
-            self._leave(node, pubend, holder)
+            self._leave(node, pubend, holder, filter_)
         del holders[holder], self._held[holder][filter_]
         if not self._held[holder]:
             del self._held[holder]
@@ -191,9 +190,9 @@ class Ledger:
             for node in self._graph.overlapping(filter_):
                 for pubend in node.shares:
                     if pubend in came:
-                        self._use(node, pubend, holder)
+                        self._use(node, pubend, holder, filter_)
                     elif pubend in went:
-                        self._leave(node, pubend, holder)
+                        self._leave(node, pubend, holder, filter_)
         if after:
             self._scopes[holder] = after
         else:
@@ -207,19 +206,17 @@ class Ledger:
     def advertised(self, node: Node, pubend: int, millirate: int) -> None:
         """Follow an advertisement that was added to the graph."""
         if node.shares[pubend].count > 1:
-            for resource in self._uses.get(node.filter, {}).get(pubend, ()):
-                self._bring(resource, millirate)
+            self._share_changed(node, pubend, millirate)
             return
         for filter_ in self._filters.overlapping(node.filter):
             for holder in self._holders[filter_]:
                 if pubend in self._scopes.get(holder, ()):
-                    self._use(node, pubend, holder)
+                    self._use(node, pubend, holder, filter_)
 
     def withdrawn(self, node: Node, pubend: int, millirate: int) -> None:
         """Follow an advertisement that was taken from the graph."""
+        self._share_changed(node, pubend, -millirate)
         uses = self._uses.get(node.filter, {})
-        for resource in uses.get(pubend, ()):
-            self._bring(resource, -millirate)
         if pubend not in node.shares and pubend in uses:
             del uses[pubend]
             if not uses:
@@ -235,14 +232,26 @@ class Ledger:
                     if pubend in scope:
                         yield node, pubend
 
-    def _use(self, node: Node, pubend: int, holder: Holder) -> None:
+    def _more(self, filter_: Filter, node: Node, pubend: int, resource: Resource) -> int:
+        """Return what a filter would bring of an advertisement that overlaps it, beyond what is there."""
+        del filter_
+        return 0 if resource in self._uses.get(node.filter, {}).get(pubend, ()) else node.shares[pubend].millirate
+
+    def _share_changed(self, node: Node, pubend: int, millirate: int) -> None:
+        """Follow a change of what is advertised with a filter for a pubend."""
+        for resource in self._uses.get(node.filter, {}).get(pubend, ()):
+            self._bring(resource, millirate)
+
+    def _use(self, node: Node, pubend: int, holder: Holder, filter_: Filter) -> None:
+        del filter_
         users = self._uses.setdefault(node.filter, {}).setdefault(pubend, {})
         for resource in resources_of(holder):
             count = users[resource] = users.get(resource, 0) + 1
             if count == 1:
                 self._bring(resource, node.shares[pubend].millirate)
 
-    def _leave(self, node: Node, pubend: int, holder: Holder) -> None:
+    def _leave(self, node: Node, pubend: int, holder: Holder, filter_: Filter) -> None:
+        del filter_
         uses = self._uses[node.filter]
         users = uses[pubend]
         for resource in resources_of(holder):

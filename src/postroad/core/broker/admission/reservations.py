@@ -43,6 +43,7 @@ from itertools import islice
 from typing import Final, Protocol
 
 from postroad.core.broker.admission.advertisements import AdvertisementGraph, Node
+from postroad.core.broker.admission.estimating import Histograms
 from postroad.core.broker.admission.fitting import FITTING_NODES_MAX, fitting_ranges
 from postroad.core.broker.admission.ledger import CPU, LOCAL, Holder, Ledger, Shortage
 from postroad.core.broker.context import Context
@@ -50,6 +51,7 @@ from postroad.core.filters.filter import Filter
 from postroad.core.protocol.admission import (
     MEMORY,
     NO_ANSWER,
+    AdvertisementEntry,
     Decision,
     FittingRange,
     Refusal,
@@ -299,17 +301,23 @@ class Reservations:
 
     # --- advertisements ---
 
-    def advertised(self, filter_: Filter, pubend: int, millirate: int) -> None:
+    def advertised(self, filter_: Filter, entry: AdvertisementEntry) -> None:
         """Count an advertisement; what it brings to reserved filters is reserved along its path."""
         self._refresh()
-        node = self._graph.advertise(filter_, pubend, millirate)
-        self.ledger.advertised(node, pubend, millirate)
+        pubend = entry.pubend
+        node = self._graph.advertise(filter_, pubend, entry.millirate, self._histograms(entry))
+        self.ledger.advertised(node, pubend, entry.millirate)
         if node.shares[pubend].count == 1:
             self._extend(node, pubend)
 
-    def withdrawn(self, filter_: Filter, pubend: int, millirate: int) -> None:
-        node = self._graph.withdraw(filter_, pubend, millirate)
-        self.ledger.withdrawn(node, pubend, millirate)
+    def withdrawn(self, filter_: Filter, entry: AdvertisementEntry) -> None:
+        node = self._graph.withdraw(filter_, entry.pubend, entry.millirate, self._histograms(entry))
+        self.ledger.withdrawn(node, entry.pubend, entry.millirate)
+
+    def _histograms(self, entry: AdvertisementEntry) -> Histograms | None:
+        if not entry.profile or not self._context.config.admission.estimate:
+            return None
+        return Histograms(tuple((name, tuple(quantiles)) for name, quantiles in entry.profile if quantiles))
 
     def _extend(self, node: Node, pubend: int) -> None:
         link = self._parents.get(pubend)

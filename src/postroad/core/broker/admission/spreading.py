@@ -46,9 +46,9 @@ class AdvertisementRoutes(Protocol):
 class AdvertisementFollower(Protocol):
     """Whoever counts advertisements."""
 
-    def advertised(self, filter_: Filter, pubend: int, millirate: int) -> None: ...
+    def advertised(self, filter_: Filter, entry: AdvertisementEntry) -> None: ...
 
-    def withdrawn(self, filter_: Filter, pubend: int, millirate: int) -> None: ...
+    def withdrawn(self, filter_: Filter, entry: AdvertisementEntry) -> None: ...
 
 
 @dataclass(slots=True)
@@ -212,13 +212,13 @@ class AdvertisementSpread:
             entry = origin.entries.pop(number, None)
             if entry is not None:
                 self._count -= 1
-                self._follower.withdrawn(self._parse(entry.filter), entry.pubend, entry.millirate)
+                self._follower.withdrawn(self._parse(entry.filter), entry)
         for entry, filter_ in parsed:
             if entry.number in origin.entries or self._count >= OF_ALL_MAX:
                 continue
             origin.entries[entry.number] = entry
             self._count += 1
-            self._follower.advertised(filter_, entry.pubend, entry.millirate)
+            self._follower.advertised(filter_, entry)
             if entry.name is not None and pubend_broker(entry.pubend) != self._context.broker:
                 self.rivals.append(entry)
 
