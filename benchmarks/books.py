@@ -260,7 +260,7 @@ def check_traces(spark: SparkSession, books: Books, acts: Sequence[Act], result:
     truth = spark.read.parquet(str(books.directory / "truth.parquet")).withColumn("true", F.lit(1))
     tracks = open_tracks(spark, books.data)
     began = time.monotonic()
-    traced = trace(all_ids(open_logs(spark, books.data)), tracks)
+    traced = trace(all_ids(open_logs(spark, books.data)), tracks, ordered=True)
     count = traced.traces.agg(F.count("*"), F.sum((~F.col("published")).cast("long"))).first()
     assert count is not None
     result.traced_per_s = count[0] / (time.monotonic() - began)
@@ -277,8 +277,7 @@ def check_traces(spark: SparkSession, books: Books, acts: Sequence[Act], result:
     assert false is not None
     result.untracked, result.untracked_unexplained = int(row[0]), int(row[1] or 0)
     result.false_entries, result.isolated = int(false[0]), int(false[1] or 0)
-    result.false_by_chance = traced.expected_false_positives()
-    traced.close()
+    result.false_by_chance = traced.summary().by_chance
     tracks.close()
 
 

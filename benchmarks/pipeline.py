@@ -10,6 +10,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import shutil
 import sys
 import tempfile
 import threading
@@ -46,6 +47,7 @@ SHARE: Final = 0.25
 ELEMENT_IDS: Final = {Strategy.BLOOM: 2_521, Strategy.EXACT: 65_536}
 M, K = 65_536, 16
 FILE_ELEMENTS: Final = 2_000
+DEPTH: Final = 6  # of the tree of processes that Spark makes
 
 
 def make_ids(count: int) -> Ids:
@@ -150,7 +152,7 @@ def _resident() -> Counter[str]:
             parents[int(entry.name)] = int(after.split()[1])
             resident[int(entry.name)] = (before.partition("(")[2], int(pages) * os.sysconf("SC_PAGE_SIZE"))
     mine = {os.getpid()}
-    for _ in range(6):
+    for _ in range(DEPTH):
         mine |= {process for process, parent in parents.items() if parent in mine}
     found: Counter[str] = Counter()
     for process in mine - {os.getpid()}:
@@ -159,24 +161,50 @@ def _resident() -> Counter[str]:
     return found
 
 
-def measure(spark: SparkSession, directory: Path, count: int, strategy: Strategy) -> dict[str, Any]:
+def cpu_s() -> float:
+    """Return the processor time of this process and all below it."""
+    used = {number: (parent, ticks) for number, parent, ticks in _processes()}
+    mine = {os.getpid()}
+    for _ in range(DEPTH):
+        mine |= {number for number, (parent, _) in used.items() if parent in mine}
+    return sum(used[number][1] for number in mine if number in used) / os.sysconf("SC_CLK_TCK")
+
+
+def _processes() -> Iterator[tuple[int, int, int]]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                after = (entry / "stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+            except OSError:
+                continue
+            yield int(entry.name), int(after[1]), sum(map(int, after[11:15]))
+
+
+def measure(spark: SparkSession, directory: Path, count: int, strategy: Strategy, form: str) -> dict[str, Any]:
+    if directory.exists():
+        shutil.rmtree(directory)
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as apart:  # what it held is not the job's
         written = apart.submit(write_tracks, directory, count, strategy).result()
     with memory_watched() as most:
         began = time.perf_counter()
         tracks = open_tracks(spark, [str(directory)])
         opened = time.perf_counter()
-        traced = trace(spark.read.parquet(str(directory / "ids.parquet")), tracks, keep=False)
-        traced.traces.write.format("noop").mode("overwrite").save()
+        traced = trace(spark.read.parquet(str(directory / "ids.parquet")), tracks)
+        busy = cpu_s()
+        getattr(traced, form).write.format("noop").mode("overwrite").save()
         ended = time.perf_counter()
+        busy = cpu_s() - busy
     tracks.close()
     return {
         "strategy": strategy.value,
+        "form": form,
         "ids": count,
         "track_bytes": written,
         "open_s": round(opened - began, 2),
         "trace_s": round(ended - opened, 2),
         "ids_per_s": round(count / (ended - opened)),
+        "trace_cpu_s": round(busy, 2),
+        "ids_per_cpu_s": round(count / busy),
         "java_mb": most["java"] >> 20,
         "python_mb": most["python"] >> 20,
     }
@@ -186,27 +214,35 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ids", type=int, nargs="*", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--strategies", nargs="*", default=["bloom", "exact"])
+    parser.add_argument("--forms", nargs="*", default=["found", "traces"], choices=["found", "traces"])
     parser.add_argument("--master", default="local[2]")
     parser.add_argument("--json", type=Path, help="write the figures here as well")
     given = parser.parse_args()
     found = []
-    print(
-        f"{'strategy':9} {'ids':>11} {'tracks MB':>10} {'open s':>7} {'trace s':>8} {'ids/s':>10} {'Java MB':>8} {'Python MB':>9}"
+    columns = (
+        "strategy",
+        "form",
+        "ids",
+        "track_bytes",
+        "trace_s",
+        "ids_per_s",
+        "trace_cpu_s",
+        "ids_per_cpu_s",
+        "java_mb",
+        "python_mb",
     )
+    print(" ".join(f"{name:>13}" for name in columns))
     with (
         session.running(given.master, app="benchmark") as spark,
         tempfile.TemporaryDirectory(prefix="postroad-pipeline-") as temporary,
     ):
-        measure(spark, Path(temporary) / "warm", 10_000, Strategy.BLOOM)
+        measure(spark, Path(temporary) / "warm", 10_000, Strategy.BLOOM, "traces")
         for strategy in given.strategies:
             for count in given.ids:
-                row = measure(spark, Path(temporary) / f"{strategy}{count}", count, Strategy(strategy))
-                found.append(row)
-                print(
-                    f"{row['strategy']:9} {row['ids']:11,} {row['track_bytes'] / 1e6:10.1f} {row['open_s']:7.1f} "
-                    f"{row['trace_s']:8.1f} {row['ids_per_s']:10,} {row['java_mb']:8,} {row['python_mb']:9,}",
-                    flush=True,
-                )
+                for form in given.forms:
+                    row = measure(spark, Path(temporary) / f"{strategy}{count}", count, Strategy(strategy), form)
+                    found.append(row)
+                    print(" ".join(f"{row[name]:>13}" for name in columns), flush=True)
     if given.json is not None:
         given.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     return 0

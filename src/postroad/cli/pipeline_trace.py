@@ -26,6 +26,7 @@ from postroad.errors import InvalidValueError
 from postroad.spark.jobs import trace as tracing
 from postroad.spark.jobs.published import all_ids
 from postroad.spark.jobs.running import running, write
+from postroad.spark.jobs.trace import TraceSummary
 from postroad.spark.jobs.tracks import open_tracks
 from postroad.types import MessageId
 
@@ -75,10 +76,10 @@ def trace(
                 if ids_file
                 else spark.createDataFrame([(bytearray(each),) for each in given], "id binary")
             )
-        traced = tracing.trace(wanted, tracks)
+        traced = tracing.trace(wanted, tracks, ordered=everything)
         if out is not None:
             write(tracing.entries(traced.traces) if form == "csv" else traced.traces, f"{out}/traces", form)
-        _tell_traces(traced.traces, traced.expected_false_positives())
+        _tell_summary(traced.summary())
         if not everything and ids:
             _tell_each(traced.traces)
 
@@ -102,30 +103,16 @@ def _ids_in_file(spark: SparkSession, path: str) -> DataFrame:
     return known.select("id")
 
 
-def _tell_traces(traces: DataFrame, by_chance: float) -> None:
-
-    isolated = F.size(F.filter("path", lambda edge: edge["isolated"])) + F.size(
-        F.filter("subscribers", lambda each: each["isolated"])
-    )
-    found = traces.agg(
-        F.count("*").alias("ids"),
-        F.sum(F.col("published").cast("long")).alias("published"),
-        F.sum(F.size("path")).alias("hops"),
-        F.sum(F.size("subscribers")).alias("deliveries"),
-        F.sum(isolated).alias("isolated"),
-        F.sum((F.size("holes") > 0).cast("long")).alias("holes"),
-    ).first()
-    assert found is not None
-    rows = {name: int(found[name] or 0) for name in ("ids", "published", "hops", "deliveries", "isolated", "holes")}
+def _tell_summary(found: TraceSummary) -> None:
     table = Table(show_header=False)
     for title, value in (
-        ("ids", f"{rows['ids']:,}"),
-        ("found published", f"{rows['published']:,}"),
-        ("hops", f"{rows['hops']:,}"),
-        ("deliveries", f"{rows['deliveries']:,}"),
-        ("isolated entries (likely false)", f"{rows['isolated']:,}"),
-        ("false entries to expect at most", f"{by_chance:.3g}"),
-        ("ids in a hole of some track", f"{rows['holes']:,}"),
+        ("ids", f"{found.ids:,}"),
+        ("found published", f"{found.published:,}"),
+        ("hops", f"{found.hops:,}"),
+        ("deliveries", f"{found.deliveries:,}"),
+        ("isolated entries (likely false)", f"{found.isolated:,}"),
+        ("false entries to expect at most", f"{found.by_chance:.3g}"),
+        ("ids in a hole of some track", f"{found.in_holes:,}"),
     ):
         table.add_row(title, value)
     console().print(table)

@@ -17,11 +17,20 @@ from typing import Final, NamedTuple
 LIBRARY: Final = Path(__file__).with_name("blooms.so")
 
 
+class Finding(NamedTuple):
+    """Searches for many ids at once; `spark/jobs/matching.py` says what the arguments are."""
+
+    bloom_find: Callable[[int, int, int, int], None]  # probes, their count, ids, bytes per id of what is found
+    ids_find: Callable[[int, int, int, int, int], None]  # lookups, their count, ids, their count, bytes per id
+    ids_pack: Callable[[int, int, int, int, int, int, int, int], None]  # columns, offsets, origins, rows; ids, whether in order
+
+
 class Library(NamedTuple):
     """Arrays are given by their addresses."""
 
     bloom_add: Callable[[int, int, int, int, int], None]  # parts, their count, m, k, salt
     extents: Callable[[int, int, int, int, int, int], None]  # ids, rows, stops, their count, lows, highs
+    finding: Finding | None  # None in a library that an older checkout has compiled
 
 
 def load(path: Path) -> Library | None:
@@ -37,7 +46,20 @@ def load(path: Path) -> Library | None:
     bloom_add.argtypes = [pointer, size, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint64]
     extents.argtypes = [pointer, pointer, pointer, size, pointer, pointer]
     bloom_add.restype = extents.restype = None
-    return Library(bloom_add, extents)
+    return Library(bloom_add, extents, _finding(found))
+
+
+def _finding(found: ctypes.CDLL) -> Finding | None:
+    try:
+        bloom_find, ids_find, ids_pack = found.postroad_bloom_find_1, found.postroad_ids_find_1, found.postroad_ids_pack_1
+    except AttributeError:
+        return None
+    pointer, size = ctypes.c_void_p, ctypes.c_size_t
+    bloom_find.argtypes = [pointer, size, pointer, size]
+    ids_find.argtypes = [pointer, size, pointer, size, size]
+    ids_pack.argtypes = [*(pointer,) * 5, size, pointer, pointer]
+    bloom_find.restype = ids_find.restype = ids_pack.restype = None
+    return Finding(bloom_find, ids_find, ids_pack)
 
 
 library: Final = load(LIBRARY)

@@ -37,7 +37,7 @@ def low_rate(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 def found_in(spark: SparkSession, tracks: Tracks, ids: list[bytes]) -> set[tuple[Any, ...]]:
     frame = spark.createDataFrame([(bytearray(item),) for item in ids], "id binary")
-    rows = entries(trace(frame, tracks, keep=False).traces).collect()
+    rows = entries(trace(frame, tracks).traces).collect()
     return {(bytes(row["id"]), row["kind"], row["broker"], row["peer"], row["subscriber"]) for row in rows}
 
 

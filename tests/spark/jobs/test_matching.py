@@ -7,17 +7,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from postroad import compiled
 from postroad.core.batch.batch import Ids
 from postroad.spark.jobs import matching
-from postroad.spark.jobs.matching import Elements, Matches, find, match
+from postroad.spark.jobs.matching import Elements, Matches, find, in_order, match, pack_ids
 from postroad.tracking.histories import blooms
 from postroad.tracking.histories.elements import ID_DTYPE, Element, HistoryKey, Kind
 from postroad.tracking.histories.settings import Strategy
 from postroad.tracking.queries.search import search
 
 ID = np.dtype((np.void, 16))
-EVER = 1 << 47
+needs_finding = pytest.mark.skipif(
+    compiled.library is None or compiled.library.finding is None, reason="nothing is compiled here"
+)
 
 
 def make_ids(random: np.random.Generator, count: int, origin: int, low: int = 1000, high: int = 9000) -> Ids:
@@ -79,8 +84,6 @@ def columns(elements: list[Element], keys: list[HistoryKey]) -> Elements:
         history=numbers([keys.index(each.key) for each in elements]),
         origin=numbers([each.key.origin for each in elements]),
         broker=numbers([each.broker for each in elements]),
-        low_ms=numbers([0] * len(elements)),
-        high_ms=numbers([EVER] * len(elements)),
         from_ms=numbers([each.from_ms for each in elements]),
         to_ms=numbers([each.to_ms for each in elements]),
         singletons=np.concatenate(late),
@@ -123,6 +126,16 @@ def as_set(found: Matches) -> set[tuple[int, int, float]]:
     }
 
 
+@pytest.fixture(params=["compiled", "numpy"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a test with the compiled loops and without them."""
+    if request.param == "numpy":
+        monkeypatch.setattr(compiled, "library", None)
+    elif compiled.library is None or compiled.library.finding is None:
+        pytest.skip("nothing is compiled here")
+
+
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("seed", range(8))
 def test_the_kernel_finds_what_the_search_of_a_broker_finds(seed: int) -> None:
     """The same hits with the same probabilities, for mixed strategies, shapes of blooms, singletons and routing sets."""
@@ -134,24 +147,14 @@ def test_the_kernel_finds_what_the_search_of_a_broker_finds(seed: int) -> None:
 
 
 def test_small_blocks_of_pairs_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Candidates that do not fit into one block are probed in several."""
+    """Candidates that do not fit into one block are probed in several; so are probabilities added up."""
+    monkeypatch.setattr(compiled, "library", None)
     elements, ids = world(3)
     keys = sorted({each.key for each in elements})
     whole = as_set(match(ids, columns(elements, keys)))
     monkeypatch.setattr(matching, "PAIRS_MAX", 7)
+    monkeypatch.setattr(matching, "CELLS_MAX", 1_000)
     assert as_set(match(ids, columns(elements, keys))) == whole
-
-
-def test_an_element_cut_into_buckets_answers_as_a_whole() -> None:
-    """Copies of an element that are each bounded to a stretch of time together find what the element finds, once."""
-    elements, ids = world(5)
-    keys = sorted({each.key for each in elements})
-    whole = columns(elements, keys)
-    halves = columns(elements + elements, keys)
-    count = len(elements)
-    low, high = halves.low_ms.copy(), halves.high_ms.copy()
-    high[:count], low[count:] = 4_999, 5_000
-    assert as_set(match(ids, replace(halves, low_ms=low, high_ms=high))) == as_set(match(ids, whole))
 
 
 def test_nothing_to_look_for_and_nothing_to_look_in() -> None:
@@ -188,3 +191,64 @@ def test_ids_that_share_a_key_are_told_apart() -> None:
     assert keys[0] == keys[1]
     position, entry = find(ids.view(ID), ids.view(ID)[[1, 0, 1]])
     assert sorted(zip(position.tolist(), entry.tolist(), strict=True)) == [(0, 1), (1, 0), (1, 2)]
+
+
+@needs_finding
+@given(data=st.data())
+def test_compiled_searches_find_what_numpy_finds(data: st.DataObject) -> None:
+    """Blooms of any shape, with masks or without, and ids as they are, in order or not, of one broker or several."""
+    random = np.random.default_rng(data.draw(st.integers(0, 1 << 32)))
+    m = data.draw(st.sampled_from([8, 1_000, 4_096, 65_536, 100_003]))
+    k, degree = data.draw(st.integers(1, 20)), data.draw(st.integers(0, 3))
+    keys = [HistoryKey(Kind.PUBLISHER, 1), HistoryKey(Kind.SUBSCRIBER, 2, subscriber="s")]
+    made = []
+    for number in range(data.draw(st.integers(1, 12))):
+        key = keys[number % 2]
+        ids = make_ids(random, int(random.integers(1, 40)), key.origin, 1000, 1060)
+        if number % 4 == 3:
+            ids = np.concatenate([ids, make_ids(random, 5, 3 - key.origin, 1000, 1060)])
+        random.shuffle(ids) if data.draw(st.booleans()) else None
+        strategy = data.draw(st.sampled_from([Strategy.BLOOM, Strategy.EXACT]))
+        made.append(element(key, number, ids, strategy, m, k, 0, degree if strategy is Strategy.BLOOM else 0))
+    asked = np.unique(np.concatenate([make_ids(random, 60, origin, 990, 1070) for origin in (1, 2, 3)]).view(ID_DTYPE)).view(ID)
+    random.shuffle(asked)
+    side_by_side = columns(made, keys)
+    packed = side_by_side.packed
+    known = np.array(
+        [packed[i] and in_order(side_by_side.data, side_by_side.starts[i : i + 2])[0] for i in range(len(made))], np.bool_
+    )
+    expected = as_set(match_by_numpy(asked, side_by_side))
+    assert as_set(match(asked, side_by_side)) == expected
+    assert as_set(match(asked, replace(side_by_side, ordered=known))) == expected
+
+
+def match_by_numpy(ids: Ids, elements: Elements) -> Matches:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled, "library", None)
+        return match(ids, elements)
+
+
+@needs_finding
+@given(
+    rows=st.lists(
+        st.lists(st.tuples(st.integers(0, (1 << 48) - 1), st.integers(0, 65_535), st.integers(0, (1 << 32) - 1)), max_size=6),
+        max_size=5,
+    )
+)
+def test_ids_are_packed_as_numpy_packs_them(rows: list[list[tuple[int, int, int]]]) -> None:
+    """The same bytes, and the same answer to whether they are in order."""
+    flat = [each for row in rows for each in row]
+    listed = tuple(np.array([each[i] for each in flat], kind) for i, kind in enumerate((np.int64, np.int32, np.int64)))
+    offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
+    origins = np.arange(1, len(rows) + 1) * 77_777
+    made = pack_ids((listed[0], listed[1], listed[2]), offsets, origins)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled, "library", None)
+        plain = pack_ids((listed[0], listed[1], listed[2]), offsets, origins)
+    assert (made[0].tobytes(), made[1].tolist()) == (plain[0].tobytes(), plain[1].tolist())
+    assert plain[1].tolist() == [ticks_ascend(row) for row in rows]
+
+
+def ticks_ascend(row: list[tuple[int, int, int]]) -> bool:
+    ticks = [(milliseconds, counter) for milliseconds, counter, _ in row]
+    return ticks == sorted(ticks)

@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from postroad.core.batch.batch import Ids
-from postroad.types import MESSAGE_ID_BYTES
+from postroad.tracking.histories.elements import ID_DTYPE
+from postroad.types import COUNTER_BITS, MESSAGE_ID_BYTES
 
 # The stubs take every array made from numpy for one of booleans, and do not know that all fields of a schema are fields.
 array: Final[Callable[..., Any]] = pa.array
@@ -73,6 +74,11 @@ def ids_of(column: pa.Array[Any]) -> Ids:
     if bool((np.diff(starts) != MESSAGE_ID_BYTES).any()):
         raise ValueError("a message id has 16 bytes")
     return data[starts[0] : starts[-1]].view(np.dtype((np.void, MESSAGE_ID_BYTES)))
+
+
+def id_milliseconds(ids: Ids) -> Longs:
+    found: Longs = (ids.view(ID_DTYPE)["tick"].astype(np.uint64) >> np.uint64(COUNTER_BITS)).astype(np.int64)
+    return found
 
 
 def id_column(ids: Ids) -> pa.Array[Any]:

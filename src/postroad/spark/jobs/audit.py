@@ -24,7 +24,6 @@ from postroad.core.protocol.packets import pubend_broker
 from postroad.errors import UnclaimedPubendError
 from postroad.spark.jobs import evidence, reconcile
 from postroad.spark.jobs.arrow import array, flat, floats, record_batch, schema_of
-from postroad.spark.jobs.bucketed_search import NumberedHistory, histories_of, search
 from postroad.spark.jobs.evidence import Scope, Verdict, describe_log_hole
 from postroad.spark.jobs.expectations import (
     COUNTS,
@@ -38,8 +37,10 @@ from postroad.spark.jobs.expectations import (
     claims_of,
     lost_with_files,
 )
+from postroad.spark.jobs.histories import NumberedHistory, histories_of
 from postroad.spark.jobs.matching import Flags, Floats, Longs
 from postroad.spark.jobs.published import Published
+from postroad.spark.jobs.search import find_hits
 from postroad.spark.jobs.tracks import TrackHole, Tracks
 from postroad.tracking.histories.elements import ID_DTYPE
 from postroad.tracking.queries.answers import HoleKind
@@ -199,7 +200,7 @@ def _findings(
             target_of[history.number] = numbers[target]
     searched = [history for history in histories if target_of[history.number] >= 0]
     wanted = published.map(WantedKernel(claims, intervals), WANTED, _attributes(claims))
-    found = search(tracks, wanted, searched)
+    found = find_hits(tracks, wanted, searched, ordered=True)
     return found.mapInArrow(Verdicts(claims, target_of, suspects, _excuses(tracks, claims)), FINDINGS)
 
 

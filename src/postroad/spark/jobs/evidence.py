@@ -21,9 +21,9 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 
 from postroad.core.protocol.packets import pubend_broker
 from postroad.spark.jobs.arrow import array, integers
-from postroad.spark.jobs.bucketed_search import NumberedHistory
 from postroad.spark.jobs.directories import DataDirectory, DurableName
 from postroad.spark.jobs.expectations import GRAIN_MS, Claims, Standing
+from postroad.spark.jobs.histories import NumberedHistory
 from postroad.spark.jobs.published import LogHole, Published
 from postroad.spark.jobs.tracks import LATE_MS, Tracks
 from postroad.tracking.histories.settings import TrackingSettings

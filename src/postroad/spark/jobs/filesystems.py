@@ -1,4 +1,4 @@
-"""Where files lie: a local directory, or any file system that Spark reaches through a URI. For the driver, not for workers."""
+"""Where files lie: a local directory, or any file system that Spark reaches through a URI. Workers use `read_uri` only."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import shutil
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
+import pyarrow as pa
+from pyarrow.fs import FileSystem
 from pyspark.sql import SparkSession
 
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://|file:/")
 NEW_PREFIX: Final = "."
+_ARROW_SCHEMES: Final = {"s3a": "s3", "s3n": "s3"}  # Hadoop's names of them
 
 
 class Found(NamedTuple):
@@ -55,6 +58,16 @@ class Place(Protocol):
 
 def is_uri(path: str) -> bool:
     return _SCHEME.match(path) is not None
+
+
+def read_uri(uri: str) -> pa.Buffer:
+    """Read a file whole, in any process, without Java; `ValueError` for a file system that Arrow does not know."""
+    scheme, _, rest = uri.partition(":")
+    # Hadoop writes file:/path, and Arrow wants file:///path.
+    known = f"file:///{rest.lstrip('/')}" if scheme == "file" else f"{_ARROW_SCHEMES.get(scheme, scheme)}:{rest}"
+    filesystem, path = FileSystem.from_uri(known)
+    with filesystem.open_input_file(path) as file:
+        return file.read_buffer()
 
 
 def place(spark: SparkSession, root: str) -> Place:

@@ -1,10 +1,11 @@
 """Which of many ids are in which of many elements: the kernel of every bulk search. Arrays in, arrays out.
 
-Ids are sorted by (origin, timestamp) once. Then the ids that an element may hold, its *candidates*, lie side by side: a search
-for the ends of its range gives them, and one for each singleton. Elements that keep ids as they are (`exact`, `async`) are looked
-up the other way round: their ids in those asked for. Blooms are probed for all pairs of element and candidate at once: the
-first bit of every pair, the second of the pairs that are left, and so on. Half of the pairs leave at each step, so a pair
-costs about two probes, whatever k is.
+A `Sheet` holds ids sorted by (origin, tick), and a bit for each id and history. Elements are laid under it, a batch at a time.
+The ids that an element may hold, its *candidates*, lie side by side in the sheet. A search for the ends of its range gives them,
+and one for each singleton. Blooms are probed for their candidates. Elements that keep ids as they are (`exact`, `async`) are
+merged with the sheet, since both are in order of time. Both are compiled (`compiled/blooms.c`); without a compiler numpy does the
+same: it probes all pairs of bloom and candidate at once, the first bit of every pair, the second of the pairs that are left, and
+so on.
 
 The probability of a hit is equation (2) with the blooms at hand: 1 - prod(1 - fpp_i) over the matching set, which is every bloom
 of the history that the id is a candidate of. An id found as it is has probability 0.
@@ -18,6 +19,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from postroad import compiled
 from postroad.core.batch.batch import Ids
 from postroad.tracking.histories import blooms
 from postroad.tracking.histories.elements import ID_DTYPE
@@ -29,15 +31,16 @@ Floats: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 Flags: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
 
-PAIRS_MAX: Final = 1 << 16  # pairs of element and candidate that are probed together; bounds the memory
+PAIRS_MAX: Final = 1 << 16  # pairs of element and candidate that numpy probes together; bounds the memory
 SETS_MAX: Final = 10  # neighbours of a routing set whose subsets are tried
+CELLS_MAX: Final = 1 << 22  # of the tables of ids and histories that are made at a time
 _ID: Final = np.dtype((np.void, MESSAGE_ID_BYTES))
 _TIME_BITS: Final = 48
 
 
 @dataclass(frozen=True, slots=True)
 class Elements:
-    """Elements as columns. `low_ms` and `high_ms` bound the part of each that is asked about here: the rest is asked elsewhere.
+    """Elements as columns.
 
     The body of element i lies in `data` from `starts[i]` to `starts[i + 1]`: ids of 16 bytes where `packed`, else bits.
     """
@@ -45,8 +48,6 @@ class Elements:
     history: Longs  # a number per history
     origin: Longs
     broker: Longs  # whose history it is; salts the hashes
-    low_ms: Longs
-    high_ms: Longs
     from_ms: Longs
     to_ms: Longs
     singletons: Longs  # of all elements, one after the other
@@ -58,9 +59,14 @@ class Elements:
     packed: Flags
     starts: Longs
     data: Bytes
+    ordered: Flags | None = None  # whether the ids of a packed element ascend by (broker, tick); None: nobody has looked
 
     def __len__(self) -> int:
         return len(self.history)
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes + 128 * len(self) + 16 * len(self.singletons)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,68 +91,299 @@ class _Slices:
         return _Slices(self.element[chosen], self.first[chosen], self.after[chosen])
 
 
-def match(ids: Ids, elements: Elements) -> Matches:
-    """Search for ids, of which none stands twice."""
-    at = _coordinates(ids, elements.origin)
-    order = np.argsort(at.ids, kind="stable")
-    sorted_ids = ids[order]
-    slices = _candidates(at.ids[order], at.origin_of_elements, elements)
-    packed = elements.packed[slices.element]
-    found = [_lookup(sorted_ids, elements, np.unique(slices.element[packed]))]
-    probing = slices.of(~packed)
-    found += _probe(sorted_ids, elements, probing)
-    position, history, certain = (np.concatenate(column) for column in zip(*found, strict=True))
-    return _matches(order, position, history, certain, elements, probing)
+@dataclass(frozen=True, slots=True)
+class _Weighed:
+    """Candidates of blooms as the probabilities need them: the rank of the history, and log(1 - fpp)."""
+
+    rank: Longs
+    first: Longs
+    after: Longs
+    weight: Floats
+
+
+class Sheet:
+    """Ids, of which none stands twice, and which of them were found in which histories."""
+
+    def __init__(self, ids: Ids, histories: Longs) -> None:
+        """`histories` are the numbers of those that elements of will come, ascending."""
+        self.histories: Final = histories
+        self._brokers, at, counters = _coordinates(ids)
+        order = None if _ascending(at, counters) else np.lexsort((counters, at))
+        self._order: Final = order
+        self._ids: Final = np.ascontiguousarray(ids if order is None else ids[order])
+        self._at: Final = at if order is None else at[order]
+        self._stride: Final = (len(histories) + 7) >> 3
+        self._found: Final = np.zeros((len(ids), self._stride), np.uint8)
+        self._certain: Bytes | None = None  # the same, of ids that were found as they are
+        self._weighed: list[_Weighed] = []
+        self.tested: Final[dict[int, tuple[int, float]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def put_under(self, elements: Elements) -> None:
+        """Search for the ids in some elements."""
+        slices = self._candidates(elements)
+        if not len(slices.element):
+            return
+        rank = np.searchsorted(self.histories, elements.history)
+        packed = elements.packed[slices.element]
+        wanted = np.unique(slices.element[packed])
+        if len(wanted):
+            self._look_up(elements, wanted, rank)
+        probing = slices.of(~packed)
+        if len(probing.element):
+            self._probe(elements, probing, rank)
+            weight = _weights(elements)[probing.element]
+            self._weighed.append(_Weighed(rank[probing.element], probing.first, probing.after, weight))
+            self._count_tested(elements.history[probing.element], probing, weight)
+
+    def found(self) -> Found:
+        """Return what was found so far, in the order in which the ids were given."""
+        flags = np.unpackbits(self._found, axis=1, count=len(self.histories), bitorder="little").view(np.bool_)
+        certain = None
+        if self._certain is not None:
+            certain = np.unpackbits(self._certain, axis=1, count=len(self.histories), bitorder="little").view(np.bool_)
+        position = np.arange(len(self))
+        if self._order is not None:
+            position[self._order] = np.arange(len(self))
+            flags = flags[position]
+            certain = None if certain is None else certain[position]
+        return Found(self.histories, flags, certain, position, tuple(self._weighed))
+
+    def _candidates(self, elements: Elements) -> _Slices:
+        """Find the ids that each element may hold: those of its range and of its singletons outside the range."""
+        origin = _shifted(self._brokers, elements.origin)
+        each = np.arange(len(elements))
+        late, of = elements.singletons, elements.singleton_of
+        outside = (late < elements.from_ms[of]) | (late > elements.to_ms[of])
+        late, of = late[outside], of[outside]
+        element = np.concatenate([each, of])
+        low = np.concatenate([elements.from_ms, late])
+        high = np.concatenate([elements.to_ms, late])
+        sound = (low <= high) & (origin[element] >= 0)
+        element, low, high = element[sound], low[sound], high[sound]
+        base = origin[element]
+        first, after = np.searchsorted(self._at, base + low, "left"), np.searchsorted(self._at, base + high, "right")
+        return _Slices(element, first, after).of(first < after)
+
+    def _count_tested(self, history: Longs, slices: _Slices, weight: Floats) -> None:
+        count = slices.after - slices.first
+        expected = count * -np.expm1(weight)
+        known, rank = np.unique(history, return_inverse=True)
+        counts = np.bincount(rank, count, len(known)).astype(np.int64).tolist()
+        sums = np.bincount(rank, expected, len(known)).tolist()
+        for number, candidates, errors in zip(known.tolist(), counts, sums, strict=True):
+            before = self.tested.get(number, (0, 0.0))
+            self.tested[number] = (before[0] + candidates, before[1] + errors)
+
+    # --- blooms -----------------------------------------------------------------------------------------------------------
+
+    def _probe(self, elements: Elements, slices: _Slices, rank: Longs) -> None:
+        if compiled.library is None or compiled.library.finding is None:
+            for history_rank, position in _probe_by_numpy(self._ids, elements, slices, rank):
+                self._note(self._found, position, history_rank)
+            return
+        of = slices.element
+        sets = np.minimum(elements.neighbours[of], SETS_MAX)
+        data = np.ascontiguousarray(elements.data)
+        columns = (
+            data.ctypes.data + elements.starts[of],
+            self._found.ctypes.data + (rank[of] >> 3),
+            slices.first,
+            slices.after,
+            elements.m[of],
+            elements.k[of],
+            _salts(elements.broker)[of],
+            np.where(elements.neighbours[of] > 0, 1 << sets, 0),
+            1 << (rank[of] & 7),
+        )
+        probes = np.stack([np.asarray(column).astype(np.uint64) for column in columns], axis=1)
+        finding = compiled.library.finding
+        finding.bloom_find(probes.ctypes.data, len(probes), self._ids.ctypes.data, self._stride)
+
+    def _note(self, table: Bytes, position: Longs, rank: Longs) -> None:
+        np.bitwise_or.at(table, (position, rank >> 3), np.left_shift(1, rank & 7).astype(np.uint8))
+
+    # --- ids kept as they are ---------------------------------------------------------------------------------------------
+
+    def _look_up(self, elements: Elements, wanted: Longs, rank: Longs) -> None:
+        """Find the entries of packed elements among the ids."""
+        if self._certain is None:
+            self._certain = np.zeros_like(self._found)
+        if compiled.library is None or compiled.library.finding is None:
+            position, history_rank = _look_up_by_numpy(self._ids, elements, wanted, rank)
+            self._note(self._certain, position, history_rank)
+        else:
+            ordered = np.zeros(len(elements), np.bool_) if elements.ordered is None else elements.ordered
+            data = np.ascontiguousarray(elements.data)
+            columns = (
+                data.ctypes.data + elements.starts[wanted],
+                (elements.starts[wanted + 1] - elements.starts[wanted]) // MESSAGE_ID_BYTES,
+                self._certain.ctypes.data + (rank[wanted] >> 3),
+                1 << (rank[wanted] & 7),
+                ordered[wanted],
+            )
+            lookups = np.stack([np.asarray(column).astype(np.uint64) for column in columns], axis=1)
+            finding = compiled.library.finding
+            finding.ids_find(lookups.ctypes.data, len(lookups), self._ids.ctypes.data, len(self), self._stride)
+        np.bitwise_or(self._found, self._certain, out=self._found)
 
 
 @dataclass(frozen=True, slots=True)
-class _Coordinates:
-    ids: Longs
-    origin_of_elements: Longs  # already shifted; negative when no id has this origin
+class Found:
+    """A table of ids, as they were given, and histories: whether the id was found there."""
+
+    histories: Longs  # of the columns
+    flags: Flags
+    certain: Flags | None
+    _position: Longs  # of each id in the sheet
+    _weighed: tuple[_Weighed, ...]
+
+    def pairs(self, columns: Flags | None = None) -> tuple[Longs, Longs]:
+        """Return the hits as (id, column), sorted; of some columns only, where given."""
+        if columns is None or bool(columns.all()):
+            row, column = np.nonzero(self.flags)
+            return row, column
+        chosen = np.flatnonzero(columns)
+        row, column = np.nonzero(self.flags[:, chosen])
+        return row, chosen[column]
+
+    def probabilities(self, row: Longs, column: Longs) -> Floats:
+        """Return how likely hits are there by chance.
+
+        For some histories at a time, the weight of what they were searched in is added up along the sheet.
+        """
+        found = np.zeros(len(row), np.float64)
+        if not len(row) or not self._weighed:
+            return found
+        rank, first, after = (
+            np.concatenate([getattr(each, name) for each in self._weighed]) for name in ("rank", "first", "after")
+        )
+        weight = np.concatenate([each.weight for each in self._weighed])
+        stride = len(self.flags) + 1
+        step = max(CELLS_MAX // stride, 1)
+        position = self._position[row]
+        for low in range(0, len(self.histories), step):
+            size = min(step, len(self.histories) - low)
+            mine = (rank >= low) & (rank < low + size)
+            hits = slice(None) if size == len(self.histories) else np.flatnonzero((column >= low) & (column < low + size))
+            base = (rank[mine] - low) * stride
+            table = np.bincount(base + first[mine], weight[mine], size * stride)
+            table -= np.bincount(base + after[mine], weight[mine], size * stride)
+            sums = np.cumsum(table.reshape(size, stride), axis=1)
+            found[hits] = sums[column[hits] - low, position[hits]]
+        found = np.clip(-np.expm1(found), 0.0, 1.0)  # a difference of sums may be a little off
+        if self.certain is not None:
+            found[self.certain[row, column]] = 0.0
+        return found
 
 
-def _coordinates(ids: Ids, origins: Longs) -> _Coordinates:
-    """Give every id one number, ordered by (origin, timestamp)."""
+def match(ids: Ids, elements: Elements) -> Matches:
+    """Search for ids, of which none stands twice, in one batch of elements."""
+    sheet = Sheet(ids, np.unique(elements.history))
+    sheet.put_under(elements)
+    return matches(sheet, sheet.found())
+
+
+def matches(sheet: Sheet, found: Found) -> Matches:
+    row, column = found.pairs()
+    return Matches(row, found.histories[column], found.probabilities(row, column), sheet.tested)
+
+
+def _coordinates(ids: Ids) -> tuple[Longs, Longs, Longs]:
+    """Give every id one number, ordered by (origin, timestamp); return the origins, these numbers and the counters."""
     parts = ids.view(ID_DTYPE)
     brokers = parts["broker"].astype(np.int64)
-    milliseconds = (parts["tick"].astype(np.uint64) >> np.uint64(COUNTER_BITS)).astype(np.int64)
-    known = np.unique(brokers)
+    ticks = parts["tick"].astype(np.uint64)
+    milliseconds = (ticks >> np.uint64(COUNTER_BITS)).astype(np.int64)
+    one = len(brokers) > 0 and bool((brokers == brokers[0]).all())
+    known = brokers[:1] if one else np.unique(brokers)
+    at = milliseconds if one else (np.searchsorted(known, brokers) << _TIME_BITS) + milliseconds
+    return known, at, (ticks & np.uint64(COUNTER_MAX)).astype(np.int64)
+
+
+def _ascending(at: Longs, counters: Longs) -> bool:
+    return bool(((at[1:] > at[:-1]) | ((at[1:] == at[:-1]) & (counters[1:] >= counters[:-1]))).all())
+
+
+def _shifted(known: Longs, origins: Longs) -> Longs:
+    """Return what the numbers of ids of these origins begin at; negative where no id has this origin."""
+    if not len(known):
+        return np.full(len(origins), -1, np.int64)
     ranks = np.searchsorted(known, origins)
-    missing = known[np.minimum(ranks, len(known) - 1)] != origins if len(known) else np.ones(len(origins), np.bool_)
+    missing = known[np.minimum(ranks, len(known) - 1)] != origins
     shifted = ranks << _TIME_BITS
     shifted[missing] = -1
-    return _Coordinates((np.searchsorted(known, brokers) << _TIME_BITS) + milliseconds, shifted)
+    return shifted
 
 
-def _candidates(at: Longs, origin: Longs, elements: Elements) -> _Slices:
-    """Find the ids that each element may hold: those of its range and of its singletons outside the range."""
-    each = np.arange(len(elements))
-    late, of = elements.singletons, elements.singleton_of
-    outside = (late < elements.from_ms[of]) | (late > elements.to_ms[of])
-    late, of = late[outside], of[outside]
-    element = np.concatenate([each, of])
-    low = np.concatenate([np.maximum(elements.from_ms, elements.low_ms), np.maximum(late, elements.low_ms[of])])
-    high = np.concatenate([np.minimum(elements.to_ms, elements.high_ms), np.minimum(late, elements.high_ms[of])])
-    sound = (low <= high) & (origin[element] >= 0)
-    element, low, high = element[sound], low[sound], high[sound]
-    base = origin[element]
-    first, after = np.searchsorted(at, base + low, "left"), np.searchsorted(at, base + high, "right")
-    return _Slices(element, first, after).of(first < after)
+def _salts(brokers: Longs) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    return np.array([blooms.salt(broker) for broker in brokers.tolist()], np.uint64)
 
 
-# --- ids kept as they are -----------------------------------------------------------------------------------------------
+def _weights(elements: Elements) -> Floats:
+    """Return log(1 - fpp) of every bloom; with routing sets an id is tried with every set."""
+    weight = np.zeros(len(elements), np.float64)
+    bloom = np.flatnonzero(~elements.packed)
+    m, k, count = (column[bloom].astype(np.float64) for column in (elements.m, elements.k, elements.count))
+    fpp = np.power(-np.expm1(k * count * np.log1p(-1 / m)), k)
+    weight[bloom] = np.log1p(-np.minimum(fpp, 1 - 1e-12)) * np.exp2(np.minimum(elements.neighbours[bloom], SETS_MAX))
+    return weight
 
 
-def _lookup(ids: Ids, elements: Elements, wanted: Longs) -> tuple[Longs, Longs, Flags]:
-    """Find the entries of packed elements among the ids."""
+# --- ids as they are ------------------------------------------------------------------------------------------------------
+
+
+def pack_ids(columns: tuple[Longs, Ints, Longs], offsets: Longs, origins: Longs) -> tuple[Bytes, Flags]:
+    """Make ids of milliseconds, counters and publishers; row i has those between offsets[i] and offsets[i + 1].
+
+    Returns the bytes of all ids, and of each row whether its ids ascend by tick.
+    """
+    milliseconds, counters, publishers = columns
+    if compiled.library is None or compiled.library.finding is None:
+        return _pack_by_numpy(columns, offsets, origins)
+    found = np.empty(len(milliseconds) * MESSAGE_ID_BYTES, np.uint8)
+    ordered = np.empty(len(origins), np.uint8)
+    times, numbers = np.ascontiguousarray(milliseconds, np.int64), np.ascontiguousarray(counters, np.int32)
+    names, bounds, brokers = (np.ascontiguousarray(each, np.int64) for each in (publishers, offsets, origins))
+    compiled.library.finding.ids_pack(
+        *(times.ctypes.data, numbers.ctypes.data, names.ctypes.data, bounds.ctypes.data, brokers.ctypes.data),
+        *(len(origins), found.ctypes.data, ordered.ctypes.data),
+    )
+    return found, ordered.view(np.bool_)
+
+
+def _pack_by_numpy(columns: tuple[Longs, Ints, Longs], offsets: Longs, origins: Longs) -> tuple[Bytes, Flags]:
+    milliseconds, counters, publishers = columns
+    ids = np.empty(len(milliseconds), ID_DTYPE)
+    ids["publisher"] = publishers
+    ids["broker"] = np.repeat(origins, np.diff(offsets))
+    ids["tick"] = milliseconds.astype(np.uint64) << np.uint64(COUNTER_BITS) | counters.astype(np.uint64)
+    data = ids.view(np.uint8)
+    return data, in_order(data, offsets * MESSAGE_ID_BYTES)
+
+
+def in_order(data: Bytes, starts: Longs) -> Flags:
+    """Say of each row of packed ids whether they ascend by (broker, tick)."""
+    parts = data[starts[0] : starts[-1]].view(ID_DTYPE)
+    brokers, ticks = parts["broker"].astype(np.uint32), parts["tick"].astype(np.uint64)
+    falls = np.zeros(len(parts) + 1, np.int64)
+    if len(parts):
+        falls[1:-1] = (brokers[1:] < brokers[:-1]) | ((brokers[1:] == brokers[:-1]) & (ticks[1:] < ticks[:-1]))
+    bounds = (starts - starts[0]) // MESSAGE_ID_BYTES
+    falls[bounds] = 0  # between two rows
+    before = np.concatenate([[0], np.cumsum(falls)])
+    found: Flags = before[bounds[1:]] == before[bounds[:-1]]
+    return found
+
+
+def _look_up_by_numpy(ids: Ids, elements: Elements, wanted: Longs, rank: Longs) -> tuple[Longs, Longs]:
     pieces = [elements.data[elements.starts[each] : elements.starts[each + 1]] for each in wanted.tolist()]
     lengths = np.array([len(piece) // MESSAGE_ID_BYTES for piece in pieces], np.int64)
-    if not pieces or not len(ids):
-        return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.bool_)
     entries = np.concatenate(pieces).view(_ID)
     position, entry = find(ids, entries)
-    history = np.repeat(elements.history[wanted], lengths)[entry]
-    return position, history, np.ones(len(position), np.bool_)
+    return position, np.repeat(rank[wanted], lengths)[entry]
 
 
 def find(ids: Ids, entries: Ids) -> tuple[Longs, Longs]:
@@ -185,10 +422,10 @@ def _keys(ids: Ids) -> np.ndarray[Any, np.dtype[np.uint64]]:
     return (tick >> np.uint64(COUNTER_BITS) << np.uint64(32)) | (rest & np.uint64(0xFFFF_FFFF))
 
 
-# --- blooms -------------------------------------------------------------------------------------------------------------
+# --- blooms, by numpy -----------------------------------------------------------------------------------------------------
 
 
-def _probe(ids: Ids, elements: Elements, slices: _Slices) -> Iterator[tuple[Longs, Longs, Flags]]:
+def _probe_by_numpy(ids: Ids, elements: Elements, slices: _Slices, rank: Longs) -> Iterator[tuple[Longs, Longs]]:
     """Probe all pairs, for each broker and shape of bloom by themselves: they share the positions of ids."""
     shape = np.stack([elements.broker, elements.m, elements.k, elements.neighbours], axis=1)[slices.element]
     for broker, m, k, neighbours in np.unique(shape, axis=0).tolist():
@@ -199,7 +436,7 @@ def _probe(ids: Ids, elements: Elements, slices: _Slices) -> Iterator[tuple[Long
             columns = blooms.positions(ids[span], m, k, masks, broker).T
             for element, position in _pairs(chosen):
                 hit_element, hit = _survivors(columns, elements, element, position - span.start)
-                yield hit + span.start, elements.history[hit_element], np.zeros(len(hit), np.bool_)
+                yield rank[hit_element], hit + span.start
 
 
 def _pairs(slices: _Slices) -> Iterator[tuple[Longs, Longs]]:
@@ -224,60 +461,3 @@ def _survivors(columns: np.ndarray[Any, Any], elements: Elements, element: Longs
         if not len(position):
             break
     return element, position
-
-
-# --- the answer ---------------------------------------------------------------------------------------------------------
-
-
-def _matches(order: Longs, position: Longs, history: Longs, certain: Flags, elements: Elements, probing: _Slices) -> Matches:
-    known = np.unique(elements.history)
-    rank = np.searchsorted(known, history)
-    key = order[position] * len(known) + rank if len(known) else position
-    by = np.lexsort((~certain, key))
-    key, position, rank, certain = key[by], position[by], rank[by], certain[by]
-    once = np.ones(len(key), np.bool_)
-    once[1:] = key[1:] != key[:-1]
-    position, rank, certain = position[once], rank[once], certain[once]
-    weight = _weights(elements)
-    probability = -np.expm1(_matching_sets(rank, position, np.searchsorted(known, elements.history), probing, weight, len(order)))
-    probability = np.clip(probability, 0.0, 1.0)  # the difference of two sums may be a little off
-    probability[certain] = 0.0
-    return Matches(order[position], known[rank], probability, _test(elements, probing, weight))
-
-
-def _weights(elements: Elements) -> Floats:
-    """Return log(1 - fpp) of every bloom; with routing sets an id is tried with every set."""
-    weight = np.zeros(len(elements), np.float64)
-    bloom = np.flatnonzero(~elements.packed)
-    m, k, count = (column[bloom].astype(np.float64) for column in (elements.m, elements.k, elements.count))
-    fpp = np.power(-np.expm1(k * count * np.log1p(-1 / m)), k)
-    weight[bloom] = np.log1p(-np.minimum(fpp, 1 - 1e-12)) * np.exp2(np.minimum(elements.neighbours[bloom], SETS_MAX))
-    return weight
-
-
-def _matching_sets(rank: Longs, position: Longs, rank_of: Longs, slices: _Slices, weight: Floats, ids: int) -> Floats:
-    """Sum the weights of the slices of a history that contain a position, for many (history, position) at once.
-
-    That is: of the slices of this history that begin at or before it, less those that end at or before it. Keys are ordered by
-    history first; what earlier histories add to both sums is the same.
-    """
-    stride = ids + 1
-    base, sums = rank_of[slices.element] * stride, weight[slices.element]
-    begin, end = base + slices.first, base + slices.after
-    wanted = rank * stride + position
-    return _sum_up_to(begin, sums, wanted) - _sum_up_to(end, sums, wanted)
-
-
-def _sum_up_to(keys: Longs, values: Floats, wanted: Longs) -> Floats:
-    order = np.argsort(keys, kind="stable")
-    totals = np.concatenate([np.zeros(1), np.cumsum(values[order])])
-    return totals[np.searchsorted(keys[order], wanted, "right")]
-
-
-def _test(elements: Elements, slices: _Slices, weight: Floats) -> dict[int, tuple[int, float]]:
-    count = slices.after - slices.first
-    expected = count * -np.expm1(weight[slices.element])
-    known, rank = np.unique(elements.history[slices.element], return_inverse=True)
-    counts = np.bincount(rank, count, len(known)).astype(np.int64).tolist()
-    sums = np.bincount(rank, expected, len(known)).tolist()
-    return {history: (counts[i], sums[i]) for i, history in enumerate(known.tolist())}

@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from postroad.core.batch.batch import Batch
 from postroad.errors import LogsMissingError
+from postroad.spark.cluster import parallelism
 from postroad.spark.jobs.arrow import id_column, record_batch
 from postroad.spark.jobs.directories import DataDirectory, data_directories
 from postroad.storage.directory import logs_in
@@ -154,7 +155,7 @@ def pieces(spark: SparkSession, listed: Sequence[Any]) -> DataFrame:
     """Make a DataFrame of things to work on, spread evenly over tasks in their order."""
     rows = [(bytearray(pickle.dumps(each)),) for each in listed]
     frame = spark.createDataFrame(rows, "piece binary")
-    tasks = max(1, min(len(rows), 4 * spark.sparkContext.defaultParallelism))
+    tasks = max(1, min(len(rows), 4 * parallelism(spark)))
     return frame.repartition(tasks) if rows else frame
 
 

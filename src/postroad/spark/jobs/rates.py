@@ -14,6 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 
 from postroad.core.batch.batch import Batch
 from postroad.core.broker.stats import STEP_MS, RateMeter
+from postroad.spark.cluster import parallelism
 from postroad.spark.jobs.arrow import Longs, array, binary_bytes, integers, record_batch, schema_of
 from postroad.spark.jobs.published import Numbered, Published
 from postroad.tracking.histories.elements import ID_DTYPE
@@ -62,7 +63,7 @@ def rates(published: Published, *, by: str | None = None) -> DataFrame:
     steps = published.map(StepKernel(by), _STEPS, () if by is None else (by,), payloads=True)
     key = ("broker", "publisher", "value")
     counted = steps.groupBy(*key, "step").agg(F.sum("messages").alias("messages"), F.sum("bytes").alias("bytes"))
-    tasks = 2 * published.spark.sparkContext.defaultParallelism
+    tasks = 2 * parallelism(published.spark)
     return counted.repartition(tasks, *key).sortWithinPartitions(*key, "step").mapInArrow(measure, _RATES)
 
 

@@ -17,9 +17,10 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 
+from postroad.spark.cluster import parallelism
 from postroad.spark.jobs.arrow import array, integers, record_batch
-from postroad.spark.jobs.bucketed_search import NumberedHistory
 from postroad.spark.jobs.expectations import GRAIN_MS, Claims, Intervals, Standing, Target
+from postroad.spark.jobs.histories import NumberedHistory
 from postroad.spark.jobs.matching import Longs
 from postroad.spark.jobs.tracks import HISTORY
 
@@ -46,7 +47,7 @@ def close_books(
     promised = counts.filter((F.col("target") >= 0) & F.col("standing").isin(int(Standing.EXPECTED), int(Standing.SKIPPED)))
     claimed = promised.select("target", F.col("grain").alias("lo"), F.col("grain").alias("hi"), F.col("count").alias("expected"))
     rows = claimed.withColumn("counted", F.lit(0).cast("long")).unionByName(_count(spark, claims, histories, elements))
-    tasks = 2 * spark.sparkContext.defaultParallelism
+    tasks = 2 * parallelism(spark)
     return rows.repartition(tasks, "target").sortWithinPartitions("target", "lo").mapInArrow(sweep, BOOKS)
 
 

@@ -17,7 +17,7 @@ from postroad.core.broker.stats import Histogram
 from postroad.core.protocol.packets import pubend_broker
 from postroad.figures import Cell, Document, Plot, Section, Table
 from postroad.spark.jobs.arrow import array, record_batch
-from postroad.spark.jobs.bucketed_search import NumberedHistory, histories_of
+from postroad.spark.jobs.histories import NumberedHistory, histories_of
 from postroad.spark.jobs.published import Numbered, Published
 from postroad.spark.jobs.rates import payload_sizes
 from postroad.spark.jobs.tracks import Tracks

@@ -3,44 +3,80 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 
-from postroad.spark.jobs.bucketed_search import NumberedHistory, histories_of, search
-from postroad.spark.jobs.paths import TRACES, HistoryMap, Reconstruction
-from postroad.spark.jobs.tracks import Tracks
+from postroad.spark.jobs.histories import NumberedHistory, histories_of
+from postroad.spark.jobs.paths import FOUND, SUMMARY, TRACES, FoundRows, HistoryMap, SummaryRow, TraceRows
+from postroad.spark.jobs.search import search
+from postroad.spark.jobs.tracks import HISTORY, Tracks
 
 ID_DIGITS: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
+class TraceSummary:
+    """What was found of all ids together."""
+
+    ids: int
+    published: int
+    hops: int
+    deliveries: int
+    isolated: int
+    in_holes: int
+    by_chance: float  # entries of all traces that are there only by chance, if every id were unknown
+
+
+@dataclass(frozen=True, slots=True)
 class Traced:
-    """The outcome of a trace: one row per id (`paths.TRACES`), and what the search for it was like."""
+    """The outcome of a trace, in three forms. Each is searched for when it is used, so use one, or write it down.
 
-    traces: DataFrame
-    hits: DataFrame
-    histories: tuple[NumberedHistory, ...]
+    `traces` has everything, one row per id (`paths.TRACES`). `found` has the numbers of the histories that hold the id, and of
+    those that are isolated; `histories` says what these are. Spark copies every value of a row, so `found` takes a fraction of
+    the time. `summary` counts.
+    """
 
-    def expected_false_positives(self) -> float:
-        """How many entries of all traces together are there only by chance, if every id were unknown; runs the search."""
-        found = self.hits.filter(F.col("id").isNull()).agg(F.sum(F.expr("aggregate(probabilities, 0D, (a, b) -> a + b)"))).first()
-        return float(found[0] or 0.0) if found is not None else 0.0
+    tracks: Tracks
+    ids: DataFrame
+    numbered: tuple[NumberedHistory, ...]
+    overlay: HistoryMap
+    ordered: bool
 
-    def close(self) -> None:
-        self.hits.unpersist()
+    @property
+    def traces(self) -> DataFrame:
+        return self._search(TraceRows(self.overlay), TRACES)
+
+    @property
+    def found(self) -> DataFrame:
+        return self._search(FoundRows(self.overlay), FOUND)
+
+    @property
+    def histories(self) -> DataFrame:
+        """Return what the numbers in `found` stand for."""
+        rows = [(each.number, *(getattr(each, name) for name in HISTORY)) for each in self.numbered]
+        return self.tracks.spark.createDataFrame(
+            rows, "history int, broker long, kind string, origin long, peer long, subscriber string"
+        )
+
+    def summary(self) -> TraceSummary:
+        names = [name.split()[0] for name in SUMMARY.split(", ")]
+        row = self._search(SummaryRow(self.overlay), SUMMARY).agg(*(F.sum(name).alias(name) for name in names)).first()
+        assert row is not None
+        return TraceSummary(**{name: row[name] or 0 for name in names})
+
+    def _search(self, answer: Any, schema: str) -> DataFrame:
+        return search(self.tracks, self.ids, self.numbered, answer, schema, ordered=self.ordered)
 
 
-def trace(ids: DataFrame, tracks: Tracks, *, keep: bool = True) -> Traced:
-    """Trace the messages whose ids stand in the column `id` (16 bytes). With `keep`, hits are found once, whatever is asked."""
+def trace(ids: DataFrame, tracks: Tracks, *, ordered: bool = False) -> Traced:
+    """Trace the messages whose ids stand in the column `id` (16 bytes).
+
+    `ordered` says that the ids are different ones and come in order of time, as those of a log: then they need no sorting.
+    """
     histories = histories_of(tracks.elements)
-    hits = search(tracks, ids, histories)
-    if keep:
-        hits = hits.persist(StorageLevel.DISK_ONLY)
-    overlay = HistoryMap.of(histories, tracks.brokers, tracks.holes)
-    return Traced(hits.mapInArrow(Reconstruction(overlay), TRACES), hits, histories)
+    return Traced(tracks, ids.select("id"), histories, HistoryMap.of(histories, tracks.brokers, tracks.holes), ordered)
 
 
 def entries(traces: DataFrame) -> DataFrame:

@@ -1,7 +1,7 @@
 """Track files as Arrow batches, in Spark's workers: verified, damage named, ids and bits in one column.
 
-A file is read twice at most: once for its rows without ids and bits (the *index*), and once for the bodies of the elements that a
-search needs. Copies of unfinished elements vanish when the broker writes newer ones, so their bodies come with the index.
+A file is read once for its rows without ids and bits (the *index*), and again by the tasks that search it (`element_files`).
+Copies of unfinished elements vanish when the broker writes newer ones, so their bodies come with the index.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from postroad.errors import TrackFileError
-from postroad.spark.jobs.arrow import array, binaries, flags, flat, integers, record_batch, schema_of
+from postroad.spark.jobs.arrow import array, binaries, flags, integers, record_batch, schema_of
+from postroad.spark.jobs.filesystems import is_uri, read_uri
+from postroad.spark.jobs.matching import Flags, pack_ids
 from postroad.tracking.files.chain import digest_text
 from postroad.tracking.files.format import FormatError, TrackTable, unpack
 from postroad.tracking.files.schema import HISTORY_KINDS
 from postroad.tracking.histories.blooms import K_MAX, M_MAX
-from postroad.tracking.histories.elements import ID_DTYPE
-from postroad.types import COUNTER_BITS, MESSAGE_ID_BYTES
+from postroad.types import MESSAGE_ID_BYTES
 
 COPIES_SUFFIX: Final = ".open.parquet"
 FILE: Final = "file"
@@ -41,11 +42,14 @@ HEAD_TYPE: Final = pa.struct(
         pa.field("stands_for", pa.list_(pa.string())),
         pa.field("broken", pa.list_(pa.string())),
         pa.field("persistence_ms", pa.int64()),
+        pa.field("low_ms", pa.int64()),
+        pa.field("high_ms", pa.int64()),
     ]
 )
 HEAD: Final = (
     "struct<written_ms: long, kept_from_ms: long, previous: string, replaces: array<string>, size: long, problem: string, "
-    "digest: string, previous_digest: string, stands_for: array<string>, broken: array<string>, persistence_ms: long>"
+    "digest: string, previous_digest: string, stands_for: array<string>, broken: array<string>, persistence_ms: long, "
+    "low_ms: long, high_ms: long>"
 )
 INDEX: Final = (
     "file string, row int, broker long, incarnation long, sequence long, kind string, strategy string, origin long, peer long, "
@@ -58,18 +62,14 @@ _COLUMNS: Final = (
     *("closed_ms", "from_ms", "to_ms", "singletons", "m", "k", "n", "count", "neighbours", "pubend", "from_tick", "to_tick"),
     "filter",
 )
-BODIES: Final = (
-    "history int, origin long, broker long, low_ms long, high_ms long, from_ms long, to_ms long, singletons array<long>, "
-    "m long, k int, count long, sets int, packed boolean, body binary"
-)
 
 
 def read_index(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Turn names of files (`file`, and `content` where Spark read it) into their rows, each file's head first."""
     for name, content in _files(batches):
         try:
-            data = _read(name) if content is None else content
-            table = _open(name, data)
+            data = read(name) if content is None else content
+            table = open_table(name, data)
             rows = list(_index_rows(name, table))
         except FileNotFoundError:
             yield _head_row(name, {"kind": GONE, "head": {"problem": "the file is missing"}})
@@ -78,42 +78,6 @@ def read_index(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         else:
             yield _head_row(name, _head(table, len(data)))
             yield from rows
-
-
-def read_bodies(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Turn names of files with the places wanted of each into rows of `BODIES`."""
-    for batch in batches:
-        for index, (name, content) in enumerate(_files([batch])):
-            try:
-                whole = _whole(name, _open(name, _read(name) if content is None else content))
-            except FileNotFoundError:
-                raise TrackFileError(name, "it was removed while the job was reading; run the job again") from None
-            places = batch.column("places")[index].values
-            yield from element_batches(name, whole, pa.RecordBatch.from_struct_array(places))
-
-
-def element_batches(name: str, whole: pa.RecordBatch, places: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Return the elements at the rows that `places` names, as rows of `BODIES`, in pieces that fit into memory twice over."""
-    rows = integers(places.column("row"))
-    listed = np.asarray(whole.column("milliseconds").is_valid())[rows]
-    for chosen in (listed, ~listed):
-        for part in _pieces(np.flatnonzero(chosen), integers(whole.column("count"))[rows], integers(whole.column("m"))[rows]):
-            taken = whole.take(array(rows[part]))
-            body, packed = _list_bodies(name, taken) if chosen is listed else _bit_bodies(name, taken)
-            yield _body_rows(taken, places.take(array(part)), body, packed)
-
-
-PIECE_BYTES_MAX: Final = 8 << 20
-
-
-def _pieces(chosen: np.ndarray[Any, Any], count: Any, m: Any) -> Iterator[np.ndarray[Any, Any]]:
-    size = np.maximum(count[chosen] * MESSAGE_ID_BYTES, m[chosen] >> 3).cumsum()
-    start = 0
-    while start < len(chosen):
-        spent = 0 if start == 0 else size[start - 1]
-        stop = max(int(np.searchsorted(size, spent + PIECE_BYTES_MAX, "right")), start + 1)
-        yield chosen[start:stop]
-        start = stop
 
 
 def _files(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, pa.Buffer | None]]:
@@ -128,23 +92,25 @@ def _buffer(column: Any, index: int) -> pa.Buffer:
     return found
 
 
-def _read(name: str) -> pa.Buffer:
+def read(name: str) -> pa.Buffer:
     try:
-        return pa.py_buffer(Path(name).read_bytes())
+        return read_uri(name) if is_uri(name) else pa.py_buffer(Path(name).read_bytes())
     except FileNotFoundError:
         raise
     except OSError as error:
         raise TrackFileError(name, error.strerror or str(error)) from error
+    except ValueError as error:
+        raise TrackFileError(name, f"tasks cannot read it ({error})") from error
 
 
-def _open(name: str, data: pa.Buffer) -> TrackTable:
+def open_table(name: str, data: pa.Buffer) -> TrackTable:
     try:
         return unpack(data)
     except FormatError as error:
         raise TrackFileError(name, str(error)) from error
 
 
-def _whole(name: str, table: TrackTable) -> pa.RecordBatch:
+def whole(name: str, table: TrackTable) -> pa.RecordBatch:
     try:
         return table.whole()
     except FormatError as error:
@@ -157,6 +123,7 @@ def _head(table: TrackTable, size: int) -> dict[str, Any]:
     said |= {"previous": head.previous, "replaces": list(head.replaces), "digest": digest_text(table.digest)}
     said |= {"previous_digest": head.previous_digest, "stands_for": list(head.stands_for), "broken": list(head.broken)}
     said["persistence_ms"] = head.persistence_ms
+    said |= {"low_ms": table.summary.low_ms, "high_ms": table.summary.high_ms}
     return {"kind": FILE, "broker": head.broker, "incarnation": head.incarnation, "sequence": head.sequence, "head": said}
 
 
@@ -181,7 +148,7 @@ def _index_rows(name: str, table: TrackTable) -> Iterator[pa.RecordBatch]:
 
 def _copy_bodies(name: str, rows: pa.RecordBatch) -> Any:
     listed = rows.column("milliseconds").is_valid()
-    return pc.if_else(listed, _list_bodies(name, rows)[0], rows.column("bits"))
+    return pc.if_else(listed, _list_bodies(name, rows), rows.column("bits"))
 
 
 def _with_place(name: str, part: np.ndarray[Any, Any], rows: pa.RecordBatch, bodies: pa.Array[Any]) -> pa.RecordBatch:
@@ -211,21 +178,25 @@ def _is_bloom(rows: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.bool_]]:
     return flags(pc.is_in(rows.column("strategy"), pa.array(["bloom"])))
 
 
-def _list_bodies(name: str, rows: pa.RecordBatch) -> tuple[pa.Array[Any], bool]:
-    """Pack the ids of elements that list them by columns."""
-    milliseconds, offsets = flat(rows.column("milliseconds"))
-    counters, same = flat(rows.column("counters"))
-    publishers, also = flat(rows.column("publishers"))
-    if not np.array_equal(offsets, same) or not np.array_equal(offsets, also):
+def listed_ids(name: str, rows: pa.RecordBatch) -> tuple[tuple[Any, Any, Any], Any]:
+    """Return the columns of elements that list their ids, and where those of each row begin and end."""
+    columns = [rows.column(column) for column in ("milliseconds", "counters", "publishers")]
+    found = tuple(np.asarray(column.flatten()) for column in columns)  # type: ignore[attr-defined]  # list arrays
+    lengths = [integers(column.value_lengths()) for column in columns]  # type: ignore[attr-defined]
+    if any(not np.array_equal(lengths[0], other) for other in lengths[1:]):
         raise TrackFileError(name, "the lists of an element's ids differ in length")
-    ids = np.empty(len(milliseconds), ID_DTYPE)
-    ids["publisher"] = publishers
-    ids["broker"] = np.repeat(integers(rows.column("origin")), np.diff(offsets))
-    ids["tick"] = milliseconds.astype(np.uint64) << np.uint64(COUNTER_BITS) | counters.astype(np.uint64)
-    return binaries(ids.view(np.uint8), offsets * MESSAGE_ID_BYTES), True
+    return found, np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths[0])])  # type: ignore[return-value]  # three
 
 
-def _bit_bodies(name: str, rows: pa.RecordBatch) -> tuple[pa.Array[Any], bool | np.ndarray[Any, Any]]:
+def _list_bodies(name: str, rows: pa.RecordBatch) -> pa.Array[Any]:
+    """Pack the ids of elements that list them by columns."""
+    columns, offsets = listed_ids(name, rows)
+    data, _ = pack_ids(columns, offsets, integers(rows.column("origin")))
+    return binaries(data, offsets * MESSAGE_ID_BYTES)
+
+
+def bit_bodies(name: str, rows: pa.RecordBatch) -> tuple[pa.Array[Any], Flags]:
+    """Return the bits of elements, and which of them are ids as they are."""
     bits: Any = rows.column("bits")
     if bits.null_count:
         raise TrackFileError(name, "an element has neither bits nor ids")
@@ -234,16 +205,6 @@ def _bit_bodies(name: str, rows: pa.RecordBatch) -> tuple[pa.Array[Any], bool | 
     if bool((bloom & (size != (m + 7) >> 3)).any()) or bool((~bloom & (size % MESSAGE_ID_BYTES != 0)).any()):
         raise TrackFileError(name, "the bits of an element do not have the stated length")
     return bits, ~bloom
-
-
-def _body_rows(rows: pa.RecordBatch, places: pa.RecordBatch, body: pa.Array[Any], packed: Any) -> pa.RecordBatch:
-    count = rows.num_rows
-    sets = rows.column("neighbours").value_lengths().fill_null(0)  # type: ignore[attr-defined]  # a list array
-    is_packed = np.broadcast_to(np.asarray(packed, np.bool_), count)
-    columns: dict[str, Any] = {name: places.column(name) for name in ("history", "low_ms", "high_ms")}
-    columns |= {name: rows.column(name) for name in ("origin", "broker", "from_ms", "to_ms", "singletons", "m", "k", "count")}
-    columns |= {"sets": sets, "packed": array(is_packed), "body": body}
-    return record_batch([columns[field.name].cast(field.type) for field in BODIES_SCHEMA], schema=BODIES_SCHEMA)
 
 
 _LONGS: Final = pa.list_(pa.int64())
@@ -259,13 +220,5 @@ INDEX_SCHEMA: Final = schema_of(
         *(pa.field("n", pa.int64()), pa.field("count", pa.int64()), pa.field("neighbours", _LONGS)),
         *(pa.field(name, pa.int64()) for name in ("pubend", "from_tick", "to_tick")),
         *(pa.field("filter", pa.string()), pa.field("body", pa.binary()), pa.field("head", HEAD_TYPE)),
-    ]
-)
-BODIES_SCHEMA: Final = schema_of(
-    [
-        pa.field("history", pa.int32()),
-        *(pa.field(name, pa.int64()) for name in ("origin", "broker", "low_ms", "high_ms", "from_ms", "to_ms")),
-        *(pa.field("singletons", _LONGS), pa.field("m", pa.int64()), pa.field("k", pa.int32()), pa.field("count", pa.int64())),
-        *(pa.field("sets", pa.int32()), pa.field("packed", pa.bool_()), pa.field("body", pa.binary())),
     ]
 )

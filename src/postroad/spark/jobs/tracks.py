@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 from pyspark import StorageLevel
-from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
+from pyspark.sql import DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 
 from postroad.errors import TrackFileError, TracksMissingError
+from postroad.spark.cluster import parallelism
 from postroad.spark.jobs import trackfiles
 from postroad.spark.jobs.filesystems import is_uri, place
 from postroad.spark.jobs.trackfiles import COPIES_SUFFIX, DAMAGED, FILE, GONE, INDEX
@@ -76,6 +77,8 @@ class FileHead:
     stands_for: tuple[str, ...]
     broken: tuple[str, ...]
     persistence_ms: int
+    low_ms: int  # timestamps of the ids in its elements; low > high if there are none
+    high_ms: int
 
     @property
     def directory(self) -> str:
@@ -114,25 +117,6 @@ class Tracks:
 
     def of_kind(self, kind: str) -> DataFrame:
         return self.records.filter(F.col("kind") == kind)
-
-    def bodies(self, places: DataFrame) -> DataFrame:
-        """Read elements: for each row of `places` (file, row, history, low_ms, high_ms) one of `trackfiles.BODIES`."""
-        keys = ["file", "row"]
-        wanted = F.struct("row", "history", "low_ms", "high_ms")
-        read = places.filter(~F.col("file").endswith(COPIES_SUFFIX))
-        grouped = read.groupBy("file").agg(F.collect_list(wanted).alias("places"))
-        stored = with_contents(self.spark, grouped, [file.path for file in self.files if not file.copies])
-        found = stored.mapInArrow(trackfiles.read_bodies, trackfiles.BODIES)
-        if not any(file.copies for file in self.files):
-            return found
-        copies = self.elements.filter(F.col("file").endswith(COPIES_SUFFIX)).join(places, keys)
-        return found.unionByName(copies.select(*_body_columns()))
-
-
-def _body_columns() -> list[Column]:
-    same = ("history", "origin", "broker", "low_ms", "high_ms", "from_ms", "to_ms", "singletons", "m", "k", "count")
-    sets = F.greatest(F.size("neighbours"), F.lit(0)).cast("int").alias("sets")
-    return [*(F.col(name) for name in same), sets, (F.col("strategy") != "bloom").alias("packed"), F.col("body")]
 
 
 def open_tracks(
@@ -230,7 +214,7 @@ def _list_uri(spark: SparkSession, source: str) -> list[str]:
 
 def with_contents(spark: SparkSession, files: DataFrame, paths: Sequence[str]) -> DataFrame:
     """Spread a DataFrame of files over tasks; for files that workers reach only through Spark, add their `content`."""
-    tasks = max(spark.sparkContext.defaultParallelism, len(paths) // FILES_PER_TASK)
+    tasks = max(parallelism(spark), len(paths) // FILES_PER_TASK)
     remote = sorted(path for path in paths if is_uri(path))
     if not remote:
         return files.repartition(tasks, "file")
@@ -268,6 +252,8 @@ def _head(row: Row) -> FileHead:
         stands_for=tuple(said["stands_for"] or ()),
         broken=tuple(said["broken"] or ()),
         persistence_ms=said["persistence_ms"] or 0,
+        low_ms=1 if said["low_ms"] is None else said["low_ms"],
+        high_ms=0 if said["high_ms"] is None else said["high_ms"],
     )
 
 

@@ -80,7 +80,7 @@ def _finish(x: Words) -> Words:
     return x
 
 
-def _salt(broker: int) -> int:
+def salt(broker: int) -> int:
     return broker * 0xD1B5_4A32_D192_ED03 & 0xFFFF_FFFF_FFFF_FFFF
 
 
@@ -89,7 +89,7 @@ def mix(ids: Ids, masks: Masks | None = None, broker: int = 0) -> Words:
     words = np.ascontiguousarray(ids).view("<u8")
     mixed = words[::2] * _GAMMA
     mixed += words[1::2]
-    mixed += np.uint64(_salt(broker))
+    mixed += np.uint64(salt(broker))
     _finish(mixed)
     if masks is not None:
         mixed ^= masks + _GAMMA
@@ -171,7 +171,7 @@ def add_all(additions: Sequence[Addition], m: int, k: int, broker: int = 0) -> N
         [(_address(each.bits), addresses[id(each.ids)], _address(each.rows), _address(each.masks), each.size) for each in sound],
         np.uintp,
     )
-    compiled.library.bloom_add(_address(parts), len(sound), m, k, _salt(broker))
+    compiled.library.bloom_add(_address(parts), len(sound), m, k, salt(broker))
 
 
 class Additions:
