@@ -52,7 +52,7 @@ class MetricsService:
         self._host = host
         address, port = split_address(self._listen)
         self._guarded = host.gate.guarded and not is_loopback(address)
-        tls = {"ssl": host.gate.listening, "ssl_handshake_timeout": REQUEST_S_MAX} if self._guarded else {}
+        tls = {"ssl": host.gate.lasting_context(), "ssl_handshake_timeout": REQUEST_S_MAX} if self._guarded else {}
         try:
             self._server = await asyncio.start_server(
                 self._serve,

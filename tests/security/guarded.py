@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 import postroad
 from postroad.runtime.broker_server import BrokerServer
@@ -13,6 +16,8 @@ from postroad.runtime.services import Service
 from postroad.security.authority import create_authority, issue
 from postroad.security.identities import Identity, create_identity
 from postroad.security.tls import broker_uri, client_uri
+from postroad.wire.codec import decode
+from postroad.wire.framing import FrameDecoder
 
 
 @dataclass
@@ -72,3 +77,20 @@ def guarded_node(guard: Guard, directory: Path, *, services: tuple[Service, ...]
         **changes,  # type: ignore[arg-type]  # a test's own choice of keys
     )
     return BrokerServer(config, services)
+
+
+async def exchange(port: int, context: ssl.SSLContext | None, *sends: bytes) -> list[msgspec.Struct]:
+    """Send raw frames and return the packets that came until the broker closed the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+    decoder, packets = FrameDecoder(), []
+    try:
+        for each in sends:
+            writer.write(each)
+        async with asyncio.timeout(5):
+            while data := await reader.read(1 << 16):
+                packets += [decode(frame)[0] for frame in decoder.feed(data)]
+    except (ConnectionError, ssl.SSLError):
+        pass
+    finally:
+        writer.transport.abort()
+    return packets

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import msgspec
 import pytest
 import trustme
 from cryptography import x509
 from tests.runtime.raw_client import raw
-from tests.security.guarded import Guard, guarded_node
+from tests.security.guarded import Guard, exchange, guarded_node
 
 import postroad
 from postroad.client.connection import ClientConfig
@@ -21,9 +21,7 @@ from postroad.errors import CertificateError, PlainTokenError, PostroadError, To
 from postroad.runtime.broker_server import BrokerServer
 from postroad.security import authority
 from postroad.security.identities import Identity, create_identity, revoke_identity
-from postroad.security.tls import broker_uri, client_uri
-from postroad.wire.codec import decode
-from postroad.wire.framing import FrameDecoder
+from postroad.security.tls import broker_uri, client_uri, name_in
 from postroad.wire.packets.session import Error, Hello, Role
 from postroad.wire.packets.telesto import GetQueues
 
@@ -201,23 +199,6 @@ def test_a_token_never_travels_in_the_clear(guard: Guard) -> None:
     asyncio.run(scenario())
 
 
-async def exchange(port: int, context: ssl.SSLContext | None, *sends: bytes) -> list[msgspec.Struct]:
-    """Send raw frames and return the packets that came until the broker closed the connection."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
-    decoder, packets = FrameDecoder(), []
-    try:
-        for each in sends:
-            writer.write(each)
-        async with asyncio.timeout(5):
-            while data := await reader.read(1 << 16):
-                packets += [decode(frame)[0] for frame in decoder.feed(data)]
-    except (ConnectionError, ssl.SSLError):
-        pass
-    finally:
-        writer.transport.abort()
-    return packets
-
-
 def test_a_service_asked_before_the_hello_is_refused(guard: Guard) -> None:
     """The first frame does not skip the check: queues, too, serve only those who said who they are."""
     from postroad.queues.broker_service import BrokerQueues
@@ -299,6 +280,24 @@ def test_certificates_are_read_again(guard: Guard) -> None:
         assert await seen(node) == after
 
     served(guard, work)
+
+
+def test_a_server_that_keeps_its_context_gets_the_new_certificate(guard: Guard) -> None:
+    """The metrics endpoint hands its context over once; after a reload it shows the new certificate, too."""
+    gate = guarded_node(guard, guard.directory).gate
+    lasting = gate.lasting_context()
+    guard.certificate(broker_uri(2), "renewed")
+    (guard.directory / "broker-1.pem").write_bytes((guard.directory / "renewed.pem").read_bytes())
+    (guard.directory / "broker-1.key").write_bytes((guard.directory / "renewed.key").read_bytes())
+    gate.reload()
+    assert gate.lasting_context() is lasting
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server = lasting.wrap_bio(incoming, outgoing, server_side=True)
+    client = guard.context().wrap_bio(outgoing, incoming)
+    for end in (client, server, client, server):
+        with contextlib.suppress(ssl.SSLWantReadError):
+            end.do_handshake()
+    assert name_in(client).broker == 2
 
 
 def test_brokers_link_by_their_certificates(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ from postroad.runtime.disk import AroundDamage, Disk, open_disk
 from postroad.runtime.filter_preparation import Preparation
 from postroad.runtime.links import Dialler, newer_wins
 from postroad.runtime.listener import Listener
-from postroad.runtime.peer import Peer
+from postroad.runtime.peer import Peer, shorten
 from postroad.runtime.quotas import Quotas
 from postroad.runtime.rate_profile import publisher_rates
 from postroad.runtime.services import Service
@@ -529,7 +529,7 @@ class BrokerServer:
             case ReportStatus(token, question):
                 self._fact(StatusReported(token, self.report(question)))
             case Notice(text, error):
-                log.log(logging.ERROR if error else logging.INFO, text)
+                log.log(logging.ERROR if error else logging.INFO, shorten(text))
 
     def _order_failed(self, order: TrackedOrder, error: Exception) -> None:
         """Limit a failure to what the order concerns: a connection or a question. Only a failed write stops the broker."""

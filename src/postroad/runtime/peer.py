@@ -60,7 +60,9 @@ def _methods(role: Role | None) -> frozenset[int]:
 
 
 def shorten(text: str) -> str:
-    """Cut a text that may quote what a peer sent, for one line of the log."""
+    """Make one line of the log of a text that may quote what a peer sent: cut it, and escape what would break the line."""
+    if not text.isprintable():
+        text = "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
     return text if len(text) <= LOG_CHARS_MAX else f"{text[:LOG_CHARS_MAX]}..."
 
 
@@ -150,7 +152,7 @@ class Peer:
 
     def __repr__(self) -> str:
         kind = "peer" if self.role is None else self.role.name.lower()
-        return f"{kind} {self.name} ({self.channel.address()}, link {self.link})"
+        return f"{kind} {shorten(self.name)} ({self.channel.address()}, link {self.link})"
 
     def limit_handshake(self, seconds: float) -> None:
         """Give the peer this long to say who it is, unless it has said so already."""
