@@ -12,27 +12,8 @@ import postroad.testing
 from postroad import pytest_plugin
 from postroad.topics import client as topics
 
-# What the parts of the client call of each other. Programs have no use for it.
+# What the broker uses of the core's classes. Programs have no use for it.
 INTERNAL: Final = {
-    "Client": {
-        *("ask", "clock_ms", "end_subscription", "flooded", "flow", "forget_publisher", "forget_request", "forget_writer"),
-        *("link_answer", "link_arrived", "link_error", "link_packet", "main_link", "plan_pump", "pump", "queue_name", "request"),
-    },
-    "Publisher": {"changed", "failed", "refused", "settle"},
-    "Subscription": {
-        *(
-            "ack_one",
-            "acknowledgement_stored",
-            "active",
-            "delivered",
-            "ended",
-            "failed",
-            "joined",
-            "missed",
-            "stop",
-            "wait_active",
-        ),
-    },
     "Batch": {"is_view", "layout", "remember", "remembered", "rows", "forget", "views", "complete_values", "values", "id_pieces"},
     "Filter": {"condition"},
 }

@@ -57,14 +57,14 @@ class ClientAdmission:
         millirate = 0 if max_rate is None else round(max_rate * MILLI)
         key = self._client.session.advertise(text, millirate, name)
         made = self._advertisements[key] = Advertisement(key, text, name)
-        self._client.plan_pump()
+        self._client._plan_pump()
         try:
             async with asyncio.timeout(timeout):
                 await made.accepted
         except BaseException as error:
             if self._advertisements.pop(key, None) is not None:
                 self._client.session.unadvertise(key)
-                self._client.plan_pump()
+                self._client._plan_pump()
             if isinstance(error, TimeoutError):
                 raise UnfinishedError(f"no broker accepted the advertisement within {timeout:g} s") from None
             raise
@@ -82,7 +82,7 @@ class ClientAdmission:
             self._client.session.unadvertise(key)
         else:
             self._endings[self._client.session.unadvertise(name=name)] = ended
-        self._client.plan_pump()
+        self._client._plan_pump()
         try:
             async with asyncio.timeout(timeout):
                 await ended
@@ -90,12 +90,12 @@ class ClientAdmission:
             raise UnfinishedError(f"no broker confirmed the end of the advertisement within {timeout:g} s") from None
 
     async def explain(self, text: str, admission: str) -> AdmissionExplained:
-        answer = await self._client.ask(ExplainAdmission(text, admission))
+        answer = await self._client._ask_broker(ExplainAdmission(text, admission))
         assert isinstance(answer, AdmissionExplained)
         return answer
 
     async def state(self, nodes: int) -> AdmissionState:
-        answer = await self._client.ask(AskAdmission(nodes))
+        answer = await self._client._ask_broker(AskAdmission(nodes))
         assert isinstance(answer, AdmissionState)
         return answer
 

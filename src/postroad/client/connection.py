@@ -233,7 +233,7 @@ class Client:
             self._closed = True
             self._connected.set()  # whoever waits for a connection hears that none will come
             for subscription in self._subscriptions.values():
-                subscription.stop()
+                subscription._stop()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -255,7 +255,7 @@ class Client:
             await asyncio.gather(*(subscription.close() for subscription in list(self._subscriptions.values())))
 
     async def _leave(self) -> None:
-        self.pump()
+        self._pump()
         links = [link for link in (self._main, *self._homes.values()) if link is not None]
         for link in links:
             link.channel.resume()
@@ -272,9 +272,9 @@ class Client:
 
     def _fail_all(self, error: Exception) -> None:
         for publisher in self._publishers.values():
-            publisher.failed(error)
+            publisher._fail(error)
         for subscription in self._subscriptions.values():
-            subscription.failed(error)
+            subscription._fail(error)
         for request in self._requests.values():
             request.failed(error)
         for writer in self._writers.values():
@@ -321,10 +321,10 @@ class Client:
         self._check_open()
         key = self.session.open_publisher()
         publisher = self._publishers[key] = Publisher(self, key, on_refused)
-        self.plan_pump()
+        self._plan_pump()
         return publisher
 
-    def forget_publisher(self, key: int) -> None:
+    def _forget_publisher(self, key: int) -> None:
         self._publishers.pop(key, None)
         self.session.close_publisher(key)
 
@@ -409,10 +409,10 @@ class Client:
             begun_at=(begin, positions or {}) if begin else (0, {}),
         )
         self._subscriptions[key] = subscription
-        self.plan_pump()
+        self._plan_pump()
         try:
             async with asyncio.timeout(timeout):
-                await subscription.wait_active()
+                await subscription._wait_active()
         except BaseException as error:
             self._abandon(key)
             if isinstance(error, TimeoutError):
@@ -443,13 +443,13 @@ class Client:
         self._subscriptions.pop(key, None)
         if key in self.session.subscriptions:
             self.session.unsubscribe(key)
-            self.plan_pump()
+            self._plan_pump()
 
-    async def end_subscription(self, key: int, *, forget: bool, ended: asyncio.Event) -> None:
+    async def _end_subscription(self, key: int, *, forget: bool, ended: asyncio.Event) -> None:
         """Tell the broker and wait a moment for its answer."""
         if key in self.session.subscriptions and not self._closed:
             self.session.unsubscribe(key, forget=forget)
-            self.plan_pump()
+            self._plan_pump()
             try:
                 async with asyncio.timeout(self._config.close_s):
                     await ended.wait()
@@ -468,10 +468,10 @@ class Client:
         self._check_open()
         key = self.session.open_writer(name, epoch)
         writer = self._writers[key] = Writer(self, key, timeout)
-        self.plan_pump()
+        self._plan_pump()
         return writer
 
-    def forget_writer(self, key: int) -> None:
+    def _forget_writer(self, key: int) -> None:
         self._writers.pop(key, None)
         self.session.writing.end(key)
 
@@ -519,12 +519,12 @@ class Client:
         text = str(filter if isinstance(filter, Filter) else Filter(filter))
         return read_range(self, pubend, lo, hi, text, timeout=timeout, bare=bare)
 
-    def request(self, key: int) -> Request:
+    def _open_request(self, key: int) -> Request:
         request = self._requests[key] = Request(self, key)
-        self.plan_pump()
+        self._plan_pump()
         return request
 
-    def forget_request(self, key: int) -> None:
+    def _forget_request(self, key: int) -> None:
         self._requests.pop(key, None)
         self.session.end_read(key)
 
@@ -588,11 +588,11 @@ class Client:
         return WorkQueue(self.queues, name, QueueOptions(lease, max_deliveries, dead_letter))
 
     @property
-    def queue_name(self) -> str:
+    def _queue_name(self) -> str:
         """Whose queue messages these are: the client's name, or the machine's for a client without one."""
         return self._config.name or socket.gethostname()
 
-    async def main_link(self) -> Link:
+    async def _main_link(self) -> Link:
         """Return the link to the present broker; wait for one."""
         while True:
             self._check_open()
@@ -609,21 +609,21 @@ class Client:
 
     async def limit_link(self, broker: int, bytes_per_s: int) -> None:
         """Limit what the connected broker sends to its neighbour `broker`, until it restarts; 0 ends the limit."""
-        await self.ask(LimitLink(broker, bytes_per_s))
+        await self._ask_broker(LimitLink(broker, bytes_per_s))
 
     async def _ask(self, target: int, question: Question) -> TracksAnswered:
-        answer = await self.ask(AskTracks(target, question))
+        answer = await self._ask_broker(AskTracks(target, question))
         assert isinstance(answer, TracksAnswered)
         return answer
 
-    async def ask(self, question: Packet) -> Packet:
+    async def _ask_broker(self, question: Packet) -> Packet:
         """Ask the broker something, and wait for the answer."""
         number = self.session.ask(question)
         if number is None:
             raise NotConnectedError("no broker is connected, or too many questions wait for its answer")
         future: asyncio.Future[Packet] = self._loop.create_future()
         self._questions[number] = future
-        self.plan_pump()
+        self._plan_pump()
         try:
             async with asyncio.timeout(ANSWER_S_MAX):
                 return await future
@@ -647,11 +647,11 @@ class Client:
 
     # --- the session -----------------------------------------------------------------------------------------------------
 
-    def clock_ms(self) -> int:
+    def _clock_ms(self) -> int:
         """Return a clock that is never stepped; what it shows does not matter, since brokers tell theirs."""
         return time.monotonic_ns() // 1_000_000
 
-    def plan_pump(self, then: Callable[[], None] | None = None) -> None:
+    def _plan_pump(self, then: Callable[[], None] | None = None) -> None:
         """Pump at the end of this turn of the event loop; call `then` before it."""
         if then is not None:
             self._loop.call_soon(then)
@@ -661,18 +661,18 @@ class Client:
 
     def _pump_as_planned(self) -> None:
         self._pump_planned = False
-        self.pump()
+        self._pump()
 
-    def pump(self) -> None:
+    def _pump(self) -> None:
         """Send what the session wants sent and tell what it has to tell."""
-        self.session.clock(self.clock_ms())
+        self.session.clock(self._clock_ms())
         self._writes.during(self._send)
         events = self.session.events()
         for event in events:
             self._tell(event)
         if events:
             for publisher in self._publishers.values():
-                publisher.settle()
+                publisher._settle()
         self._set_timer(self.session.deadline())
         if self.session.homes():
             self._homes_wanted.set()
@@ -697,19 +697,19 @@ class Client:
 
     def _wake(self) -> None:
         self.session.wake(now=self._loop.time())
-        self.plan_pump()
+        self._plan_pump()
 
     def _tell(self, event: Event) -> None:
         match event:
             case Writable(key):
                 if key in self._publishers:
-                    self._publishers[key].changed()
+                    self._publishers[key]._wake()
             case PublisherFailed(key, error):
                 if key in self._publishers:
-                    self._publishers[key].failed(error)
+                    self._publishers[key]._fail(error)
             case MessagesRefused(key, first, last, error):
                 if key in self._publishers:
-                    self._publishers[key].refused(PublishRefusedError(first, last, error))
+                    self._publishers[key]._refused(PublishRefusedError(first, last, error))
             case WriterChanged() | WriterSealed() | WriterFailed():
                 if event.writer in self._writers:
                     self._writers[event.writer].told(event)
@@ -740,27 +740,27 @@ class Client:
             return
         match event:
             case RowsDelivered(_, pubend, batch):
-                subscription.delivered(pubend, batch, batch.size)
+                subscription._delivered(pubend, batch, batch.size)
             case SubscriptionActive(_, starts):
-                subscription.active(starts)
+                subscription._activate(starts)
             case PubendJoined(_, pubend, tick):
-                subscription.joined(pubend, tick)
+                subscription._joined(pubend, tick)
             case PositionsStored():
-                subscription.acknowledgement_stored()
+                subscription._acknowledgement_stored()
             case Missed(_, pubend, lo, hi):
-                subscription.missed(GapError(pubend, lo, hi))
+                subscription._missed(GapError(pubend, lo, hi))
             case SubscriptionFailed(_, error):
-                subscription.failed(error)
+                subscription._fail(error)
             case SubscriptionEnded(_, error):
-                subscription.ended(error)
+                subscription._take_end(error)
 
-    def flow(self, key: int, *, is_open: bool) -> None:
+    def _flow(self, key: int, *, is_open: bool) -> None:
         """Ask for no more rows of a subscription, or to go on. The connection is read on: others share it."""
         if key in self.session.subscriptions:
             self.session.flow(key, is_open=is_open)
-            self.plan_pump()
+            self._plan_pump()
 
-    def flooded(self, size: int) -> None:
+    def _flooded(self, size: int) -> None:
         """Give up a broker that goes on sending rows it was asked to keep."""
         log.warning("received %d bytes for a subscription that did not request any", size)
         if self._main is not None:
@@ -768,20 +768,20 @@ class Client:
 
     # --- links -----------------------------------------------------------------------------------------------------------
 
-    def link_packet(self, link: Link, packet: Packet, batch: Batch | None, packet_id: int) -> None:
-        self.session.clock(self.clock_ms())
+    def _link_packet(self, link: Link, packet: Packet, batch: Batch | None, packet_id: int) -> None:
+        self.session.clock(self._clock_ms())
         self.session.receive(packet, link=link.number, now=self._loop.time(), batch=batch, packet=packet_id)
 
-    def link_answer(self, link: Link, packet: msgspec.Struct, packet_id: int) -> None:
+    def _link_answer(self, link: Link, packet: msgspec.Struct, packet_id: int) -> None:
         self.services.answered(link, packet, packet_id)
 
-    def link_error(self, link: Link, error: PostroadError, packet_id: int) -> None:
+    def _link_error(self, link: Link, error: PostroadError, packet_id: int) -> None:
         if self.services.refused(link, error, packet_id):
             return
         self.session.refused(packet_id, error, link=link.number, now=self._loop.time())
 
-    def link_arrived(self) -> None:
-        self.plan_pump()
+    def _link_arrived(self) -> None:
+        self._plan_pump()
 
     async def _keep_connected(self) -> None:
         failures = 0
@@ -821,9 +821,9 @@ class Client:
 
     async def _serve_main(self, link: Link) -> None:
         self._main = link
-        self.session.clock(self.clock_ms())
+        self.session.clock(self._clock_ms())
         self.session.connected(link.number, link.broker, now=self._loop.time())
-        self.plan_pump()
+        self._plan_pump()
         self._connected.set()
         try:
             await asyncio.shield(link.gone)
@@ -833,7 +833,7 @@ class Client:
             if not self._closed:
                 self._main = None
                 self.session.disconnected(link.number, now=self._loop.time())
-                self.plan_pump()
+                self._plan_pump()
 
     def _pause(self, rounds: int, *, quick: bool = False) -> float:
         longest = min(self._config.retry_s * 2.0 ** min(rounds, 16), self._config.retry_s_max)
@@ -867,17 +867,17 @@ class Client:
             link.channel.close(reason="another broker was expected")
             return False
         self._homes[broker] = link
-        self.session.clock(self.clock_ms())
+        self.session.clock(self._clock_ms())
         self.session.connected(link.number, broker, now=self._loop.time(), main=False)
         link.gone.add_done_callback(lambda _: self._home_lost(link))
-        self.plan_pump()
+        self._plan_pump()
         return True
 
     def _home_lost(self, link: Link) -> None:
         if self._homes.get(link.broker) is link:
             del self._homes[link.broker]
             self.session.disconnected(link.number, now=self._loop.time())
-            self.plan_pump()
+            self._plan_pump()
 
     def _drop_idle_homes(self) -> None:
         doubtful = {doubt.broker for key in self._publishers for doubt in self.session.doubtful(key)}

@@ -53,16 +53,16 @@ _LIMITS: Final = OutboxLimits(1 << 62, 1 << 62, 1 << 62, 0)
 class LinkOwner(Protocol):
     """Whoever the link belongs to. Called on the event loop."""
 
-    def link_packet(self, link: Link, packet: Packet, batch: Batch | None, packet_id: int) -> None:
+    def _link_packet(self, link: Link, packet: Packet, batch: Batch | None, packet_id: int) -> None:
         """Take a packet."""
 
-    def link_answer(self, link: Link, packet: msgspec.Struct, packet_id: int) -> None:
+    def _link_answer(self, link: Link, packet: msgspec.Struct, packet_id: int) -> None:
         """Take a service's answer to a request."""
 
-    def link_error(self, link: Link, error: PostroadError, packet_id: int) -> None:
+    def _link_error(self, link: Link, error: PostroadError, packet_id: int) -> None:
         """Take the refusal of a request."""
 
-    def link_arrived(self) -> None:
+    def _link_arrived(self) -> None:
         """Act on all that was handed over since the last time."""
 
 
@@ -115,13 +115,13 @@ class Link:
                 self._take(frame)
         except PostroadError as error:
             self._give_up(error)
-        self._owner.link_arrived()
+        self._owner._link_arrived()
 
     def _take(self, frame: Frame) -> None:
         packet, packet_id, body = decode(frame)
         if isinstance(packet, Packet):
             batch = self._rows.rows_of(packet, body, len(frame[2]))
-            self._owner.link_packet(self, packet, batch, packet_id)
+            self._owner._link_packet(self, packet, batch, packet_id)
         else:
             self._session_packet(packet, packet_id)
 
@@ -138,7 +138,7 @@ class Link:
             case Goodbye():
                 self._give_up(NotConnectedError(f"the broker closed the connection: {packet.reason}"))
             case ServicePacket():
-                self._owner.link_answer(self, packet, packet_id)
+                self._owner._link_answer(self, packet, packet_id)
             case _:
                 raise HandshakeError(f"a broker must not send {type(packet).__name__} to this client")
 
@@ -156,7 +156,7 @@ class Link:
         if not self.welcome.done():
             self.welcome.set_exception(error)
         elif packet_id:
-            self._owner.link_error(self, error, packet_id)
+            self._owner._link_error(self, error, packet_id)
         else:
             log.warning("the broker closed the connection: %s [error %d]", error, error.code)
 
@@ -186,7 +186,7 @@ class Link:
             self.welcome.exception()  # whoever dialled may have given up waiting
         if not self.gone.done():
             self.gone.set_result(None)
-        self._owner.link_arrived()
+        self._owner._link_arrived()
 
 
 async def dial(

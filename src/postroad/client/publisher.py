@@ -74,14 +74,14 @@ class Publisher:
         elif type(payload) is str:
             payload = payload.encode()
         registration = self._session.registration(self._key) or await self._room()
-        message_id = registration.add(attributes, payload, time.monotonic_ns() // 1_000_000)  # type: ignore[arg-type]  # bytes by now; the clock is `Client.clock_ms`
+        message_id = registration.add(attributes, payload, time.monotonic_ns() // 1_000_000)  # type: ignore[arg-type]  # bytes by now; the clock is `Client._clock_ms`
         self._since_turn += 1
         if self._since_turn >= TURN_ROWS:
             self._since_turn = 0
-            self._client.pump()
+            self._client._pump()
             await asyncio.sleep(0)
         elif self._since_turn == 1:
-            self._client.plan_pump(self._end_turn)
+            self._client._plan_pump(self._end_turn)
         return message_id
 
     def try_publish(
@@ -102,8 +102,8 @@ class Publisher:
         elif type(payload) is str:
             payload = payload.encode()
         registration = self._session.registration(self._key)
-        self._client.plan_pump()
-        return None if registration is None else registration.add(attributes, payload, self._client.clock_ms())  # type: ignore[arg-type]  # bytes by now
+        self._client._plan_pump()
+        return None if registration is None else registration.add(attributes, payload, self._client._clock_ms())  # type: ignore[arg-type]  # bytes by now
 
     @property
     def throttled(self) -> Throttled | None:
@@ -133,14 +133,14 @@ class Publisher:
         while stop < count:
             registration = await self._room()
             start, stop = stop, min(stop + CHUNK_ROWS, stop + registration.room(), count)
-            part = registration.ids_for(stop - start, self._client.clock_ms())
+            part = registration.ids_for(stop - start, self._client._clock_ms())
             whole = start == 0 and stop == count
             attributes = columns if whole else {name: values[start:stop] for name, values in columns.items()}
             batch = Batch.from_columns(part, payloads if whole else payloads[start:stop], attributes)
             for piece in within(batch):
                 registration.add_batch(piece, piece.size)
             ids.append(part)
-            self._client.pump()
+            self._client._pump()
         return MessageIds(ids)
 
     async def confirmed(self, published: MessageId | Iterable[MessageId], *, timeout: float | None = None) -> None:
@@ -150,7 +150,7 @@ class Publisher:
         still become durable later.
         """
         ids = [published] if isinstance(published, MessageId) else list(published)
-        self._client.pump()  # a refusal that has just come is known to the session, and told by this
+        self._client._pump()  # a refusal that has just come is known to the session, and told by this
         self._check()
         futures = [self._confirmations.wait_for(each) for each in ids]
         try:
@@ -169,13 +169,13 @@ class Publisher:
         try:
             async with asyncio.timeout(timeout):
                 while self._session.outstanding(self._key) and not self._failure:
-                    self._client.plan_pump()
+                    self._client._plan_pump()
                     await self._wait()
         except TimeoutError:
             left = self._session.outstanding(self._key)
             raise UnfinishedError(f"{left} messages are not acknowledged after {timeout:g} s") from None
         self._check()
-        self._client.pump()  # a refusal that has just come is known to the session, and told by this
+        self._client._pump()  # a refusal that has just come is known to the session, and told by this
         if self._refusals:
             refusals, self._refusals = self._refusals, []
             raise refusals[0] if len(refusals) == 1 else ExceptionGroup("messages were refused", refusals)
@@ -195,8 +195,8 @@ class Publisher:
             if flush:
                 await self.flush(timeout)
         finally:
-            self._client.forget_publisher(self._key)
-            self.failed(self._failure or ClosedError("the publisher was closed"))
+            self._client._forget_publisher(self._key)
+            self._fail(self._failure or ClosedError("the publisher was closed"))
 
     async def __aenter__(self) -> Self:
         return self
@@ -206,14 +206,14 @@ class Publisher:
 
     # --- the client's calls ----------------------------------------------------------------------------------------------
 
-    def changed(self) -> None:
+    def _wake(self) -> None:
         self._changed.set()
 
-    def settle(self) -> None:
+    def _settle(self) -> None:
         """Tell who waits for messages that became durable; called when all that was refused has been told."""
         self._confirmations.changed()
 
-    def refused(self, error: PublishRefusedError) -> None:
+    def _refused(self, error: PublishRefusedError) -> None:
         self._confirmations.refused(error)
         if self._on_refused is not None:
             self._on_refused(error)
@@ -221,7 +221,7 @@ class Publisher:
             self._refusals.append(error)
         self._changed.set()
 
-    def failed(self, error: Exception) -> None:
+    def _fail(self, error: Exception) -> None:
         self._failure = error
         self._confirmations.failed(error)
         self._changed.set()
@@ -230,7 +230,7 @@ class Publisher:
 
     async def _wait_for_room(self) -> None:
         self._check()
-        self._client.pump()
+        self._client._pump()
         self._since_turn = 0
         await self._wait()
         self._check()

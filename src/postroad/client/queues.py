@@ -80,11 +80,11 @@ class ClientQueues(QueueMethods):
         """Return a link over which the service knows who we are."""
         try:
             async with asyncio.timeout(RETRY_S):
-                link = await self._client.main_link()
+                link = await self._client._main_link()
         except TimeoutError:
             raise NotConnectedError(f"no broker could be reached for {RETRY_S:g} s") from None
         if link is not self._introduced:
-            register = t.RegisterClient(self._client.queue_name, ClientMode.READ_AND_PUT, existing=True)
+            register = t.RegisterClient(self._client._queue_name, ClientMode.READ_AND_PUT, existing=True)
             answer = await self._client.services.send(link, register, t.RegisterClientResponse)
             self.client_id = (await answer).client_id
             self._introduced = link

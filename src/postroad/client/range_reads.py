@@ -62,7 +62,7 @@ class Request:
         return UnfinishedError(f"received nothing for {timeout:g} s")
 
     def end(self) -> None:
-        self._client.forget_request(self.key)
+        self._client._forget_request(self.key)
 
 
 async def read_pubends(client: Client, timeout: float | None) -> tuple[dict[int, PubendSpan], list[int]]:
@@ -83,7 +83,7 @@ async def read_durables(client: Client, timeout: float | None) -> list[DurableEn
 
 
 async def _list(client: Client, listing: ListPubends, timeout: float | None) -> PubendsListed:
-    request = client.request(client.session.list_pubends(listing))
+    request = client._open_request(client.session.list_pubends(listing))
     try:
         listed = await request.next(timeout)
     finally:
@@ -98,7 +98,7 @@ async def read_range(
     """Yield the matching messages of (lo, hi]. The generator ends when all of it was told."""
     if hi <= lo:
         return
-    request = client.request(client.session.read(pubend, lo, hi, filter_text, bare=bare))
+    request = client._open_request(client.session.read(pubend, lo, hi, filter_text, bare=bare))
     try:
         reached = lo
         while reached < hi:
@@ -106,7 +106,7 @@ async def read_range(
             assert isinstance(piece, RangePiece)
             reached = piece.hi
             client.session.taken(request.key)
-            client.plan_pump()
+            client._plan_pump()
             if piece.batch is not None:
                 yield piece.batch
     finally:

@@ -65,7 +65,7 @@ class Message(core.Message):
         its stream is not acknowledged yet: then it is noted, and stored together with that one. A crash before that repeats it.
         `wait=False` does not wait for the broker. A subscription without a name or a position file acknowledges by itself.
         """
-        await self._given.subscription.ack_one(self, self._given, self._row, wait=wait)
+        await self._given.subscription._ack_one(self, self._given, self._row, wait=wait)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +251,7 @@ class Subscription:
         self._buffered -= arrived.size
         if not self._open and self._buffered <= self._receive_bytes // 2:
             self._open = True
-            self._client.flow(self._key, is_open=True)
+            self._client._flow(self._key, is_open=True)
         if self._auto_ack and self._ack_timer is None:
             self._ack_timer = asyncio.get_running_loop().call_later(AUTO_ACK_S, self._ack_by_itself)
 
@@ -279,7 +279,7 @@ class Subscription:
             message = self._last
         if message is not None:
             ticks[message.pubend] = message.tick
-            self._acknowledgements.finish_through(ticks, message._given, message._row)  # noqa: SLF001  # its own
+            self._acknowledgements.finish_through(ticks, message._given, message._row)  # its own
         else:
             self._acknowledgements.finish_through(ticks)
         confirm = wait and self.name is not None and self._file is None
@@ -289,7 +289,7 @@ class Subscription:
         elif confirm:
             await self._wait_stored(ticks)
 
-    async def ack_one(self, message: Message, given: GivenBatch, row: int, *, wait: bool) -> None:
+    async def _ack_one(self, message: Message, given: GivenBatch, row: int, *, wait: bool) -> None:
         """Do what `Message.ack` says."""
         if self._auto_ack:
             return
@@ -326,7 +326,7 @@ class Subscription:
         if self._key in session.subscriptions:
             for pubend, tick in ticks.items():
                 session.acknowledge(self._key, pubend, tick, confirm=confirm)
-            self._client.plan_pump()
+            self._client._plan_pump()
 
     async def _wait_stored(self, ticks: dict[int, int]) -> None:
         while not self._client.session.is_stored(self._key, ticks):
@@ -345,7 +345,7 @@ class Subscription:
                 await asyncio.to_thread(save_positions, self._file, self.filter, positions)
                 self._saved = positions
                 self._client.session.approve(self._key, positions)
-                self._client.plan_pump()
+                self._client._plan_pump()
 
     @property
     def waiting(self) -> bool:
@@ -372,10 +372,10 @@ class Subscription:
         """
         if self._ack_timer is not None:
             self._acknowledge(self._given)
-        self.stop()
+        self._stop()
         if self._file is not None and self._failure is None and not self._ended.is_set():
             await self._save()
-        await self._client.end_subscription(self._key, forget=forget, ended=self._ended)
+        await self._client._end_subscription(self._key, forget=forget, ended=self._ended)
         self._drop(ClosedError("the subscription was closed"))
         if forget and self.name is not None and not self._ended.is_set():
             raise UnfinishedError(f"no broker confirmed in time that {self.name!r} is deleted; delete it again later")
@@ -390,22 +390,22 @@ class Subscription:
 
     # --- the client's calls ----------------------------------------------------------------------------------------------
 
-    async def wait_active(self) -> None:
+    async def _wait_active(self) -> None:
         await self._active
         if self._file is not None:
             await self._save()
             self._saver = asyncio.get_running_loop().create_task(self._save_when_idle())
 
-    def active(self, starts: dict[int, int]) -> None:
+    def _activate(self, starts: dict[int, int]) -> None:
         for pubend, tick in starts.items():
             self.starts.setdefault(pubend, tick)
         if not self._active.done():
             self._active.set_result(None)
 
-    def joined(self, pubend: int, tick: int) -> None:
+    def _joined(self, pubend: int, tick: int) -> None:
         self.starts.setdefault(pubend, tick)
 
-    def delivered(self, pubend: int, batch: Batch, size: int) -> None:
+    def _delivered(self, pubend: int, batch: Batch, size: int) -> None:
         if self._not_before:
             later = self._cut_early(pubend, batch)
             if later is None:
@@ -416,9 +416,9 @@ class Subscription:
         self._buffered += size
         if self._open and self._buffered > self._receive_bytes:
             self._open = False
-            self._client.flow(self._key, is_open=False)
+            self._client._flow(self._key, is_open=False)
         elif self._buffered > self._receive_bytes + FLOOD_BYTES:
-            self._client.flooded(self._buffered)
+            self._client._flooded(self._buffered)
 
     def _cut_early(self, pubend: int, batch: Batch) -> Batch | None:
         """Leave out what was published before the start that was asked for: such messages are done with."""
@@ -430,16 +430,16 @@ class Subscription:
             self._acknowledge({pubend: batch.last_tick})
         return None
 
-    def acknowledgement_stored(self) -> None:
+    def _acknowledgement_stored(self) -> None:
         self._stored.set()
 
-    def missed(self, gap: GapError) -> None:
+    def _missed(self, gap: GapError) -> None:
         if self._begun_at.get(gap.pubend) == gap.lo:
             return  # what was asked for begins before the oldest message: begin with that one
         self._waiting.append(gap)
         self._arrived.set()
 
-    def failed(self, error: Exception) -> None:
+    def _fail(self, error: Exception) -> None:
         self._failure = error
         if not self._active.done():
             self._active.set_exception(error)
@@ -448,14 +448,14 @@ class Subscription:
         self._ended.set()
         self._stored.set()
 
-    def ended(self, error: Exception | None = None) -> None:
+    def _take_end(self, error: Exception | None = None) -> None:
         """Take note of the end, and why it is not certain that a durable subscription is deleted, where that was asked."""
         self._not_deleted = error
         self._ended.set()
         self._arrived.set()
         self._stored.set()
 
-    def stop(self) -> None:
+    def _stop(self) -> None:
         """End what runs in the background."""
         if self._saver is not None:
             self._saver.cancel()

@@ -58,7 +58,7 @@ class Message(subscription.Message):
     __slots__ = ("_loop",)
 
     def __init__(self, loop: BackgroundLoop, received: subscription.Message) -> None:
-        super().__init__(received._columns, received._row, received._given)  # noqa: SLF001  # the same message
+        super().__init__(received._columns, received._row, received._given)  # the same message
         self._loop = loop
 
     def ack(self, *, wait: bool = True) -> None:  # type: ignore[override]  # blocking, as everything here

@@ -44,12 +44,12 @@ class Writer:
             batch = Batch.from_columns(self._state.ids(stop - start), payloads[start:stop], part)
             for piece in within(batch):
                 self._client.session.writing.write(self._key, piece, piece.size)
-            self._client.pump()
+            self._client._pump()
 
     async def finish(self) -> int:
         """Wait until every row is durable and the batch is sealed; return how many rows it has."""
         self._client.session.writing.seal(self._key)
-        self._client.pump()
+        self._client._pump()
         while not self._sealed:
             await self._step()
         return self._state.rows
@@ -58,7 +58,7 @@ class Writer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._client.forget_writer(self._key)
+        self._client._forget_writer(self._key)
 
     def told(self, event: WriterChanged | WriterSealed | WriterFailed) -> None:
         match event:
