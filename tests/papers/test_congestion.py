@@ -7,7 +7,11 @@ broker over the pubend's, (7) is m_SHB < m_pubend - delta t_s, and 50 tickms of 
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
+from tests.core.broker.overlay import Overlay, Publisher
 
 from postroad.core.broker.congestion.consolidation import Alert, Consolidation
 from postroad.core.broker.congestion.doubt_meter import SAMPLE_S, DoubtMeter, DoubtReading
@@ -15,6 +19,8 @@ from postroad.core.broker.congestion.nack_window import NackWindow
 from postroad.core.broker.congestion.paper_rule import PaperRule
 from postroad.core.broker.congestion.published import PublishedCount
 from postroad.core.broker.congestion.settings import CongestionSettings, Rule
+from postroad.core.broker.context import BrokerConfig
+from postroad.core.protocol.packets import CongestionAlert, CongestionQuery, Knowledge, Nack, pubend_id
 from postroad.types import COUNTER_BITS
 
 SETTINGS = CongestionSettings(rule=Rule.PAPER)
@@ -329,3 +335,123 @@ def test_every_parameter_of_table_1_has_the_papers_value() -> None:
     assert (settings.smoothing, settings.margin_live, settings.margin_recovering) == (0.1, 0.05, 1.0)
     assert (settings.lag_ms_max, settings.nack_window_ms) == (4_000, 100)
     assert (settings.nack_increase, settings.nack_decrease) == (0.1, 0.3)
+
+
+# --- 3 and 4 between brokers: publisher at 1, relay 2, subscribers at 3 ---
+
+
+def line(settings: CongestionSettings = SETTINGS) -> Overlay:
+    return Overlay.line(1, 2, 3, config=BrokerConfig(congestion=settings))
+
+
+def publish_slowly(overlay: Overlay, publisher: Publisher, names: list[str], *, every_s: float = 0.05) -> None:
+    for name in names:
+        publisher.publish(name)
+        overlay.run(every_s)
+
+
+def test_queries_carry_the_pubend_a_rising_number_and_its_position() -> None:
+    """3.1: DCQ messages carry pubendID, a monotonically increasing sequenceNo and m_pubend; one each interval (1 s)."""
+    overlay = line()
+    overlay.subscriber(3)
+    before = len(overlay.sent(CongestionQuery, source=1, target=2))
+    overlay.run(5.0)
+    queries = overlay.sent(CongestionQuery, source=1, target=2)[before:]
+    assert len(queries) == 5
+    assert {query.pubend for query in queries} == {pubend_id(1)}
+    assert all(one.sequence < other.sequence and one.position < other.position for one, other in pairwise(queries))
+
+
+def test_queries_and_alerts_go_before_data() -> None:
+    """3.1 and 4: DCQ and UCA messages are treated as high-priority messages."""
+    overlay = line()
+    overlay.subscriber(3)
+    publisher = overlay.publisher(1)
+    with overlay.losing(Knowledge, to=3):
+        publish_slowly(overlay, publisher, [f"m{number}" for number in range(200)])
+    kinds = (CongestionQuery, CongestionAlert)
+    control = [travel for travel in overlay.travels if isinstance(travel.packet, kinds)]
+    assert {type(travel.packet) for travel in control} == set(kinds)
+    assert not any(travel.order.data for travel in control)
+    assert all(travel.order.data for travel in overlay.travels if isinstance(travel.packet, Knowledge) and travel.order.batch)
+
+
+def test_a_slow_subscribing_application_is_no_congestion() -> None:
+    """1.1: the rate follows the slowest link or broker inside the system, but not the slowest subscribing application."""
+    overlay = line()
+    slow, quick = overlay.subscriber(3), overlay.subscriber(3)
+    publisher = overlay.publisher(1)
+    slow.read_slowly()
+    names = [f"m{number}" for number in range(200)]
+    publish_slowly(overlay, publisher, names)
+    assert quick.received == names
+    assert slow.received == []
+    assert overlay.sent(CongestionAlert) == []
+    assert overlay.nodes[1].broker.throttles() == {}
+
+
+def test_acknowledgements_are_withheld_beyond_the_rate() -> None:
+    """4: the pubend stops sending ACK messages once the target rate has been reached."""
+    overlay = line()
+    overlay.subscriber(3)
+    publisher = overlay.publisher(1)
+    with overlay.keeping_back(Knowledge, to=3) as kept:
+        publish_slowly(overlay, publisher, [f"m{number}" for number in range(200)])
+    (throttle,) = overlay.nodes[1].broker.throttles().values()
+    before = len(publisher.acknowledged)
+    publisher.publish(*(f"x{number}" for number in range(1_000)))
+    overlay.run(1.0)
+    assert len(publisher.acknowledged) - before <= 2 * throttle.rate + 10
+    overlay.deliver(*kept)
+    overlay.until(lambda: len(publisher.acknowledged) == 1_200)
+
+
+def test_a_lost_message_is_no_recovery() -> None:
+    """4: sending NACKs would be too sensitive; a broker is recovering only when it is behind by more than its receive window."""
+    overlay = line()
+    subscriber, publisher = overlay.subscriber(3), overlay.publisher(1)
+    publisher.publish("m0")
+    with overlay.losing(Knowledge, to=3):
+        publisher.publish("m1")
+        overlay.run(0.05)
+    publisher.publish("m2")
+    seen = []
+    while subscriber.received != ["m0", "m1", "m2"]:
+        overlay.run(0.05)
+        seen.append(overlay.nodes[3].broker.streams()[pubend_id(1)]["recovering"])
+    assert overlay.sent(Nack, source=3)
+    assert not any(seen)
+
+
+def test_a_broker_behind_by_more_than_its_receive_window_is_recovering_until_it_has_caught_up() -> None:
+    """4: its doubt horizon has been lagging behind by a significant amount, and it is recovering all previous ticks."""
+    overlay = line(replace(SETTINGS, receive_window_ms=2_000, lag_ms_max=1_000))
+    subscriber, publisher = overlay.subscriber(3), overlay.publisher(1)
+    names = [f"m{number}" for number in range(100)]
+    with overlay.losing(Knowledge, to=3):
+        publish_slowly(overlay, publisher, names)
+    publisher.publish("last")
+
+    def is_recovering() -> bool:
+        return bool(overlay.nodes[3].broker.streams()[pubend_id(1)]["recovering"])
+
+    overlay.until(is_recovering)
+    overlay.until(lambda: subscriber.received == [*names, "last"] and not is_recovering())
+
+
+def test_the_receive_window_bounds_what_is_kept_beyond_the_doubt_horizon() -> None:
+    """3.2 and 4: the receive window bounds the memory consumption at an SHB; what is ignored is asked for later."""
+    bound = 20_000
+    overlay = line(replace(SETTINGS, receive_window_bytes=bound))
+    subscriber, publisher = overlay.subscriber(3), overlay.publisher(1)
+    names = [f"m{number} {'x' * 500}" for number in range(200)]
+    sizes = []
+    with overlay.losing(Knowledge, to=3):
+        publish_slowly(overlay, publisher, names[:5])
+    with overlay.losing(Nack, to=2):
+        for name in names[5:]:
+            publisher.publish(name)
+            overlay.run(0.05)
+            sizes.append(overlay.nodes[3].broker.streams()[pubend_id(1)]["cache_bytes"])
+    assert max(sizes) <= bound + 5 * 1_000  # what was known before the gap, and the newest frame
+    overlay.until(lambda: subscriber.received == names)

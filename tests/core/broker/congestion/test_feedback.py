@@ -91,6 +91,32 @@ def test_a_broker_that_is_away_slows_nobody(rule: Rule) -> None:
 
 
 @pytest.mark.parametrize("rule", CONTROLLED)
+def test_a_broker_without_a_rule_slows_nobody_and_passes_on_the_alerts_of_others(rule: Rule) -> None:
+    """An operator may let a remote site be late. The relay before it has no rule either."""
+    overlay = Overlay(config(rule))
+    overlay.configs = {2: config(Rule.NONE), 3: config(Rule.NONE)}
+    for number in (1, 2, 3, 4):
+        overlay.start(number)
+    for one, two in ((1, 2), (2, 3), (2, 4)):
+        overlay.link(one, two)
+    overlay.run(0.2)
+    overlay.subscriber(3)
+    overlay.subscriber(4)
+    publisher = overlay.publisher(1)
+    with overlay.losing(Knowledge, to=3):
+        for number in range(200):
+            publisher.publish(f"m{number}")
+            overlay.run(0.05)
+    assert len(publisher.acknowledged) == 200
+    assert overlay.sent(CongestionAlert) == []
+    with overlay.losing(Knowledge, to=4):
+        for number in range(200):
+            publisher.publish(f"n{number}")
+            overlay.run(0.05)
+    assert {alert.live.broker for alert in overlay.sent(CongestionAlert, target=1) if alert.live is not None} == {4}
+
+
+@pytest.mark.parametrize("rule", CONTROLLED)
 def test_what_was_missed_comes_once_for_all_subscribers(rule: Rule) -> None:
     """Twenty subscribers behind a lost link get everything from one stream of NACKs, and none of them catches up alone."""
     overlay = line(rule)

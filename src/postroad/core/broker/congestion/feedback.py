@@ -5,7 +5,7 @@ consolidated, as at a relay (Fig. 5); the rule then decides the rate, which the 
 At every other broker of the tree: a query goes on to the children. If the broker has subscribers, it answers for itself; its
 answer counts like that of a child. Silence up to the position of a query goes with it, so that quiet streams are not behind.
 
-Only alerts slow a pubend down. A broker that is away sends none.
+Only alerts slow a pubend down. A broker that is away sends none, and one with the rule `none` passes on those of others only.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class Feedback:
         followed.sequence = query.sequence
         tree.flush_through(query.position)
         self._orders.extend(Send(child, query) for child in tree.children if child != tree.parent)
-        if not doubt.engaged:
+        if not doubt.engaged or self._settings.rule is Rule.NONE:
             return
         reading = followed.meter.queried(query.position, doubt.delivered, recovering=doubt.recovering)
         if reading is not None:
