@@ -64,4 +64,4 @@ def test_ctrl_c_ends_an_example_without_a_traceback(example: str) -> None:
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=20)
         assert errors == ""
-        assert process.returncode == 0
+        assert process.returncode == 130
