@@ -83,6 +83,17 @@ class Machine:
         return [packet for _, packet in self.sent if isinstance(packet, kind)]
 
 
+class RisingEpochs:
+    """Epochs for a part of a broker that is tested alone."""
+
+    def __init__(self) -> None:
+        self._last = 0
+
+    def next_epoch(self) -> int:
+        self._last += 1
+        return self._last
+
+
 class Machines:
     """Some brokers in one virtual second after another."""
 

@@ -24,6 +24,12 @@ class LinkView(Protocol):
     def link(self) -> LinkId: ...
 
 
+class Epochs(Protocol):
+    """Numbers that rise for as long as a broker exists, also over its restarts."""
+
+    def next_epoch(self) -> int: ...
+
+
 class Routes(Protocol):
     """The routes to other brokers, from link-state routing."""
 

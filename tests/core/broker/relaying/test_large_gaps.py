@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import count
-
 import numpy as np
 import pytest
+from tests.core.broker.machines import RisingEpochs
 
 from postroad.core.batch.batch import Batch
 from postroad.core.batch.build import build_batches
@@ -28,7 +27,7 @@ class Subscriber:
 
     def __init__(self) -> None:
         self.orders: list[Output] = []
-        self.stream = Stream(PUBEND, hosted_here=False, cache_bytes=CACHE_BYTES, next_epoch=count(1).__next__, orders=self.orders)
+        self.stream = Stream(PUBEND, hosted_here=False, cache_bytes=CACHE_BYTES, epochs=RisingEpochs(), orders=self.orders)
         self.edge = Edge({PUBEND: self.stream}, self.orders)
         self.stream.set_parent(PARENT, 0.0)
         self.subscription: Subscription = self.edge.add(CLIENT, 1, FILTER, None, {}, done={}, earliest=False)

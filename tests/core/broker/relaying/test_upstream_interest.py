@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import count, pairwise
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.core.broker.machines import RisingEpochs
 
 from postroad.core.broker.relaying.children import Child
 from postroad.core.broker.relaying.upstream_interest import RESEND_S, UpstreamInterest
@@ -32,7 +33,7 @@ class Parent:
 
     def __init__(self) -> None:
         self.orders: list[Output] = []
-        self.asking = UpstreamInterest(PUBEND, count(1).__next__, self.orders)
+        self.asking = UpstreamInterest(PUBEND, RisingEpochs(), self.orders)
         self.child = Child(1)
         self.interests: dict[int, list[Filter]] = {}
 

@@ -28,6 +28,7 @@ from postroad.core.broker.knowledge import COMPLETE, KnowledgeRange
 from postroad.core.broker.relaying.cache import StreamCache
 from postroad.core.broker.relaying.children import Change, Child
 from postroad.core.broker.relaying.upstream_interest import UpstreamInterest
+from postroad.core.broker.views import Epochs
 from postroad.core.filters.filter import Filter
 from postroad.core.filters.index.filter_index import FilterIndex
 from postroad.core.protocol.observations import Output, Routed
@@ -51,7 +52,7 @@ class Stream:
         *,
         hosted_here: bool,
         cache_bytes: int,
-        next_epoch: Callable[[], int],
+        epochs: Epochs,
         orders: list[Output],
     ) -> None:
         self.pubend = pubend
@@ -63,7 +64,7 @@ class Stream:
         self.last_row = 0  # the highest tick of a message that was received
         self._orders = orders
         self._children: dict[LinkId, Child] = {}
-        self._asking = UpstreamInterest(pubend, next_epoch, orders)
+        self._asking = UpstreamInterest(pubend, epochs, orders)
         self._index: FilterIndex[tuple[LinkId, Filter]] = FilterIndex()
         self._asked = RangeSet()
         self._asked_until = 0.0

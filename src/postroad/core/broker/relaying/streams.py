@@ -25,7 +25,7 @@ class Streams(dict[int, Stream]):
                 pubend,
                 hosted_here=pubend in self._hosted,
                 cache_bytes=context.config.cache_bytes,
-                next_epoch=context.next_epoch,
+                epochs=context,
                 orders=context.orders,
             )
         return stream

@@ -11,10 +11,11 @@ covers all filters of the set. So covering is decided once per filter, not again
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final
 
 from postroad.core.broker.relaying.interest import ReducedSet, interest_packets
+from postroad.core.broker.views import Epochs
 from postroad.core.filters.filter import Filter
 from postroad.core.protocol.observations import Output
 from postroad.core.protocol.orders import LinkId, Send
@@ -26,10 +27,10 @@ RESEND_DOUBLINGS_MAX: Final = 5
 class UpstreamInterest:
     """The interest of one broker in one pubend of another."""
 
-    def __init__(self, pubend: int, next_epoch: Callable[[], int], orders: list[Output]) -> None:
+    def __init__(self, pubend: int, epochs: Epochs, orders: list[Output]) -> None:
         self.pubend = pubend
         self.epoch_sent = 0
-        self._next_epoch = next_epoch
+        self._epochs = epochs
         self._orders = orders
         self._wanted = ReducedSet()
         self._since: dict[Filter, int] = {}
@@ -72,7 +73,7 @@ class UpstreamInterest:
     def end(self, parent: LinkId) -> None:
         """Withdraw the interest from a former parent."""
         if self._sending:
-            self._orders.append(Send(parent, next(interest_packets(self.pubend, self._next_epoch(), [], [], full=True))))
+            self._orders.append(Send(parent, next(interest_packets(self.pubend, self._epochs.next_epoch(), [], [], full=True))))
 
     def forget_parent(self) -> None:
         self._sending = False
@@ -90,7 +91,7 @@ class UpstreamInterest:
         else:
             self._date(self.epoch_sent)  # the new filters are covered by the interest that was sent last
             return
-        epoch = self.epoch_sent = self._next_epoch()
+        epoch = self.epoch_sent = self._epochs.next_epoch()
         if not self._wanted.is_wide:
             self._wide_since = 0
         elif not self._wide_since:
