@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 
 from postroad.core.batch.batch import Batch
-from postroad.core.protocol.packets import Deliver, HoldConfirmed, Knowledge, Packet
+from postroad.core.protocol.packets import Deliver, HoldConfirmed, HomeReply, Knowledge, Packet, Remembered
 from postroad.sim.frames import Reader, Release, to_bytes
 from postroad.types import MessageId
 
 BATCH = Batch.from_columns([bytes(MessageId.make(7, 1, 0, 5))], [b"payload"], {"n": [1]}, ticks=[5])
 PACKETS: list[tuple[Packet, Batch | None]] = [
     (HoldConfirmed(2, 1, 32, 1, 7, {256: 4}), None),
+    (HomeReply(2, 1, 32, "orders", 1, True, False, "n > 1", {256: 4}, begun=[256]), None),  # more than 15 fields
+    (Remembered(2, 1, 32, 7, [1_000], {256: 4}, {256: 3}, {256: 9}), None),
     (Knowledge(256, 4, 5, 9), BATCH),
     (Deliver(3, 256, 4, 5), BATCH),
 ]

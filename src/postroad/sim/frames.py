@@ -19,6 +19,8 @@ from postroad.wire.deliveries import RowsDecoder, encode_with_rows
 from postroad.wire.framing import FrameDecoder, encode_frame
 from postroad.wire.registry import REGISTRY
 
+_FEW_FIELDS_LAST: Final = 0x9F  # an array of up to 15 elements has their number in its first byte
+_MANY_FIELDS: Final = 0xDC  # in the next two bytes
 _LENGTH: Final = struct.Struct(">I")
 _UNKNOWN_FIELD: Final = msgspec.msgpack.encode({"of": "a later release"})
 
@@ -56,13 +58,22 @@ def _with_unknown_field(frame: bytes) -> bytes:
         (length,) = _LENGTH.unpack_from(payload)
         end = _LENGTH.size + length
         payload, body = payload[_LENGTH.size : end], payload[end + -end % 8 :]
-    if not 0x90 <= payload[0] < 0x9F:  # the array of its fields has no room in its head: no packet has so many
-        raise AssertionError(f"a packet begins with {payload[0]:#x}")
-    payload = bytes((payload[0] + 1,)) + payload[1:] + _UNKNOWN_FIELD
+    payload = _with_one_more(payload) + _UNKNOWN_FIELD
     if carries_body:
         payload = _LENGTH.pack(len(payload)) + payload
         payload += bytes(-len(payload) % 8) + body
     return b"".join(encode_frame(method, packet_id, payload))
+
+
+def _with_one_more(fields: bytes) -> bytes:
+    """Raise the number of elements in the head of an array."""
+    if 0x90 <= fields[0] <= _FEW_FIELDS_LAST:
+        count, rest = fields[0] - 0x90 + 1, fields[1:]
+    else:
+        assert fields[0] == _MANY_FIELDS, f"a packet begins with {fields[0]:#x}"
+        count, rest = int.from_bytes(fields[1:3], "big") + 1, fields[3:]
+    head = bytes((0x90 + count,)) if 0x90 + count <= _FEW_FIELDS_LAST else bytes((_MANY_FIELDS,)) + count.to_bytes(2, "big")
+    return head + rest
 
 
 class Reader:

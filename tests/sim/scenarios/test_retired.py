@@ -56,3 +56,28 @@ def test_a_durable_subscription_whose_home_is_retired_goes_on_elsewhere(keeps_fi
     after = {each.payload for each in overlay.history if isinstance(each, Logged) and each.at > 6.5}
     assert after <= {each.payload for each in overlay.history if isinstance(each, Delivered)}
     assert any(isinstance(each, Gapped) and not each.lo for each in overlay.history) is not keeps_file
+
+
+def test_a_pubend_that_is_reached_later_is_told_as_lost_also_by_a_home_that_was_started_again() -> None:
+    """That its cursor is lost there is stored with the subscription, until its client shows that it knows."""
+    overlay = Overlay(1, config=TrackedConfig(silence_s=0.2, subscriber_grace_s=1.0))
+    overlay.brokers(1, 2, 3)
+    for a, b in ((1, 2), (2, 3), (1, 3)):
+        overlay.link(a, b)
+    far, reader = overlay.client("far", 3), overlay.client("reader", 1, habits=Habits(keeps_file=False))
+    text = overlay.filter(everything())
+    overlay.at(0.5, lambda: reader.follow(text, subscription="kept", name="kept"))
+    for step in range(20):
+        overlay.at(1.0 + step / 10, partial(far.publish, {"n": step}, f"{step}".encode()))
+    overlay.at(2.0, reader.crash)
+    overlay.at(3.1, overlay.cable(2, 3).cut)
+    overlay.at(4.4, partial(overlay.retire, 1))
+    overlay.at(6.0, partial(reader.move, [overlay.node(2)]))
+    overlay.at(6.1, reader.start)
+    overlay.at(9.0, overlay.node(2).crash)
+    overlay.at(9.2, overlay.node(2).start)
+    overlay.at(11.0, overlay.cable(2, 3).heal)
+    overlay.run(14.0)
+    assert overlay.settle(60.0)
+    assert overlay.violations() == []
+    assert {each.pubend for each in overlay.history if isinstance(each, Gapped)} == {512, 768}

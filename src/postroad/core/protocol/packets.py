@@ -586,6 +586,10 @@ class HomeReply(Unicast, frozen=True, array_like=True):
     starts: Positions = {}
     lost: bool = False  # it was at home there, and the record is gone with the broker's files
     home_version: U64 = 0  # of the record there
+    begun: Annotated[list[U64], Meta(max_length=65_536)] = []  # pubends where the client may have been told the start
+    lost_cursors: Annotated[
+        list[U64], Meta(max_length=65_536)
+    ] = []  # pubends where its client gets a gap, because its cursor was lost
 
 
 class Remembered(Unicast, frozen=True, array_like=True):

@@ -129,6 +129,29 @@ def test_what_a_new_pubend_released_before_it_was_held_is_a_gap_unless_it_is_old
     assert [(gap.lo, gap.hi) for gap in gaps] == ([] if before_creation else [(starts[NEW], gone)])
 
 
+@pytest.mark.parametrize("moves", [False, True])
+def test_what_is_released_after_the_start_was_told_is_a_gap_though_nothing_was_acknowledged_since(moves: bool) -> None:
+    """A start that was told is a promise; only a first start may be moved behind what is older than the name."""
+    machines = away()
+    machines.start(3)
+    machines.link(2, 3)
+    machines.run(3.0)
+    _, starts = comes_back(machines)
+    machines.leave(1, LINK + 50)
+    machines.run(1.0)
+    disk = machines.stop(3)
+    gone = record(machines.nodes[1]).created_ms - 1000 << 16
+    machines.start(3, disk, released=gone, incarnation=2)
+    machines.link(2, 3)
+    machines.run(3.0)
+    known = {pubend: tick for pubend, tick in record(machines.nodes[1]).cursors.items() if pubend != NEW}
+    machines.nodes[1].sent.clear()
+    home, again = comes_back(machines, 2, known) if moves else comes_back(machines)
+    assert again[NEW] == starts[NEW] < gone
+    gaps = [packet for packet in home.told(Gap) if isinstance(packet, Gap) and packet.pubend == NEW]
+    assert [(gap.lo, gap.hi) for gap in gaps] == [(starts[NEW], gone)]
+
+
 def test_a_pubend_that_goes_out_of_reach_during_the_creation_is_not_held_for_ever() -> None:
     """The subscription begins there with its creation; its hold follows its acknowledgements once the broker is back."""
     machines = away()

@@ -114,7 +114,10 @@ class Activation:
         subscription.lost_cursors = {pubend: None for pubend in lost if pubend not in packet.positions}
         self._proofs.begin(subscription)
         if packet.name is not None:
-            self._durables.here[packet.name].subscription = subscription.number
+            durable = self._durables.here[packet.name]
+            durable.subscription = subscription.number
+            kept = {pubend: None for pubend in durable.lost if pubend not in packet.positions}
+            durable.lost = subscription.lost_cursors = kept | subscription.lost_cursors
         if self.reservations is not None:
             self.reservations.begun(subscription.number, link, packet.handle, packet.name)
         self._filters.add(filter_, now)
@@ -304,7 +307,8 @@ class Activation:
         durable = self._durable_of(subscription)
         for pubend in pubends:
             released = self._keeper.released(pubend)
-            if durable is not None and subscription.progress[pubend].start in durable.begins(pubend):
+            start = subscription.progress[pubend].start
+            if durable is not None and pubend not in durable.begun and start in durable.begins(pubend):
                 # It begins here with its creation. Messages released before it existed are no gap: without a position,
                 # `begin_after` may move the start behind them.
                 released = min(released, durable.created_tick)
@@ -315,6 +319,7 @@ class Activation:
             durable.cursors = self._durables.positions(durable.cursors, self._edge.cursors(subscription))
             for pubend in pubends:
                 durable.starts.setdefault(pubend, subscription.progress[pubend].start)
+                durable.begun[pubend] = None
             self._durables.mark(durable.name)
             changes += self._durables.changes()
         for pubend in pubends:

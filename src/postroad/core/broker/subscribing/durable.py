@@ -34,7 +34,8 @@ class DurableRecord(msgspec.Struct, frozen=True, array_like=True):
     """A durable subscription as its home stores it. Stored records are read without the bounds that packets have.
 
     It was created at `created_ms` (by the clock of the broker where it was created; 0 if not known). Every matching message after
-    `starts` of each pubend belongs to it.
+    `starts` of each pubend belongs to it. Its client may have been told where it starts in the `begun` ones. In the `lost` ones a
+    former home lost its cursor, and the client has not shown yet that it knows of that gap.
     """
 
     filter: str
@@ -43,6 +44,8 @@ class DurableRecord(msgspec.Struct, frozen=True, array_like=True):
     settled: bool = True
     created_ms: int = 0
     starts: dict[int, int] = {}
+    begun: list[int] = []
+    lost: list[int] = []
 
 
 @dataclass(slots=True)
@@ -62,6 +65,8 @@ class Durable:
     damaged: bool = False  # its record cannot be read: the filter is not known, and the cursors are lower bounds
     created_ms: int = 0
     starts: Positions = field(default_factory=dict)  # where it began in each pubend
+    begun: dict[int, None] = field(default_factory=dict)  # pubends where its client may have been told the start
+    lost: dict[int, None] = field(default_factory=dict)  # pubends in which its client gets a gap: its cursor was lost
     known_pubends: Positions = field(default_factory=dict)  # pubends known at its creation here -> its start if unreachable
     beginning: bool = False  # it is being created: in reachable pubends it starts where its interest becomes active
 
@@ -80,7 +85,9 @@ class Durable:
 
     def record(self) -> DurableRecord:
         settled = self.settled or self.settling
-        return DurableRecord(self.filter, self.version, self.cursors, settled, self.created_ms, self.starts)
+        return DurableRecord(
+            self.filter, self.version, self.cursors, settled, self.created_ms, self.starts, list(self.begun), list(self.lost)
+        )
 
 
 class Durables:
@@ -117,6 +124,8 @@ class Durables:
             settled=record.settled,
             created_ms=record.created_ms,
             starts=dict(record.starts),
+            begun=dict.fromkeys(record.begun),
+            lost=dict.fromkeys(record.lost),
         )
         self.here[name] = durable
         if durable.settled:
@@ -316,6 +325,7 @@ class Durables:
         for pubend, tick in cursors.items():
             if tick > durable.cursors.get(pubend, -1):
                 durable.cursors[pubend] = tick
+                durable.lost.pop(pubend, None)
                 self._dirty[name] = None
 
     def join(self, durable: Durable, pubend: int, tick: int) -> None:

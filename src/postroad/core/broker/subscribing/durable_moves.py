@@ -276,6 +276,8 @@ class DurableMoves:
         known_ms = self._context.wall_ms if home is None or deleted else home.created_ms
         created_ms = (reply.created_ms if reply is not None else 0) or known_ms
         durable = durables.take_home(move.name, move.filter, cursors, created_ms=created_ms, starts=starts)
+        if reply is not None:
+            durable.begun, durable.lost = dict.fromkeys(reply.begun), dict.fromkeys(reply.lost_cursors)
         self._durables.join_all(durable, self._context.routes.pubends())
         positions = durables.positions(durable.cursors, move.positions)
         done = durables.positions(durable.cursors, move.acknowledged)
@@ -327,10 +329,27 @@ class DurableMoves:
         starts: Positions = durable.starts if durable is not None else {}
         created_ms = durable.created_ms if durable is not None else 0
         damaged = durable is not None and durable.damaged
+        begun = list(durable.begun) if durable is not None else []
+        lost_cursors = list(durable.lost) if durable is not None else []
         me, name, version, lost = self._context.broker, query.name, query.version, self._durables.is_lost(query.name)
         here = durable.version if durable is not None else 0
         reply = HomeReply(
-            query.source, me, FULL_HOPS, name, version, known, busy, text, cursors, damaged, created_ms, starts, lost, here
+            query.source,
+            me,
+            FULL_HOPS,
+            name,
+            version,
+            known,
+            busy,
+            text,
+            cursors,
+            damaged,
+            created_ms,
+            starts,
+            lost,
+            here,
+            begun,
+            lost_cursors,
         )
         self._context.unicast(reply)
 
