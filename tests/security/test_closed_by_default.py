@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from postroad.errors import ConfigError, ExposedError, IdentitiesError
 from postroad.runtime.broker_server import BrokerServer
 from postroad.runtime.config import Metrics, NodeConfig, Security, parse_config
 from postroad.security.gate import Gate, Trust, is_loopback
+from postroad.storage.queues.sqlite import SqliteQueueStorage
 
 
 def node(directory: Path, listen: str, **changes: object) -> BrokerServer:
@@ -93,3 +95,26 @@ def test_an_empty_file_of_identities_on_loopback_lets_nobody_in(tmp_path: Path) 
 def test_identities_without_tls_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ExposedError, match="TLS"):
         Gate(Trust(identities=tmp_path / "identities.toml"), 1)
+
+
+def modes_below(directory: Path) -> list[int]:
+    """Return what others may do with each file of a directory."""
+    return [each.stat().st_mode & 0o077 for each in directory.iterdir()]
+
+
+def test_the_database_of_queues_is_readable_by_its_owner_only(tmp_path: Path) -> None:
+    """Whatever the umask, and also in a directory that others may enter."""
+    before = os.umask(0)
+    try:
+
+        async def create() -> None:
+            storage = SqliteQueueStorage(tmp_path / "queues.sqlite")
+            await storage.open()
+            await storage.create_queue("jobs")
+            assert modes_below(tmp_path)
+            assert not any(modes_below(tmp_path))
+            await storage.close()
+
+        asyncio.run(create())
+    finally:
+        os.umask(before)

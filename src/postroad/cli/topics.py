@@ -16,6 +16,7 @@ from click.core import ParameterSource
 from postroad.errors import PostroadError, TopicsNotSubscribedError, TopicsUnavailableError
 from postroad.topics.client import to_bytes
 from postroad.topics.drivers import Process, proxy_process, server_process
+from postroad.topics.keys import KEY, Door, create_client_key, create_service_key, key_of_environment, read_key
 from postroad.topics.machines import messages as m
 from postroad.topics.machines.options import CallOptions, ClientOptions, ServerOptions
 from postroad.topics.machines.server import REPORT, readable
@@ -76,6 +77,23 @@ def _data_option(function: F) -> F:
     )(function)
 
 
+def _door_options(function: F) -> F:
+    path = click.Path(path_type=Path, dir_okay=False)
+    key = click.option("--key", type=path, envvar=KEY, help="The key of the service (`postroad topics keys service`).")
+    identities = click.option("--identities", type=path, help="The file of clients and their permissions.")
+    insecure = click.option("--insecure", is_flag=True, help="Let everybody who reaches the address do everything.")
+    return key(identities(insecure(function)))
+
+
+def _door(bind: str, key: Path | None, identities: Path | None, *, insecure: bool) -> Door:
+    """Return whom a server or proxy lets in; refuse an address that others reach without a key."""
+    door = Door(None if key is None else read_key(key), identities)
+    door.check_exposure(bind, insecure=insecure)
+    if insecure:
+        click.echo(f"INSECURE: everybody who reaches {bind} may do everything (--insecure)", err=True)
+    return door
+
+
 @click.group()
 def topics() -> None:
     """Run the topics service: servers that own topics, proxies in front of them."""
@@ -104,6 +122,7 @@ def topics() -> None:
     show_default=True,
     help="How many seconds to keep messages that all subscribers have read, at most.",
 )
+@_door_options
 def server(
     *,
     server_id: str,
@@ -114,12 +133,14 @@ def server(
     period: float,
     skew: int,
     retention: float,
+    key: Path | None,
+    identities: Path | None,
+    insecure: bool,
 ) -> None:
     """Run the server SERVER_ID. Name every proxy of the service."""
     options = ServerOptions(period_s=period, skew_ms_max=skew, retention_s=retention)
-    _run(
-        server_process(to_bytes(server_id), bind=bind, advertise=advertise, proxies=proxies, data=data, options=options), "server"
-    )
+    door, name = _door(bind, key, identities, insecure=insecure), to_bytes(server_id)
+    _run(server_process(name, bind=bind, advertise=advertise, proxies=proxies, data=data, options=options, door=door), "server")
 
 
 @topics.command()
@@ -127,9 +148,50 @@ def server(
 @click.option("--bind", default=DEFAULT_PROXY, show_default=True, help="Address to listen on; servers and clients connect to it.")
 @_data_option
 @click.option("--forget", multiple=True, metavar="SERVER_ID", help="Remove a server that will never return, and its topics.")
-def proxy(*, proxy_id: str, bind: str, data: Path, forget: tuple[str, ...]) -> None:
+@_door_options
+def proxy(
+    *,
+    proxy_id: str,
+    bind: str,
+    data: Path,
+    forget: tuple[str, ...],
+    key: Path | None,
+    identities: Path | None,
+    insecure: bool,
+) -> None:
     """Run the proxy PROXY_ID."""
-    _run(proxy_process(to_bytes(proxy_id), bind=bind, data=data, forget=[to_bytes(name) for name in forget]), "proxy")
+    door = _door(bind, key, identities, insecure=insecure)
+    _run(proxy_process(to_bytes(proxy_id), bind=bind, data=data, forget=[to_bytes(name) for name in forget], door=door), "proxy")
+
+
+@topics.group()
+def keys() -> None:
+    """Make the keys of a guarded topics service."""
+
+
+@keys.command("service")
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+def service_key(directory: Path) -> None:
+    """Make the key that all servers and proxies of the service share, in DIRECTORY."""
+    click.echo(f"The key of the service, for its servers and proxies only: {create_service_key(directory)}")
+
+
+@keys.command("client")
+@click.argument("name")
+@click.option("--service", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The key of the service.")
+@click.option(
+    "--file",
+    "identities",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("identities.toml"),
+    show_default=True,
+    help="The file of identities of the servers and proxies.",
+)
+@click.option("--topic", "granted", multiple=True, metavar="ACTION:NAME", help="put or take; NAME may end in *. Repeatable.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="Where to write the client's key.")
+def client_key(*, name: str, service: Path, identities: Path, granted: tuple[str, ...], out: Path) -> None:
+    """Make the identity NAME and its key. The client names it with POSTROAD_TOPICS_KEY."""
+    click.echo(f"The key of {name}: {create_client_key(service, identities, name, granted, out)}")
 
 
 def _run(process: Process, kind: str) -> None:
@@ -174,7 +236,7 @@ def _inquire(address: str, timeout: float) -> Any:
     zmq = import_zmq()
     context = zmq.Context()
     try:
-        dealer = Dealer(context, endpoint(address).encode())
+        dealer = Dealer(context, endpoint(address).encode(), key_of_environment())
         dealer.send(1, m.format_message(m.Status(b"status", REPORT, extensions=m.extend(t=0))))
         if not dealer.socket.poll(int(timeout * 1000)):
             return None

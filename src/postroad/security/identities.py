@@ -56,6 +56,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     admin: bool = False
     expires: datetime | None = None
     token_sha256: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""
+    topics_key: Annotated[str, Meta(pattern=r"^([!-~]{40})?$")] = ""  # the public key (Z85) of a client of the topics service
 
     def rights(self) -> Rights:
         """Return its permissions; raise `IdentitiesError` where the file says something that is none."""

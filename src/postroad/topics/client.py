@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 from postroad.errors import InvalidValueError, TopicsError
 from postroad.storage.topics.sqlite import SqliteTopicStore
 from postroad.topics.drivers import store_role
+from postroad.topics.keys import key_of_environment, read_key
 from postroad.topics.machines.client import (
     ClientMachine,
     Finished,
@@ -48,13 +49,21 @@ class ClientCore:
     """What both clients share: the machine, the store, the sockets; no waiting."""
 
     def __init__(
-        self, client: Name, proxies: Sequence[str] | Path, *, data: str | Path, options: ClientOptions | None, context: Any
+        self,
+        client: Name,
+        proxies: Sequence[str] | Path,
+        *,
+        data: str | Path,
+        options: ClientOptions | None,
+        context: Any,
+        key: str | Path | None = None,
     ) -> None:
         known = load_proxies(proxies) if isinstance(proxies, Path) else proxies
         addresses = [endpoint(proxy).encode() for proxy in known]
         if not addresses:
             raise InvalidValueError("a client needs the address of at least one proxy, for example 127.0.0.1:7101")
         name = check_name(to_bytes(client), "client id")
+        self.key: Final = key_of_environment() if key is None else read_key(Path(key))
         self.store = SqliteTopicStore(Path(data), store_role("client", name), name)
         try:
             self.machine = ClientMachine(name, addresses, self.store.load_client(), options=options or ClientOptions())
@@ -68,7 +77,7 @@ class ClientCore:
     def dealer(self, address: bytes) -> Dealer:
         found = self.dealers.get(address)
         if found is None:
-            found = self.dealers[address] = Dealer(self.context, address)
+            found = self.dealers[address] = Dealer(self.context, address, self.key)
         elif found.clogged:
             found.reopen()
         return found
@@ -101,7 +110,8 @@ def repeated(operation: Operation) -> Operation:
 class TopicClient:
     """One client id, one process at a time; operations of one client run one after the other.
 
-    `proxies` are addresses, or the `Path` of a file with one per line.
+    `proxies` are addresses, or the `Path` of a file with one per line. `key` is the file of the client's key where the service is
+    guarded; without it the environment counts (`POSTROAD_TOPICS_KEY`).
 
     ```python
     async with TopicClient("alice", ["127.0.0.1:7101"], data="alice-data", patience_s=5) as alice:
@@ -119,6 +129,7 @@ class TopicClient:
         data: str | Path,
         patience_s: float = 0.0,
         options: ClientOptions | None = None,
+        key: str | Path | None = None,
     ) -> None:
         import_zmq()
         import zmq.asyncio  # noqa: PLC0415 - optional dependency, present here
@@ -126,7 +137,7 @@ class TopicClient:
         self._zmq = zmq
         context = zmq.asyncio.Context()
         try:
-            self._core = ClientCore(client, proxies, data=data, options=options, context=context)
+            self._core = ClientCore(client, proxies, data=data, options=options, context=context, key=key)
         except BaseException:
             context.destroy(linger=0)
             raise

@@ -16,8 +16,9 @@ from typing import Final, Self
 
 import xxhash
 
-from postroad.errors import InvalidValueError, TopicsStoreError
+from postroad.errors import InvalidValueError, PermissionDeniedError, TopicsStoreError
 from postroad.storage.topics.sqlite import SqliteTopicStore
+from postroad.topics.keys import Door, Handshakes
 from postroad.topics.machines import messages as m
 from postroad.topics.machines.options import ProxyOptions, ServerOptions
 from postroad.topics.machines.orders import Ask, Asked, BodyRef, Order, Parcel, Persist, Reply, Route
@@ -64,6 +65,7 @@ class Process:
     _stop: threading.Event = field(default_factory=threading.Event)
     ready: threading.Event = field(default_factory=threading.Event)
     on_ready: Callable[[], None] | None = None
+    door: Door = field(default_factory=Door)
 
     def stop(self) -> None:
         """Safe from a signal handler or another thread; the loop ends within a fifth of a second."""
@@ -72,6 +74,7 @@ class Process:
     def run(self) -> None:
         zmq = import_zmq()
         context = zmq.Context()
+        handshakes = None if self.door.key is None else Handshakes(context, self.door)
         try:
             with _Loop(self, context) as loop:
                 self.ready.set()
@@ -81,6 +84,8 @@ class Process:
                     loop.turn()
         finally:
             self.store.close()
+            if handshakes is not None:
+                handshakes.stop()
             context.destroy(linger=0)
 
 
@@ -90,7 +95,7 @@ class _Loop:
         self._process = process
         self._context = context
         self._clock = WallClock()
-        self._listener = Listener(context, process.bind)
+        self._listener = Listener(context, process.bind, process.door.key)
         process.address = endpoint(process.advertise).encode() if process.advertise else self._listener.address
         self._dealers: dict[bytes, Dealer] = {}
         self._poller = self._zmq.Poller()
@@ -138,10 +143,22 @@ class _Loop:
                 if asked is None:
                     break
                 self._process.counters.requests += 1
-                size += len(asked[1])
-                self._machine.receive(Asked(asked[1]), link=asked[0], now=now)
+                route, payload, key = asked
+                size += len(payload)
+                if self._permits(route, payload, key):
+                    self._machine.receive(Asked(payload), link=route, now=now)
                 if size >= BATCH_BYTES_MAX:
                     break
+
+    def _permits(self, route: Route, payload: bytes, key: str) -> bool:
+        """Tell whether a request may be carried out; refuse it if not."""
+        try:
+            self._process.door.check(key, payload)
+        except PermissionDeniedError as error:
+            refusal = m.Status(self._process.name, m.DENIED, None, str(error).encode("utf-8", "replace"))
+            self._listener.send(route, m.format_message(refusal))
+            return False
+        return True
 
     def _carry_out(self, orders: Sequence[Order]) -> None:
         rows: list[Row] = [row for order in orders if isinstance(order, Persist) for row in order.rows]
@@ -210,7 +227,7 @@ class _Loop:
         if dealer is None:
             if len(self._dealers) >= DEALERS_MAX:
                 self._close_dealer(next(iter(self._dealers)))
-            dealer = self._dealers[address] = Dealer(self._context, address)
+            dealer = self._dealers[address] = Dealer(self._context, address, self._process.door.key)
             self._poller.register(dealer.socket, self._zmq.POLLIN)
         elif dealer.clogged:
             self._poller.unregister(dealer.socket)
@@ -235,6 +252,7 @@ def server_process(
     data: Path,
     advertise: str | None = None,
     options: ServerOptions | None = None,
+    door: Door | None = None,
 ) -> Process:
     """Make the process of one server; it reads its state when it starts to run."""
     import_zmq()
@@ -246,7 +264,7 @@ def server_process(
     def make(address: bytes, now: float) -> Machine:
         return ServerMachine(name, address, addresses, store.load_server(), options=chosen, now=now)
 
-    return Process(name, store, make, bind, advertise)
+    return Process(name, store, make, bind, advertise, door=door or Door())
 
 
 def proxy_process(
@@ -256,6 +274,7 @@ def proxy_process(
     data: Path,
     options: ProxyOptions | None = None,
     forget: Sequence[bytes] = (),
+    door: Door | None = None,
 ) -> Process:
     import_zmq()
     m.check_name(name, "proxy id")
@@ -266,4 +285,4 @@ def proxy_process(
         del address, now
         return ProxyMachine(name, store.load_proxy(), options=chosen, forget=forget)
 
-    return Process(name, store, make, bind)
+    return Process(name, store, make, bind, door=door or Door())

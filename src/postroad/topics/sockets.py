@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from postroad.errors import InvalidValueError, TopicsDependencyError, TopicsError
 from postroad.topics.machines.messages import INTEGER_DIGITS_MAX, PAYLOAD_BYTES_MAX
@@ -53,6 +53,16 @@ def prepare(socket: Any) -> None:
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
 
 
+class SocketKey(Protocol):
+    """Keys of CURVE, see `keys`."""
+
+    def dial(self, socket: Any) -> None:
+        """Prepare a socket that connects."""
+
+    def listen(self, socket: Any) -> None:
+        """Prepare a socket that others connect to."""
+
+
 class WallClock:
     """Seconds since the epoch that never go back: the monotonic clock, moved forward to the wall clock when that is ahead."""
 
@@ -68,10 +78,13 @@ class WallClock:
 class Listener:
     """The ROUTER others ask us on."""
 
-    def __init__(self, context: Any, bind: str) -> None:
+    def __init__(self, context: Any, bind: str, key: SocketKey | None = None) -> None:
         zmq = import_zmq()
         self.socket = context.socket(zmq.ROUTER)
         prepare(self.socket)
+        if key is not None:
+            key.listen(self.socket)
+        self._key = key
         try:
             self.socket.bind(endpoint(bind))
         except zmq.ZMQError as error:
@@ -79,16 +92,17 @@ class Listener:
             raise TopicsError(f"cannot listen on {bind}: {error}") from error
         self.address: bytes = self.socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0")
 
-    def receive(self) -> tuple[Route, bytes] | None:
-        """Give one request; None when there is none. What is not framed as a request is dropped."""
+    def receive(self) -> tuple[Route, bytes, str] | None:
+        """Give one request and by whose key it came; None when there is none. What is not framed as a request is dropped."""
         zmq = import_zmq()
         while True:
             try:
-                frames = self.socket.recv_multipart(zmq.NOBLOCK)
+                received = self.socket.recv_multipart(zmq.NOBLOCK, copy=self._key is None)
             except zmq.Again:
                 return None
+            frames = received if self._key is None else [frame.bytes for frame in received]
             if 3 <= len(frames) <= FRAMES_MAX and frames[-2] == b"":
-                return tuple(frames[:-1]), frames[-1]
+                return tuple(frames[:-1]), frames[-1], "" if self._key is None else received[-1].get("User-Id")
 
     def send(self, route: Route, payload: bytes) -> None:
         zmq = import_zmq()
@@ -101,7 +115,8 @@ class Listener:
 class Dealer:
     """The DEALER we ask one address on. After a long silence it is opened anew, so that old requests do not pile up in it."""
 
-    def __init__(self, context: Any, address: bytes) -> None:
+    def __init__(self, context: Any, address: bytes, key: SocketKey | None = None) -> None:
+        self._key = key
         self._context = context
         self._address = endpoint(address)
         self.socket = self._open()
@@ -112,6 +127,8 @@ class Dealer:
         zmq = import_zmq()
         socket = self._context.socket(zmq.DEALER)
         prepare(socket)
+        if self._key is not None:
+            self._key.dial(socket)
         socket.connect(self._address)
         return socket
 

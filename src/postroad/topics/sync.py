@@ -27,11 +27,12 @@ class TopicClient:
         data: str | Path,
         patience_s: float = 0.0,
         options: ClientOptions | None = None,
+        key: str | Path | None = None,
     ) -> None:
         self._zmq = import_zmq()
         context = self._zmq.Context()
         try:
-            self._core = ClientCore(client, proxies, data=data, options=options, context=context)
+            self._core = ClientCore(client, proxies, data=data, options=options, context=context, key=key)
         except BaseException:
             context.destroy(linger=0)
             raise

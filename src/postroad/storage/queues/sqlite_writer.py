@@ -134,6 +134,7 @@ def _run(connection: sqlite3.Connection, job: _Job) -> None:
 
 def _connect(path: Path) -> sqlite3.Connection:
     try:
+        path.touch(mode=0o600)  # bodies of messages are nobody else's; SQLite gives the files beside it the same mode
         connection = sqlite3.connect(path, isolation_level=None, timeout=1.0)
         for pragma in _PRAGMAS:
             connection.execute(f"PRAGMA {pragma}").fetchall()

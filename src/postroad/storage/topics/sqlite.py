@@ -38,8 +38,9 @@ class SqliteTopicStore:
         self.path = directory / f"{role}.sqlite3"
         self._lock = -1
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._take_lock(directory / f"{role}.lock")
+            self.path.touch(mode=0o600)  # the files SQLite puts beside it get the same mode
             self._db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=5.0)
             self._open(owner)
         except (OSError, sqlite3.Error) as error:

@@ -159,6 +159,7 @@ UNAVAILABLE: Final = b"UNAVAILABLE"
 STORAGE: Final = b"STORAGE"
 BUSY: Final = b"BUSY"
 CLOCK: Final = b"CLOCK"
+DENIED: Final = b"DENIED"
 RETRIABLE: Final = frozenset({HOME, NOT_OWNER, OTHER_COPY, MOVING, RESTART, UNAVAILABLE, STORAGE, BUSY, CLOCK})
 
 # name -> (how many fields follow it, how many of them may be missing)
