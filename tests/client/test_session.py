@@ -335,6 +335,22 @@ def test_refused_messages_are_reported_and_the_stream_goes_on() -> None:
     assert client.session.outstanding(key) == 7
 
 
+def test_nothing_new_leaves_between_a_refusal_and_the_answer_to_the_next_opening() -> None:
+    """It would be accepted before the messages that the broker ignored, and these would look durable then."""
+    broker = Broker(7)
+    client, key, link = client_with_publisher(broker)
+    ids = [publish(client, key, number) for number in range(4)]
+    client.sent()
+    client.hear(link, PublishRefused(1, ids[0], ids[0], 101, "too big"))
+    client.hear(link, PublishRefused(1, ids[2], ids[2], 101, "too big"))
+    assert [event.first for event in client.events() if isinstance(event, MessagesRefused)] == [ids[0], ids[2]]
+    assert client.session.publish(key, {}, b"later") is None
+    assert [send.message for send in client.session.outputs()] == [OpenPublisher(1, reopens=True)]
+    client.hear(link, broker.opened(OpenPublisher(1)), packet=client.session.next_packet() - 1)
+    client.settle()
+    assert broker.accepted == [ids[1], ids[3]]
+
+
 def test_a_publisher_that_another_connection_has_opened_is_resumed_with_all_its_messages() -> None:
     """Nothing is refused and nothing is forgotten: what is not acknowledged leaves again after a while."""
     broker = Broker(7)

@@ -458,9 +458,13 @@ class Session:
             return
         registration.refused(id_tick(message.first), id_tick(message.last))
         self._take_refusal(publisher, registration, message.first, message.last, message)
-        asked = any((each.publisher, each.link) == (publisher.key, link) for each in self._openings.values())
-        if not asked and publisher.registrations.get(registration.broker) is registration:  # it ignores the rest until then
+        if not self._is_opening(publisher, link) and publisher.registrations.get(registration.broker) is registration:
+            # The broker ignores the rest until then. Nothing new may leave before that either: it would overtake the rest.
+            registration.closed()
             self._ask_to_open(publisher, link, registration.broker, registration)
+
+    def _is_opening(self, publisher: _PublisherLife, link: LinkId) -> bool:
+        return any((each.publisher, each.link) == (publisher.key, link) for each in self._openings.values())
 
     def _open_again(self, publisher: _PublisherLife, registration: Registration, now: float) -> None:
         """Resume a registration that is not open on its link any more, after a while."""
@@ -516,7 +520,9 @@ class Session:
         broker = self._links.get(link)
         for publisher in self.publishers.values():
             registration = publisher.registrations.get(broker) if broker is not None else None
-            if registration is not None and registration.publisher == publisher_id and registration.link == link:
+            if registration is None or registration.publisher != publisher_id:
+                continue
+            if registration.link == link or (registration.link is None and self._is_opening(publisher, link)):
                 return publisher, registration
         return None
 
