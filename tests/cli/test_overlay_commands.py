@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -12,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import until
 
+import postroad.sync
 from postroad.testing import broker, free_ports
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -167,9 +170,12 @@ def test_an_overlay_runs_all_its_brokers_and_reports_one_that_ends(tmp_path: Pat
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(2)]
         pids = [int(line.split("process ")[1].split(",")[0]) for line in lines]
+        with postroad.sync.connect(f"postroad://127.0.0.1:{second}", timeout=30) as client:
+            asyncio.run(until(lambda: len(client.pubends()) == 2, 30.0))  # linked: a subscription reaches both
         with start("subscribe", "--url", f"postroad://127.0.0.1:{second}", "--count", "1") as subscriber:
             assert subscriber.stderr is not None
-            subscriber.stderr.readline()
+            while "subscribed" not in (line := subscriber.stderr.readline()):
+                assert line, "the subscriber ended"
             assert run("publish", "--url", f"postroad://127.0.0.1:{first}", "-p", "hello").returncode == 0
             output, _ = subscriber.communicate(timeout=30)
             assert json.loads(output)["payload"] == "hello"
