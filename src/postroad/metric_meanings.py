@@ -54,6 +54,7 @@ BROKER: Final = {
     "handshakes_per_address_max": "How many connections of one address may be unidentified",
     "connections_per_identity_max": "How many connections one identity may have",
     "subscriptions_per_identity_max": "How many subscriptions one identity may have",
+    "queues_per_identity_max": "How many queues one identity may create",
     "publish_bytes_per_s_per_identity": "How many bytes per second one identity may publish",
     "buffers_bytes": "Memory of the buffers of all connections",
     "buffers_bytes_max": "How much memory they may have",

@@ -13,16 +13,24 @@ from tests.security.guarded import Guard, guarded_node
 import postroad
 from postroad.client.telesto import QueueMethods
 from postroad.core.protocol.packets import pubend_id
+from postroad.core.protocol.rights import Rights
 from postroad.errors import (
     PermissionDeniedError,
     PublishRefusedError,
+    QueueLimitError,
     UnknownClientError,
     UnknownDurableError,
 )
 from postroad.queues.broker_service import queues_of
 from postroad.queues.client import QueueClient
+from postroad.queues.limits import QueueLimits
+from postroad.queues.service import QueueService, Session
 from postroad.runtime.broker_server import BrokerServer
 from postroad.runtime.config import NodeConfig
+from postroad.storage.queues.base import ClientMode
+from postroad.storage.queues.memory import MemoryQueueStorage
+from postroad.wire.packets.session import Error
+from postroad.wire.packets.telesto import CreateQueue, CreateQueueResponse, DeleteQueue, RegisterClient
 
 ID = bytes(16)
 
@@ -190,6 +198,25 @@ def test_a_queue_client_belongs_to_its_identity(guard: Guard) -> None:
             client = QueueClient.identify("127.0.0.1", node.port, client_id=receiver, credentials=credentials)
             with pytest.raises(UnknownClientError):
                 await client.connect()
+
+    asyncio.run(scenario())
+
+
+def test_an_identity_creates_so_many_queues() -> None:
+    async def scenario() -> None:
+        service = QueueService(MemoryQueueStorage(), limits=QueueLimits(queues_per_identity_max=2))
+        await service.start()
+        sessions = [Session(rights=Rights(owner, admin=False)) for owner in ("shop", "desk")]
+        for session in sessions:
+            await service.handle(RegisterClient("x", ClientMode.READ_AND_PUT, existing=True), session)
+        shop, desk = sessions
+        answers = [await service.handle(CreateQueue(f"q{n}"), shop) for n in range(3)]
+        assert isinstance(answers[2], Error)
+        assert answers[2].code == QueueLimitError.code
+        assert isinstance(await service.handle(CreateQueue("d"), desk), CreateQueueResponse)
+        await service.handle(DeleteQueue(1), shop)
+        assert isinstance(await service.handle(CreateQueue("q3"), shop), CreateQueueResponse)
+        await service.stop()
 
     asyncio.run(scenario())
 

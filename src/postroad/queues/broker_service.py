@@ -20,6 +20,7 @@ from postroad.core.batch.batch import Batch
 from postroad.core.filters.filter import Filter
 from postroad.core.protocol.rights import Rights
 from postroad.queues.feeder import FedBatch, Feeder
+from postroad.queues.limits import QueueLimits
 from postroad.queues.profile import ProfileLog
 from postroad.queues.request_window import RequestWindow
 from postroad.queues.server import open_storage
@@ -41,14 +42,16 @@ def queues_of(config: NodeConfig) -> BrokerQueues | None:
         return None
     below = Path(config.data_dir)
     profile = below / config.queues.profile if config.queues.profile else None
-    return BrokerQueues(store if store == "memory" or "://" in store else str(below / store), profile)
+    limits = QueueLimits(queues_per_identity_max=config.limits.queues_per_identity_max)
+    return BrokerQueues(store if store == "memory" or "://" in store else str(below / store), profile, limits)
 
 
 class BrokerQueues:
     """The queues as a service of a broker."""
 
-    def __init__(self, store: str, profile: Path | None = None) -> None:
+    def __init__(self, store: str, profile: Path | None = None, limits: QueueLimits | None = None) -> None:
         self._store = store
+        self._limits = limits
         self._profile = profile
         self._stack = AsyncExitStack()
         self._open: dict[_ServiceConnection, None] = {}
@@ -66,6 +69,7 @@ class BrokerQueues:
         self._service = QueueService(
             open_storage(self._store),
             check_filter=Filter,
+            limits=self._limits,
             profile=None if self._profile is None else ProfileLog(self._profile, "broker"),
         )
         await self._service.start()

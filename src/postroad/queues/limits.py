@@ -36,6 +36,7 @@ class QueueLimits:
     wait_ms_max: int = 3_600_000
     delay_ms_max: int = 3_660 * DAY_MS
     waiting_takes_max: int = 10_000
+    queues_per_identity_max: int = 1_000
     page_rows_max: int = 1_000
     page_bytes_max: int = 1 << 20
 

@@ -22,6 +22,7 @@ from postroad.errors import (
     NameTakenError,
     NotIdentifiedError,
     PostroadError,
+    QueueLimitError,
     ReadOnlyClientError,
     StorageUnavailableError,
     UnknownMethodError,
@@ -127,6 +128,7 @@ class QueueService:
         self._background: set[asyncio.Task[Any]] = set()
         self.answers: Final = AnswerRoom(ANSWER_BYTES_MAX)
         self._permissions: Final = QueuePermissions(storage)
+        self._created_by: dict[int, str] = {}  # queue -> the identity that created it, since the start
         self._handlers = self._make_handlers()
         lists = (t.GetMessages, t.GetQueues, t.GetActiveQueues, q.GetBindings)
         self._list_bytes: dict[type[Packet], int] = dict.fromkeys(lists, self.limits.page_bytes_max)
@@ -261,12 +263,19 @@ class QueueService:
         _may_write(packet, session)
         name = self.limits.check_name(packet.queue_name)
         settings = self._settings(packet.lease_ms, packet.max_deliveries, packet.dead_letter_id)
-        return t.CreateQueueResponse((await self.storage.create_queue(name, settings)).queue_id)
+        owner, most = session.rights.owner, self.limits.queues_per_identity_max
+        if owner and sum(each == owner for each in self._created_by.values()) >= most:
+            raise QueueLimitError(f"identity {owner!r} has created {most:,} queues since this broker started; delete some")
+        queue_id = (await self.storage.create_queue(name, settings)).queue_id
+        if owner:
+            self._created_by[queue_id] = owner
+        return t.CreateQueueResponse(queue_id)
 
     async def _delete_queue(self, packet: t.DeleteQueue, session: Session) -> Packet:
         _may_write(packet, session)
         await self.storage.delete_queue(check_queue_id(packet.queue_id))
         self._counts.forget(packet.queue_id)
+        self._created_by.pop(packet.queue_id, None)
         self._watched.pop(packet.queue_id, None)
         self._waiters.wake_all(packet.queue_id)
         return t.Success()

@@ -103,6 +103,10 @@ class Limits(_Section, frozen=True):
     subscriptions_per_identity_max: Annotated[
         Count, described("Maximum number of subscriptions of one identity, over all its connections.")
     ] = 50_000
+    queues_per_identity_max: Annotated[
+        Count,
+        described("Maximum number of queues that one identity creates at this broker from its start on and has not deleted."),
+    ] = 1_000
     publish_bytes_per_s_per_identity: Annotated[
         Bytes,
         described("How much one identity may publish per second, over all its connections; above it they are read more slowly."),

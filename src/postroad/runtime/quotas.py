@@ -103,6 +103,7 @@ class Quotas:
             "handshakes_per_address_max": self._limits.handshakes_per_address_max,
             "connections_per_identity_max": self._limits.connections_per_identity_max,
             "subscriptions_per_identity_max": self._limits.subscriptions_per_identity_max,
+            "queues_per_identity_max": self._limits.queues_per_identity_max,
             "publish_bytes_per_s_per_identity": self._limits.publish_bytes_per_s_per_identity,
         }
 

@@ -60,13 +60,10 @@ def dialling_context(files: TlsFiles) -> ssl.SSLContext:
 
 def client_context(authority: Path | None = None, certificate: Path | None = None, key: Path | None = None) -> ssl.SSLContext:
     """Make the context of a client: it trusts the given authority, or those of the operating system."""
-    context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
     if authority is not None:  # a private authority names brokers, not hosts
-        context = _load(_dialling(), certificate, key, authority)
-    elif certificate is not None:
-        context = _load(context, certificate, key, None)
-    return context
+        return _load(_dialling(), certificate, key, authority)
+    # Reading the authorities of the operating system takes tens of milliseconds: only for those who need them.
+    return _load(ssl.create_default_context(ssl.Purpose.SERVER_AUTH), certificate, key, None)
 
 
 def _dialling() -> ssl.SSLContext:
