@@ -16,7 +16,14 @@ from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
 
-from tests.mutants import bugs_of_admission, bugs_of_brokers, bugs_of_clients_and_disks, bugs_of_congestion, bugs_of_traps
+from tests.mutants import (
+    bugs_of_admission,
+    bugs_of_brokers,
+    bugs_of_clients_and_disks,
+    bugs_of_congestion,
+    bugs_of_queues,
+    bugs_of_traps,
+)
 from tests.mutants.planting import MUTANTS
 from tests.mutants.results import Outcome, load_results, name_code_state, save_results
 
@@ -47,10 +54,11 @@ SAMPLE = (
     "choose_any_neighbour_as_parent",
     "reserve_for_ever",
     "hold_to_a_rate_for_ever",
+    "feed_all_but_the_last_row",
 )
 SAMPLE_SEEDS_MAX = 20
 # Importing them registers their mutants.
-PLANTED_IN = (bugs_of_admission, bugs_of_brokers, bugs_of_clients_and_disks, bugs_of_congestion, bugs_of_traps)
+PLANTED_IN = (bugs_of_admission, bugs_of_brokers, bugs_of_clients_and_disks, bugs_of_congestion, bugs_of_queues, bugs_of_traps)
 
 
 def new_outcome(name: str, code: str = "") -> Outcome:
@@ -68,6 +76,7 @@ def plan_of(seed: int) -> Counter[str]:
     plan["congestion control"] = sum(
         overlay.traits[f"brokers with the {rule.value} rule of congestion"] for rule in Rule if rule is not Rule.NONE
     )
+    plan["bound queues"] = overlay.traits["bound queues"]
     plan["far publishers"] = sum(name.startswith("writer") for name in far)
     return plan
 

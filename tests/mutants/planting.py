@@ -22,6 +22,7 @@ AREAS: Final = (
     "routing",
     "admission",
     "congestion",
+    "queues",
 )
 Plant: TypeAlias = Callable[["Planter"], None]
 

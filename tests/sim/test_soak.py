@@ -23,6 +23,7 @@ from postroad.sim.workload import Shape, Workload
 BLOCK = 12
 SEEDS_MAX = 40  # in which every kind of fault occurs, and everything else that only some runs have
 TRAITS = {
+    "bound queues",
     "brokers with the improved rule of congestion",
     "brokers with the paper rule of congestion",
     "brokers with admission control",

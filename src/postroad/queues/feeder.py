@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
@@ -115,14 +114,22 @@ class Feeder:
             await asyncio.sleep(pause)
 
     async def _feed(self, binding: Binding) -> None:
-        renew_at = time.monotonic() + self._claim_ms / 3_000
+        """Feed as long as the claim can be renewed, also while nothing comes: else another process would take the stream over."""
+        feeding = asyncio.create_task(self._feed_stream(binding))
+        try:
+            while not feeding.done():
+                await asyncio.wait({feeding}, timeout=self._claim_ms / 3_000)
+                if not feeding.done() and not await self._storage.claim(binding.binding_id, for_ms=self._claim_ms):
+                    return
+            feeding.result()
+        finally:
+            feeding.cancel()
+            await asyncio.gather(feeding, return_exceptions=True)
+
+    async def _feed_stream(self, binding: Binding) -> None:
         cursors = await self._storage.cursors(binding.binding_id)
         async with contextlib.aclosing(self._open_stream(binding, cursors)) as stream:
             async for batch in stream:
-                if time.monotonic() >= renew_at:
-                    if not await self._storage.claim(binding.binding_id, for_ms=self._claim_ms):
-                        return
-                    renew_at = time.monotonic() + self._claim_ms / 3_000
                 put = await self._storage.feed(binding.binding_id, batch.pubend, batch.upto, batch.rows)
                 self._batches += 1
                 self._service.fed(binding.queue_id, put)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import msgspec
 
@@ -81,6 +81,14 @@ SEARCH_S: Final = 0.002  # for a look into the tracks
 Input: TypeAlias = Callable[[], None]
 
 
+class Beside(Protocol):
+    """What lives in the process of a broker, beside its machine."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
 class BrokerNode:
     """A broker in a simulated world; `alive` between `start` and `crash`."""
 
@@ -111,6 +119,7 @@ class BrokerNode:
         self.release = Release.PRESENT
         self.retired = False  # it is gone for good
         self.machine: TrackedBroker | None = None
+        self.beside: list[Beside] = []  # what else runs in the process
         self.watch_packet: Callable[[BrokerNode, LinkId, Packet, bool], None] | None = (
             None  # of a fault that lies in wait; the last: whether it came or goes
         )
@@ -142,6 +151,8 @@ class BrokerNode:
         self.machine.wake(now=self.world.now)
         self._act()
         self.network.peer_returned(self)
+        for each in self.beside:
+            each.start()
 
     def start_if_down(self) -> None:
         """Start, unless something else did so already, or it is gone for good."""
@@ -177,6 +188,8 @@ class BrokerNode:
 
     def _vanish(self) -> None:
         self.machine = None
+        for each in self.beside:
+            each.stop()
         for end in self._ends.values():
             self._part(end, float("inf"))  # what it held stays held until it starts again, and then for a while
         self._ends.clear()
@@ -187,6 +200,10 @@ class BrokerNode:
         self._wake_at = None
         self._paused_until = 0.0
         self.network.peer_died(self)
+
+    @property
+    def paused_until(self) -> float:
+        return self._paused_until
 
     def pause(self, seconds: float) -> None:
         """Do nothing for a while; what arrives waits."""

@@ -29,6 +29,7 @@ from postroad.sim.brokers import BrokerNode
 from postroad.sim.checkers import Violation, check
 from postroad.sim.clients import IDLE_SAVE_S, ClientNode, Habits
 from postroad.sim.disk import DiskProfile
+from postroad.sim.feeding import BoundQueues
 from postroad.sim.history import (
     Delivered,
     DiskLost,
@@ -72,6 +73,7 @@ class Overlay:
         self.clients: Final[dict[str, ClientNode]] = {}
         self.failure: Violation | None = None
         self.traits: Final[Counter[str]] = Counter()  # what this run has that not every run has
+        self.queues: Final = BoundQueues(self.world, self.network, self.history)
         self.grow: Callable[[], BrokerNode | None] = lambda: None  # adds a broker as the workload makes them, if it may
         self.world.after(MEASURE_EVERY_S, self._measure)
 
@@ -239,6 +241,7 @@ class Overlay:
         last: dict[int, int] = {pubend: log.last_tick for node in self.nodes.values() for pubend, log in node.disk.logs.items()}
         for client in self.clients.values():
             yield from client.open_ends(last)
+        yield from self.queues.open_ends(last)
 
     def rest(self) -> None:
         """After all has converged, let as much time pass as clients and brokers may wait before logs are released.
@@ -258,6 +261,7 @@ class Overlay:
         self.history.add(ReservationsCompared(self.world.now, tuple(reservation_faults(self.nodes))))
         for client in self.clients.values():
             client.record_positions()
+        self.queues.record_positions()
         for node in self.nodes.values():
             kept_ms = int(1000 * (node.config.keep_s + 2 * node.config.silence_s + REST_MARGIN_S))
             for pubend, tick in node.disk.oldest_segments():
@@ -270,6 +274,8 @@ class Overlay:
         """Say what was broken, now that the run is over."""
         for client in self.clients.values():
             client.record_positions()
+        self.queues.record_positions()
+        self.queues.end()
         for node in self.nodes.values():
             node.record_tracks()
         found = check(self.history, self.predicates)

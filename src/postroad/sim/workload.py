@@ -29,6 +29,7 @@ SLOW_PAYLOADS: Final = (0, 10, 100)  # there: nobody slows down for a link that 
 PAYLOADS: Final = (0, 10, 100, 1500)
 ADMISSION_ONE_IN: Final = 4  # of the seeds has admission control, and too little room for all
 CONGESTION_ONE_IN: Final = 4  # of the seeds has congestion control
+QUEUES_ONE_IN: Final = 5  # of the seeds has bound queues, fed by some of the brokers
 ASKED_BYTES: Final = 150  # what a subscription that catches up costs a link for each pubend, question and answer
 ASKED_AGAIN_S: Final = 4.0  # how long it waits for the answer before it asks again
 FAR_ONE_IN: Final = 4  # of the clients is far away: much is on the way when something breaks
@@ -71,6 +72,7 @@ class Workload:
         self._admits = self._admission.randrange(ADMISSION_ONE_IN) == 0
         self._congestion = overlay.world.chance("congestion")
         self._controls = self._congestion.randrange(CONGESTION_ONE_IN) == 0
+        self._queues = overlay.world.chance("queues")
         self._build_brokers()
         overlay.grow = self._add_broker
         self._subscribers = [self._subscriber(index) for index in range(self._chance.randint(2, 5))]
@@ -78,6 +80,8 @@ class Workload:
         self._columns = {client.name: self._world.random() < 0.3 for client in self._publishers}
         if self._crowded:
             self._gather_crowd()
+        if self._queues.randrange(QUEUES_ONE_IN) == 0:
+            self._bind_queues()
         self._plan()
 
     # --- the overlay
@@ -153,6 +157,16 @@ class Workload:
         for index in range(size):
             text = self._overlay.filter(equals("symbol", f"{chance.choice('ABC')}{index % 50 or ''}"))
             self._overlay.at(chance.uniform(0.0, 6.0), partial(client.follow, text, subscription=f"c{index}"))
+
+    def _bind_queues(self) -> None:
+        """Bind one or two queues of a shared database; one to three brokers are set up to feed them."""
+        overlay, chance = self._overlay, self._queues
+        for number in chance.sample(list(overlay.nodes), min(chance.randint(1, 3), len(overlay.nodes))):
+            overlay.queues.feed_from(overlay.nodes[number])
+        for _ in range(chance.randint(1, 2)):
+            text = overlay.filter(random_predicate(chance))
+            overlay.traits["bound queues"] += 1
+            overlay.at(chance.uniform(0.2, 5.0), partial(overlay.queues.bind, text))
 
     def _settings(self) -> TrackingSettings:
         """Draw how a broker tracks: small blooms, so that false positives occur, and short intervals, so that crashes cost."""
