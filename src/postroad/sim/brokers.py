@@ -19,6 +19,7 @@ from postroad.core.broker.incarnations import BORN_KEY, HEARD_KEY, Heard
 from postroad.core.broker.log_reads import READS_MAX
 from postroad.core.broker.lost_ranges import LOST_KEY, lost_ranges
 from postroad.core.broker.subscribing.durable import DURABLE_KEY
+from postroad.core.broker.subscribing.naming import NAME_KEY, Reservation
 from postroad.core.protocol.orders import (
     Append,
     ClientUp,
@@ -118,6 +119,7 @@ class BrokerNode:
         self.clock_rate = 1.0
         self.release = Release.PRESENT
         self.retired = False  # it is gone for good
+        self.has_lost = False  # its files, once
         self.machine: TrackedBroker | None = None
         self.beside: list[Beside] = []  # what else runs in the process
         self.watch_packet: Callable[[BrokerNode, LinkId, Packet, bool], None] | None = (
@@ -220,6 +222,7 @@ class BrokerNode:
         """
         assert self.machine is None
         self.world.note("crash", f"broker {self.broker} loses its files")
+        self.has_lost = True
         self.disk.lose()
         self.tracks.lose()
         self.config = replace(self.config, newcomer_wait_s=REPLACE_WAIT_S, replaces=replaces, has_neighbours=True)
@@ -525,6 +528,10 @@ class BrokerNode:
             pubend = int(key.removeprefix(LOST_KEY))
             for loss in lost_ranges({key: value}).ranges[pubend]:
                 self.history.add(WrittenOff(self.world.now, pubend, loss.lo, loss.hi))
+
+        elif key.startswith(NAME_KEY):  # with a majority of these its creator makes the record, which nobody else may hear of
+            creator = msgspec.msgpack.decode(value, type=Reservation).creator
+            self.history.add(RecordCreated(self.world.now, creator, DURABLE_KEY + key.removeprefix(NAME_KEY)))
 
     def _note_created(self, key: str) -> None:
         if key.startswith(DURABLE_KEY):

@@ -126,7 +126,7 @@ def broker_upgrade(overlay: Overlay, chance: random.Random) -> str:
 def broker_retire(overlay: Overlay, chance: random.Random) -> str:
     """Let a broker be gone for good, as long as enough others are left to make a majority."""
     node = _any_broker(overlay, chance)
-    if len(overlay.nodes) < RETIRED_OF_MIN:
+    if len(overlay.nodes) < RETIRED_OF_MIN or _too_few_remember(overlay, node):
         return ""
     overlay.retire(node.broker)
     return f"broker {node.broker} with {len(node.pubends)} pubends"
@@ -140,6 +140,8 @@ def disk_loss(overlay: Overlay, chance: random.Random) -> str:
     node = _any_broker(overlay, chance)
     replaces, down = chance.random() < 0.5, chance.uniform(0.3, 3.0)
     if not any(other.remembers(node.pubends) for other in overlay.nodes.values() if other is not node):
+        return ""
+    if _too_few_remember(overlay, node):
         return ""
     node.crash()
     node.lose(replaces=replaces)
@@ -402,6 +404,15 @@ class Faults:
             self.counts[kind] = self.counts.get(kind, 0) + 1
             self.struck.append(number)
             self._overlay.world.note("fault", f"{kind}: {text}")
+
+
+def _too_few_remember(overlay: Overlay, node: BrokerNode) -> bool:
+    """Tell whether a broker may not go as well, because no majority would be left that was there all the time.
+
+    What a majority has stored, such as who creates a name, outlives the loss of one broker, and of more if others are enough.
+    """
+    gone = {*overlay.retired, *(each.broker for each in overlay.nodes.values() if each.has_lost)}
+    return bool(gone) and 2 * len({*gone, node.broker}) >= len(overlay.nodes) + len(overlay.retired)
 
 
 def _any_broker(overlay: Overlay, chance: random.Random) -> BrokerNode:

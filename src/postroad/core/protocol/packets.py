@@ -622,6 +622,8 @@ class NameReserve(Unicast, frozen=True, array_like=True):
 class NameAnswer(Unicast, frozen=True, array_like=True):
     """A vote: the name is `granted`, and that is stored; or it has a `home`, or another `creator` has reserved it.
 
+    If it is granted, the `creator` is a retired broker that had reserved it before, 0 if there was none.
+
     `version` is the newest that is known of the name, and `members` are the brokers the source knows, itself included.
     """
 

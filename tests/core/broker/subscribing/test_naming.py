@@ -10,6 +10,7 @@ from postroad.core.broker.subscribing.durable import DURABLE_KEY
 from postroad.core.broker.subscribing.naming import NAME_KEY
 from postroad.core.protocol.packets import (
     DurableHome,
+    Gap,
     HomeQuery,
     NameRelease,
     NameReserve,
@@ -162,7 +163,10 @@ def test_a_creator_that_crashes_midway_blocks_the_name_for_nobody() -> None:
 
 
 def test_a_retired_broker_has_no_vote_and_no_reservation() -> None:
-    """A broker that is gone for good counts neither as a member nor as a creator."""
+    """A broker that is gone for good counts neither as a member nor as a creator.
+
+    What it created may have been in use, though nobody heard that: the client of the next creation is told a gap.
+    """
     machines = overlay(3)
     machines.loses = (DurableHome,)
     subscribe(machines, 1)
@@ -177,6 +181,7 @@ def test_a_retired_broker_has_no_vote_and_no_reservation() -> None:
     subscribe(again, 2)
     again.run(1.0)
     assert active(again.nodes[2])
+    assert {packet.pubend for packet in again.nodes[2].told(Gap) if isinstance(packet, Gap)} == {pubend_id(2), pubend_id(3)}
 
 
 def test_a_name_that_exists_and_was_not_heard_of_is_found() -> None:

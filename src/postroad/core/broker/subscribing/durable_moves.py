@@ -179,7 +179,7 @@ class DurableMoves:
     def _name_won(self, creation: Creation, now: float) -> None:
         """Create a durable subscription whose name a majority of the brokers has reserved for us."""
         packet = creation.packet
-        lost = self._list_known_pubends() if self._durables.is_lost(creation.name) else []
+        lost = self._list_known_pubends() if creation.existed or self._durables.is_lost(creation.name) else []
         self._create(creation.name, packet)
         positions, done = dict(packet.positions), dict(packet.acknowledged)
         self._activation.begin(creation.link, creation.request, packet, positions, done, now, lost)

@@ -10,7 +10,8 @@ use the name when a majority has granted it. Any two majorities have a broker in
   here. If it is being created there, the broker with the lower number continues and the other gives up. If the creator knows
   nothing of it, the reservation was left behind by a crash or a refusal, and the creator ends it everywhere (`NameRelease`).
 
-A reservation ends when the name's home is announced, or when its creator ends it or is retired. While a creator that may have won
+A reservation ends when the name's home is announced, or when its creator ends it or is retired. The name of a retired creator may
+have existed, so who creates it next is told, and its client gets a gap. While a creator that may have won
 is down, nobody else can create the name: it may exist there, and a client may have been told so.
 
 The members of a vote are the brokers that this one knows and those that the answers name, without retired ones. They are counted
@@ -50,6 +51,7 @@ class Reservation(msgspec.Struct, frozen=True, array_like=True):
 
     creator: int
     number: int
+    retired: int = 0  # a broker that had reserved the name before and was retired: the name may have existed there
 
 
 @dataclass(slots=True)
@@ -66,6 +68,7 @@ class Creation:
     members: dict[int, None]
     granted: dict[int, None] = field(default_factory=dict)
     answered: dict[int, None] = field(default_factory=dict)
+    existed: bool = False  # perhaps, at a broker that is retired now
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +146,7 @@ class Naming:
         if answer.granted:
             self._durables.outbid(answer.name, answer.version)
             creation.granted[answer.source] = None
+            creation.existed |= answer.creator != 0
         elif answer.creator:
             self._meet(creation, answer.creator)
         self._ask(creation, fresh, now)
@@ -220,7 +224,7 @@ class Naming:
         elif known is None and len(self._reservations) >= RESERVATIONS_MAX:
             self._answer(packet, now)
         else:
-            self._reserve(packet, home.version if home is not None else 0)
+            self._reserve(packet, home.version if home is not None else 0, known)
 
     def released(self, packet: NameRelease) -> None:
         known = self._reservations.get(packet.name)
@@ -234,8 +238,11 @@ class Naming:
 
     # --- inside ---
 
-    def _reserve(self, packet: NameReserve, version: int) -> None:
-        reservation = Reservation(packet.source, packet.number)
+    def _reserve(self, packet: NameReserve, version: int, before: Reservation | None) -> None:
+        retired = 0
+        if before is not None:
+            retired = before.retired if before.creator == packet.source else before.creator
+        reservation = Reservation(packet.source, packet.number, retired)
         self._reservations[packet.name] = reservation
         change = NAME_KEY + packet.name, msgspec.msgpack.encode(reservation)
         self._context.store((change,), ReservationStored(packet, version))
@@ -243,8 +250,9 @@ class Naming:
     def reservation_stored(self, stored: ReservationStored, now: float) -> None:
         """Grant a name whose reservation is on disk, unless the reservation has ended meanwhile."""
         packet = stored.packet
-        if self._reservations.get(packet.name) == Reservation(packet.source, packet.number):
-            self._answer(packet, now, granted=True, version=stored.version)
+        known = self._reservations.get(packet.name)
+        if known is not None and (known.creator, known.number) == (packet.source, packet.number):
+            self._answer(packet, now, granted=True, version=stored.version, creator=known.retired)
 
     def _answer(
         self,
