@@ -22,6 +22,7 @@ ALL: Final = (
     "tracking",
     "overlay",
     "subscriptions",
+    "admission",
     "topics",
     "queues",
     "spark",

@@ -14,12 +14,12 @@ from postroad.core.broker.context import BrokerConfig
 from postroad.core.broker.machine import Broker
 from postroad.core.broker.relaying.link_state import LinkStateRouter
 from postroad.core.protocol.orders import BrokerState, ClientUp, LinkUp, PubendState, Refuse, Send, Store, Stored
-from postroad.core.protocol.packets import Packet, pubend_id
+from postroad.core.protocol.packets import HOPS_MAX, Hold, HoldConfirmed, Packet, pubend_id
 from postroad.sim.world import World
 from postroad.types import AttributeValue
 
 LATENCY_S: Final = 0.002
-WAKE_S: Final = 0.25
+WAKE_S: Final = 0.5
 QUIET_S: Final = 1e6  # a broker tells silence and holds so seldom: no message goes through it
 WALL_MS: Final = 1_800_000_000_000
 CLIENT: Final = 1_000_000  # links of clients begin here
@@ -100,6 +100,10 @@ class Machines:
             self.world.after(0.0, told, message)
             return
         self.packets += 1
+        if isinstance(message, Hold):  # on logs, where nothing is: it has no part in admission, and is confirmed at once
+            confirmed = HoldConfirmed(number, message.target, HOPS_MAX, message.incarnation, message.version, {})
+            self.world.after(LATENCY_S, self.give, number, link, confirmed)
+            return
         other, far = self._links[number, link]
         self.world.after(LATENCY_S, self.give, other, far, message, request)
 

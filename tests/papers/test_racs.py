@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
+from experiments.admission.runs import simulate
+from tests.core.broker.overlay import Overlay
 
 from postroad.core.broker.admission.advertisements import AdvertisementGraph, Interval, Node, ancestors, descendants
 from postroad.core.broker.admission.cpu_capacity import CpuCapacity
 from postroad.core.broker.admission.ledger import CPU, LOCAL, Capacities, Holder, Ledger
-from postroad.core.broker.admission_settings import Criterion, Policy
+from postroad.core.broker.admission_settings import AdmissionSettings, Criterion, Policy
+from postroad.core.broker.context import BrokerConfig
 from postroad.core.filters.filter import Filter
+from postroad.core.protocol.admission import Advertisements, Reserve, Verdict
 
 PUBEND = 1
 LEFT, HERE = Holder(7, 2), Holder(LOCAL, 1)
@@ -282,3 +287,98 @@ def test_a_percentage_rejects_only_beyond_its_share() -> None:
     assert Criterion(Policy.PERCENTAGE, 20).admits(verdicts=5, refusals=1)
     assert not Criterion(Policy.PERCENTAGE, 20).admits(verdicts=4, refusals=1)
     assert Criterion(Policy.PERCENTAGE, 40).admits(verdicts=5, refusals=2)
+
+
+# Sections 3.1, 3.2 and 4.3 between brokers: a publisher at the first of three brokers in a line, a subscriber at the last
+
+FIRST, MIDDLE, LAST = 1, 2, 3
+
+
+def line(policy: Criterion, **limits: float) -> Overlay:
+    """Join three brokers in a line; the limits are those of the middle one."""
+    settings = AdmissionSettings(policy, default_rate=7.0)
+    narrow = BrokerConfig(admission=replace(settings, **limits))  # type: ignore[arg-type]
+    return Overlay.line(FIRST, MIDDLE, LAST, config=BrokerConfig(admission=settings), configs={MIDDLE: narrow})
+
+
+def test_a_publisher_cannot_exceed_the_rate_it_declared() -> None:
+    """Section 3.1: the system holds a publisher to v_pmax; a second's worth may come at once, and nothing is lost."""
+    overlay = line(Criterion(Policy.FULL))
+    overlay.subscriber(LAST, name="keeps the log")
+    publisher = overlay.publisher(at=FIRST)
+    publisher.advertise("", 5.0)
+    names = [f"m{number:02}" for number in range(15)]
+    publisher.publish(*names)
+    overlay.run(1.0)
+    assert len(overlay.logged(FIRST)) <= 10
+    overlay.run(2.0)
+    assert overlay.logged(FIRST) == names
+
+
+def test_a_publisher_that_declares_no_rate_gets_a_default() -> None:
+    """Section 3.1: without v_pmax the system chooses one."""
+    overlay = line(Criterion(Policy.FULL))
+    publisher = overlay.publisher(at=FIRST)
+    handle = publisher.advertise("price > 2")
+    assert publisher.advertised[handle] == 7_000
+
+
+def test_an_advertisement_reaches_every_broker_down_a_tree() -> None:
+    """Section 3.2: over each link of the tree once, and every broker has the node."""
+    overlay = line(Criterion(Policy.FULL))
+    publisher = overlay.publisher(at=FIRST)
+    publisher.advertise("price > 2", 10.0)
+    overlay.run(0.2)
+    ways = [
+        (each.source, each.target)
+        for each in overlay.travels
+        if isinstance(each.packet, Advertisements) and any(entry.filter == "price > 2" for entry in each.packet.add)
+    ]
+    assert ways == [(FIRST, MIDDLE), (MIDDLE, LAST)]
+    for number in (FIRST, MIDDLE, LAST):
+        assert summary(overlay.nodes[number].broker.admission.graph, "price > 2") == (10, 1)
+
+
+@pytest.mark.parametrize(
+    ("policy", "admitted"),
+    [(Criterion(Policy.FULL), False), (Criterion(Policy.PERCENTAGE, 20.0), False), (Criterion(Policy.PERCENTAGE, 40.0), True)],
+)
+def test_verdicts_return_on_the_way_of_the_request_and_the_last_broker_decides(policy: Criterion, admitted: bool) -> None:
+    """Section 4.3, Fig. 8: one of three brokers refuses; the request goes on behind it, and the subscriber's broker decides."""
+    overlay = line(policy, cpu_rate=5.0)
+    publisher = overlay.publisher(at=FIRST)
+    publisher.advertise("price > 2", 10.0)
+    overlay.run(0.2)
+    overlay.travels.clear()
+    subscriber = overlay.subscriber(LAST, "price > 5")
+    asked = [(each.source, each.target) for each in overlay.travels if isinstance(each.packet, Reserve)]
+    answered = [(each.source, each.target) for each in overlay.travels if isinstance(each.packet, Verdict)]
+    assert asked == [(LAST, MIDDLE), (MIDDLE, FIRST)]
+    assert answered == [(FIRST, MIDDLE), (MIDDLE, LAST)]
+    assert (subscriber.rejected is None) is admitted
+    if subscriber.rejected is not None:
+        assert sorted(subscriber.rejected.brokers) == [FIRST, MIDDLE, LAST]
+        assert [each.broker for each in subscriber.rejected.refusals] == [MIDDLE]
+
+
+# Section 5.2
+
+
+def test_control_trades_discarded_messages_for_rejected_subscriptions() -> None:
+    """The shapes of Figs. 9 and 10, in a small overlay; `experiments/admission` has the paper's."""
+    values = {
+        "brokers": 12,
+        "more_links": 0,
+        "publishers": 12,
+        "messages": 200,
+        "round_messages": 100,
+        "stay_s": [5.0, 10.0],
+        "again_s": [0.5, 1.5],
+        "before_s": 9,
+        "measured_s": 6,
+    }
+    none, full = (simulate(policy, 30, 3, values) for policy in ("none", "full"))
+    assert full.discard_per_s == 0 < none.discard_per_s
+    assert none.rejection_rate == 0 < full.rejection_rate
+    assert full.cpu_utilisation < none.cpu_utilisation
+    assert full.bandwidth_utilisation < none.bandwidth_utilisation
