@@ -21,7 +21,7 @@ def admission() -> None:
     """Show what is advertised and reserved, and what is free."""
 
 
-@admission.command()
+@admission.command(short_help="Show advertisements, reservations and free capacity.")
 @url_option
 @json_option
 def status(urls: tuple[str, ...], as_json: bool) -> None:

@@ -13,7 +13,7 @@ def link() -> None:
     """Change links between brokers while they run."""
 
 
-@link.command()
+@link.command(short_help="Limit how many bytes per second a link carries.")
 @click.argument("broker", type=click.IntRange(1))
 @click.argument("bytes_per_s", type=click.IntRange(0))
 @url_option

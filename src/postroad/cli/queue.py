@@ -119,7 +119,7 @@ def list_queues(urls: tuple[str, ...], client_name: str | None, active: bool, as
     _run(urls, client_name, work)
 
 
-@queue.command()
+@queue.command(short_help="Put messages into a queue.")
 @click.argument("name")
 @click.argument("payload", required=False)
 @click.option("--to", "receiver", type=int, help="Id of the only client that may take the message.")
@@ -225,7 +225,7 @@ def redrive(urls: tuple[str, ...], client_name: str | None, name: str, limit: in
     _run(urls, client_name, work)
 
 
-@queue.command()
+@queue.command(short_help="Summarise a profiling log.")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @json_option
 def profile(file: Path, as_json: bool) -> None:
@@ -274,7 +274,7 @@ def stats(urls: tuple[str, ...], client_name: str | None, name: str, as_json: bo
     _run(urls, client_name, work)
 
 
-@queue.command()
+@queue.command(short_help="Put matching messages of the overlay into a queue.")
 @click.argument("name")
 @click.argument("filter_text", metavar="[FILTER]", required=False)
 @click.option(

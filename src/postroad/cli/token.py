@@ -29,7 +29,7 @@ def token() -> None:
     """Create, list and revoke the identities of clients, with their permissions."""
 
 
-@token.command()
+@token.command(short_help="Create an identity and print its token.")
 @click.argument("name")
 @FILE
 @click.option("--publish", help="A filter that every published message must match, or `all`.")

@@ -333,7 +333,7 @@ def unsubscribe(
         client.unsubscribe(topic_name)
 
 
-@topic.command()
+@topic.command(short_help="Receive one message and print its content.")
 @click.argument("client_id")
 @click.argument("topic_name", metavar="TOPIC")
 @click.option("--wait", type=click.FloatRange(0), default=0.0, show_default=True, help="Seconds to wait for a message.")
@@ -364,7 +364,7 @@ def get(
         sys.stdout.buffer.flush()
 
 
-@topic.command()
+@topic.command(short_help="Put the content of a file on a topic.")
 @click.argument("client_id")
 @click.argument("topic_name", metavar="TOPIC")
 @click.argument("message_path", type=click.File("rb"), required=False)
@@ -401,7 +401,7 @@ def put(
             ) from error
 
 
-@topic.command(name="forget-home")
+@topic.command(name="forget-home", short_help="Let a client leave a server that was lost.")
 @click.argument("client_id")
 @click.argument("topic_name", metavar="TOPIC")
 @_client_options

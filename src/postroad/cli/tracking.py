@@ -67,7 +67,7 @@ def plan(*, as_json: bool, **given: Any) -> None:
     _answer(make_plan(Wish(**given)), as_json=as_json)
 
 
-@tracking.command()
+@tracking.command(short_help="Check parameters that you give.")
 @_options
 def check(*, as_json: bool, **given: Any) -> None:
     """Check given parameters: --bits, --hashes, --capacity, --persistence-ms and --skew-ms.

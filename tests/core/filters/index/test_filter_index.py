@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
@@ -29,6 +28,7 @@ from tests.core.filters.language.trees import (
     one_of,
     present,
 )
+from tests.counting import count_calls
 
 from postroad.core.batch.batch import Batch
 from postroad.core.batch.schema import ATTRIBUTE_PREFIX
@@ -323,12 +323,7 @@ def test_filters_on_many_attributes_that_a_batch_lacks_cost_little() -> None:
     index = index_of(*filters)
     batch = batch_of({"x": [0, 1, 2] * 100})
     assert found(index, batch) == expected(dict(enumerate(filters)), batch)
-    times = []
-    for _ in range(5):
-        started = time.process_time()
-        index.match(batch)
-        times.append(time.process_time() - started)
-    assert min(times) < 0.03
+    assert count_calls(lambda: index.match(batch)) < 20_000
 
 
 def test_adds_keep_the_number_of_segments_small() -> None:
@@ -348,8 +343,8 @@ def test_adds_keep_the_number_of_segments_small() -> None:
     assert sum(len(shard.entries) for shard in index._shards) < 40
 
 
-def test_ten_thousand_filters_take_milliseconds() -> None:
-    """A generous bound, ten times what the benchmark shows, so that an accidental loop over filters is noticed."""
+def test_ten_thousand_filters_are_not_looked_at_one_by_one() -> None:
+    """A match calls few functions, whatever the number of filters, so an accidental loop over filters is noticed."""
     random = Random(3)
     index: FilterIndex[int] = FilterIndex()
     for key in range(10_000):
@@ -362,9 +357,4 @@ def test_ten_thousand_filters_take_milliseconds() -> None:
         }
     )
     index.match(batch)
-    times = []
-    for _ in range(5):
-        started = time.process_time()
-        index.match(batch)
-        times.append(time.process_time() - started)
-    assert min(times) < 0.05
+    assert count_calls(lambda: index.match(batch)) < 5_000
