@@ -47,7 +47,7 @@ ISSUE_OPTIONS = [
 AUTHORITY, OUT, DAYS = ISSUE_OPTIONS
 
 
-@issue.command()
+@issue.command(short_help="Issue a certificate for the broker with this ID.")
 @click.argument("broker_id", type=click.IntRange(1, 0xFFFF_FFFF), metavar="ID")
 @AUTHORITY
 @OUT

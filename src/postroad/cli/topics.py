@@ -169,14 +169,14 @@ def keys() -> None:
     """Make the keys of a guarded topics service."""
 
 
-@keys.command("service")
+@keys.command("service", short_help="Make the key that servers and proxies share.")
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 def service_key(directory: Path) -> None:
     """Make the key that all servers and proxies of the service share, in DIRECTORY."""
     click.echo(f"The key of the service, for its servers and proxies only: {create_service_key(directory)}")
 
 
-@keys.command("client")
+@keys.command("client", short_help="Make the identity and key of a client.")
 @click.argument("name")
 @click.option("--service", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The key of the service.")
 @click.option(

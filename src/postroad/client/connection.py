@@ -709,7 +709,7 @@ class Client:
                     self._publishers[key]._fail(error)
             case MessagesRefused(key, first, last, error):
                 if key in self._publishers:
-                    self._publishers[key]._refused(PublishRefusedError(first, last, error))
+                    self._publishers[key]._take_refusal(PublishRefusedError(first, last, error))
             case WriterChanged() | WriterSealed() | WriterFailed():
                 if event.writer in self._writers:
                     self._writers[event.writer].told(event)
@@ -740,15 +740,15 @@ class Client:
             return
         match event:
             case RowsDelivered(_, pubend, batch):
-                subscription._delivered(pubend, batch, batch.size)
+                subscription._queue_rows(pubend, batch, batch.size)
             case SubscriptionActive(_, starts):
                 subscription._activate(starts)
             case PubendJoined(_, pubend, tick):
-                subscription._joined(pubend, tick)
+                subscription._take_joined(pubend, tick)
             case PositionsStored():
                 subscription._acknowledgement_stored()
             case Missed(_, pubend, lo, hi):
-                subscription._missed(GapError(pubend, lo, hi))
+                subscription._queue_gap(GapError(pubend, lo, hi))
             case SubscriptionFailed(_, error):
                 subscription._fail(error)
             case SubscriptionEnded(_, error):
@@ -760,7 +760,7 @@ class Client:
             self.session.flow(key, is_open=is_open)
             self._plan_pump()
 
-    def _flooded(self, size: int) -> None:
+    def _give_up_flooding(self, size: int) -> None:
         """Give up a broker that goes on sending rows it was asked to keep."""
         log.warning("received %d bytes for a subscription that did not request any", size)
         if self._main is not None:

@@ -213,7 +213,7 @@ class Publisher:
         """Tell who waits for messages that became durable; called when all that was refused has been told."""
         self._confirmations.changed()
 
-    def _refused(self, error: PublishRefusedError) -> None:
+    def _take_refusal(self, error: PublishRefusedError) -> None:
         self._confirmations.refused(error)
         if self._on_refused is not None:
             self._on_refused(error)

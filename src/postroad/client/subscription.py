@@ -402,10 +402,10 @@ class Subscription:
         if not self._active.done():
             self._active.set_result(None)
 
-    def _joined(self, pubend: int, tick: int) -> None:
+    def _take_joined(self, pubend: int, tick: int) -> None:
         self.starts.setdefault(pubend, tick)
 
-    def _delivered(self, pubend: int, batch: Batch, size: int) -> None:
+    def _queue_rows(self, pubend: int, batch: Batch, size: int) -> None:
         if self._not_before:
             later = self._cut_early(pubend, batch)
             if later is None:
@@ -418,7 +418,7 @@ class Subscription:
             self._open = False
             self._client._flow(self._key, is_open=False)
         elif self._buffered > self._receive_bytes + FLOOD_BYTES:
-            self._client._flooded(self._buffered)
+            self._client._give_up_flooding(self._buffered)
 
     def _cut_early(self, pubend: int, batch: Batch) -> Batch | None:
         """Leave out what was published before the start that was asked for: such messages are done with."""
@@ -433,7 +433,7 @@ class Subscription:
     def _acknowledgement_stored(self) -> None:
         self._stored.set()
 
-    def _missed(self, gap: GapError) -> None:
+    def _queue_gap(self, gap: GapError) -> None:
         if self._begun_at.get(gap.pubend) == gap.lo:
             return  # what was asked for begins before the oldest message: begin with that one
         self._waiting.append(gap)

@@ -85,7 +85,7 @@ def elements_in(name: str, rows: pa.RecordBatch, numbers: dict[tuple[Any, ...], 
     trackfiles.check_rows(name, rows)
     chosen = np.flatnonzero(np.asarray(pc.is_in(rows.column("kind"), array(sorted(HISTORY_KINDS)))))
     known = rows if len(chosen) == rows.num_rows else rows.take(array(chosen))
-    keys = zip(*(_named(known.column(name)) for name in HISTORY), strict=True)
+    keys = zip(*(_keep_named(known.column(name)) for name in HISTORY), strict=True)
     history = np.array([numbers.get(key, -1) for key in keys], np.int64)
     if bool((history < 0).any()):
         known, history = known.take(array(np.flatnonzero(history >= 0))), history[history >= 0]
@@ -96,7 +96,7 @@ def elements_in(name: str, rows: pa.RecordBatch, numbers: dict[tuple[Any, ...], 
     return _elements(name, known, history, len(order) - int(listed.sum()))
 
 
-def _named(column: Any) -> list[Any]:
+def _keep_named(column: Any) -> list[Any]:
     return [each if each is not None else "" if pa.types.is_string(column.type) else 0 for each in column.to_pylist()]
 
 

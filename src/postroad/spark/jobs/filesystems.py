@@ -17,7 +17,7 @@ NEW_PREFIX: Final = "."
 _ARROW_SCHEMES: Final = {"s3a": "s3", "s3n": "s3"}  # Hadoop's names of them
 
 
-class Found(NamedTuple):
+class FileEntry(NamedTuple):
     path: str
     size: int
     directory: bool
@@ -29,7 +29,7 @@ class Place(Protocol):
     @property
     def root(self) -> str: ...
 
-    def listed(self, pattern: str) -> list[Found]:
+    def listed(self, pattern: str) -> list[FileEntry]:
         """Return what matches a glob under the root, sorted by path; nothing if there is nothing."""
         ...
 
@@ -82,11 +82,11 @@ class LocalPlace:
     def root(self) -> str:
         return str(self._root)
 
-    def listed(self, pattern: str) -> list[Found]:
+    def listed(self, pattern: str) -> list[FileEntry]:
         found = []
         for path in sorted(self._root.glob(pattern)):
             try:
-                found.append(Found(str(path), path.stat().st_size, path.is_dir()))
+                found.append(FileEntry(str(path), path.stat().st_size, path.is_dir()))
             except FileNotFoundError:  # removed meanwhile
                 continue
         return found
@@ -149,9 +149,11 @@ class HadoopPlace:
     def _at(self, name: str) -> Any:
         return self._path(f"{self.root}/{name}")
 
-    def listed(self, pattern: str) -> list[Found]:
+    def listed(self, pattern: str) -> list[FileEntry]:
         statuses = self._files.globStatus(self._at(pattern)) or ()
-        return sorted(Found(str(each.getPath().toString()), int(each.getLen()), bool(each.isDirectory())) for each in statuses)
+        return sorted(
+            FileEntry(str(each.getPath().toString()), int(each.getLen()), bool(each.isDirectory())) for each in statuses
+        )
 
     def exists(self, name: str) -> bool:
         return bool(self._files.exists(self._at(name)))

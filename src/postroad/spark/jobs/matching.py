@@ -153,7 +153,7 @@ class Sheet:
 
     def _candidates(self, elements: Elements) -> _Slices:
         """Find the ids that each element may hold: those of its range and of its singletons outside the range."""
-        origin = _shifted(self._brokers, elements.origin)
+        origin = _shift(self._brokers, elements.origin)
         each = np.arange(len(elements))
         late, of = elements.singletons, elements.singleton_of
         outside = (late < elements.from_ms[of]) | (late > elements.to_ms[of])
@@ -307,7 +307,7 @@ def _ascending(at: Longs, counters: Longs) -> bool:
     return bool(((at[1:] > at[:-1]) | ((at[1:] == at[:-1]) & (counters[1:] >= counters[:-1]))).all())
 
 
-def _shifted(known: Longs, origins: Longs) -> Longs:
+def _shift(known: Longs, origins: Longs) -> Longs:
     """Return what the numbers of ids of these origins begin at; negative where no id has this origin."""
     if not len(known):
         return np.full(len(origins), -1, np.int64)

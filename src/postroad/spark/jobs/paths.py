@@ -380,7 +380,7 @@ class FoundRows:
         made = Reconstruction(self._overlay, ids, found)
         row, column = found.pairs()
         hits = lists(row, len(ids), array(found.histories[column].astype(np.int32)))
-        alone = _isolated(made)
+        alone = _find_isolated(made)
         isolated = lists(alone[0], len(ids), array(found.histories[alone[1]].astype(np.int32)))
         yield record_batch([id_column(ids), array(made.published), hits, isolated], names=["id", "published", "hits", "isolated"])
 
@@ -388,7 +388,7 @@ class FoundRows:
         return iter(())
 
 
-def _isolated(made: Reconstruction) -> tuple[Longs, Longs]:
+def _find_isolated(made: Reconstruction) -> tuple[Longs, Longs]:
     """Return the isolated hits of all kinds, sorted by id."""
     patterns = made.patterns
     pairs: list[tuple[Longs, Longs]] = []

@@ -66,12 +66,12 @@ class Sampler:
             return False
         self._new, self._made_at = 0, now
         profile = profile_of(self._rows)
-        if {name for name, _ in profile} == {name for name, _ in self.profile} and not self._drifted(dict(profile)):
+        if {name for name, _ in profile} == {name for name, _ in self.profile} and not self._has_drifted(dict(profile)):
             return False
         self.profile = profile
         return True
 
-    def _drifted(self, profile: Mapping[str, tuple[float, ...]]) -> bool:
+    def _has_drifted(self, profile: Mapping[str, tuple[float, ...]]) -> bool:
         """Tell whether more than `DRIFT` of a distribution lies elsewhere than before."""
         for name, before in self.profile:
             after = profile[name]
