@@ -12,6 +12,8 @@ from postroad.core.broker.congestion.nack_window import NackWindow
 from postroad.core.broker.knowledge import KnowledgeRange
 from postroad.core.broker.publishing.pubend import Pubend
 from postroad.core.broker.relaying.cache import StreamCache
+from postroad.core.broker.subscribing import catching_up
+from postroad.core.broker.subscribing.catching_up import CatchingUp
 from postroad.core.broker.subscribing.edge import Edge
 
 NEEDED = "congestion control"
@@ -150,3 +152,23 @@ def ask_within_the_first_window(plant: Planter) -> None:
         return fixed
 
     plant.wrap(NackWindow, "end", make)
+
+
+@mutant("congestion", NEEDED)
+def answer_all_that_wait(plant: Planter) -> None:
+    """What a cluster asked for its first members counts for those as well that came while the answer was on its way."""
+
+    def make(take: Any) -> Any:
+        def generous(self: CatchingUp, asked: Any, piece: Any, *how: Any) -> None:
+            asked.takers = list(piece.members)
+            take(self, asked, piece, *how)
+
+        return generous
+
+    plant.wrap(CatchingUp, "_take_together", make)
+
+
+@mutant("congestion", NEEDED)
+def ask_with_the_first_filter_only(plant: Planter) -> None:
+    """A cluster asks for what its first member wants, and takes the answer for what all want."""
+    plant.set(catching_up, "union", lambda filters, _parse: (filters[0], len(filters)))
