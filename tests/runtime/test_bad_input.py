@@ -261,7 +261,7 @@ def test_a_refusal_that_has_just_come_is_raised_by_a_flush(monkeypatch: pytest.M
             await publisher.flush()
             monkeypatch.setattr(Disk, "write", full)
             await publisher.publish({"n": 2})
-            monkeypatch.setattr(client, "link_arrived", lambda: None)  # the moment before it is told
+            monkeypatch.setattr(client, "_link_arrived", lambda: None)  # the moment before it is told
             while publisher.outstanding:  # noqa: ASYNC110  # what changes it is the broker's answer
                 await asyncio.sleep(0.001)
             with pytest.raises(PublishRefusedError):
