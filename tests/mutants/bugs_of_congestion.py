@@ -67,16 +67,6 @@ def let_later_messages_go_first(plant: Planter) -> None:
 
 
 @mutant("congestion", NEEDED)
-def give_no_credit(plant: Planter) -> None:
-    """A publisher of a pubend that is held to a rate may send nothing, and nobody tells it more."""
-    plant.wrap(Pubend, "credit", lambda credit: lambda self: given and replace_credit(given) if (given := credit(self)) else None)
-
-
-def replace_credit(credit: Any) -> Any:
-    return type(credit)(0, credit.rate, credit.since_ms, credit.broker)
-
-
-@mutant("congestion", NEEDED)
 def hold_to_a_rate_for_ever(plant: Planter) -> None:
     """A pubend that was slowed down once is never let go."""
 
