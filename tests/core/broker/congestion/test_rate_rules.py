@@ -142,3 +142,16 @@ def test_a_recovering_broker_at_its_target_costs_nothing() -> None:
     way.run(5)
     way.rule.alerted(Alert(5, None, DoubtReading(2.0, 60_000, 3)), way.published, way.now)
     assert way.rule.rate == pytest.approx(DEMAND, rel=0.02)
+
+
+def test_what_is_left_to_a_recovering_broker_is_not_taken_by_new_messages() -> None:
+    """Its reading is missing in an alert that others sent first; a live broker finds the bottleneck free, and it is not."""
+    way = Bottleneck(make_rate_rule(CongestionSettings(rule=Rule.IMPROVED)), capacity=1e9)
+    way.run(5)
+    for sequence in (5, 6, 7):
+        way.rule.alerted(Alert(sequence, None, DoubtReading(0.3, 3_000, 9)), way.published, way.now)
+    given_way = way.rule.rate
+    assert given_way is not None
+    assert given_way < DEMAND / 4
+    way.rule.alerted(Alert(8, DoubtReading(1.0, 300, 3), None), way.published, way.now + 1)
+    assert (way.rule.rate or DEMAND) <= given_way

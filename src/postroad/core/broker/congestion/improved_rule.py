@@ -8,7 +8,8 @@ many messages the bottleneck *delivered* meanwhile, and from one how many *wait*
   With a queue of that length the bottleneck never runs empty. Live brokers alert as long as there is such a queue, so the rate is
   measured anew each second, and a bottleneck that becomes slower is noticed by the next query.
 - Recovering brokers: they lack 1 + delta t_rec less their rate, in seconds of the stream per second; the new messages give way
-  by `YIELD` of what that is in messages.
+  by `YIELD` of what that is in messages. What they left free is not for new messages: as long as one was heard of within
+  `RECOVERING_S`, no alert of a live broker raises the rate. (Its reading comes up to a query later when others alert first.)
 
 After a query without an alert the rate rises by `RISE`, at least by r_min, and twice as fast each time.
 
@@ -37,6 +38,7 @@ CUT_AT_ONCE: Final = (
     0.25  # of the rate before, at least, whatever live brokers say: one of them may have stood still for a moment
 )
 YIELD: Final = 0.5
+RECOVERING_S: Final = 2.5
 RISE: Final = 0.03
 RISE_FAR: Final = 0.5
 RISE_NEAR: Final = 0.125
@@ -63,6 +65,7 @@ class ImprovedRule:
         self._unused_since: float | None = None
         self._rise = RISE
         self._usual = 0.0  # the rate before the congestion
+        self._recovering_at = float("-inf")  # when a recovering broker was heard of last
 
     def queried(self, sequence: int, published: PublishedCount, now: float) -> None:
         if len(self._queries) > 1 and not self._alerted:
@@ -82,7 +85,10 @@ class ImprovedRule:
         wanted = [before]
         if alert.live is not None:
             wanted = [max(self._for_live(alert.live, alert.sequence, published, now), CUT_AT_ONCE * before)]
+        if now - self._recovering_at < RECOVERING_S:
+            wanted.append(before)
         if alert.recovering is not None:
+            self._recovering_at = now
             lacking = max(1 + self._settings.margin_recovering - alert.recovering.rate, 0.0)
             missed = published.density(published.tick_ms - alert.recovering.lag_ms)
             wanted.append(before - YIELD * lacking * missed)
