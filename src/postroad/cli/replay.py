@@ -79,7 +79,7 @@ def shrink(seed: int) -> None:
 
 
 def _style(line: Line) -> Text:
-    return Text.assemble((f"{line.at:10.4f}  ", "dim"), (f"{line.kind:12}", STYLES.get(line.kind, "")), line.text)
+    return Text.assemble((f"{line.at:10.4f}  ", "dim"), (f"{line.kind:14}", STYLES.get(line.kind, "")), line.text)
 
 
 def _end(console: Console, overlay: Overlay, faults: Faults) -> bool:
