@@ -7,7 +7,7 @@ WORKERS ?= 2
 SEEDS ?= 0:240
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check sbom format bench browser docs-site vendor figures docs seeds soak mutants mutants-sample hostile lock clean
+.PHONY: help setup demo test check sbom format bench browser cluster docs-site vendor figures docs seeds soak mutants mutants-sample hostile lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -64,6 +64,9 @@ $(VENV)/.site: $(STAMP) requirements/docs.txt
 
 docs-site: $(VENV)/.site ## Build the docs as a site, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+cluster: setup ## Jobs, source and sink on a standalone Spark cluster that the tests start (some minutes)
+	$(BIN)/python -m pytest -n 0 -m cluster tests/cluster
 
 vendor: setup ## Take the console's front-end libraries from the package registry (needs npm)
 	$(BIN)/python tools/vendor_console.py

@@ -15,9 +15,9 @@ from rich.table import Table
 from postroad.cli.pipeline_options import (
     SHOWN_MAX,
     checked,
+    cluster_options,
     data_option,
     lake_option,
-    master_option,
     on_damage_option,
     out_option,
     published_in,
@@ -27,7 +27,7 @@ from postroad.spark.jobs import audit as auditing
 from postroad.spark.jobs.audit import Audit
 from postroad.spark.jobs.evidence import Scope, Verdict
 from postroad.spark.jobs.published import log_paths
-from postroad.spark.jobs.running import running, write
+from postroad.spark.jobs.running import Cluster, running, write
 from postroad.spark.jobs.tracks import open_tracks
 from postroad.tracking.queries.answers import HoleKind
 from postroad.types import MessageId
@@ -56,7 +56,7 @@ _STYLES: Final = {Verdict.CLOSES: "bold green", Verdict.DOES_NOT_CLOSE: "bold re
 )
 @out_option
 @on_damage_option
-@master_option
+@cluster_options
 def audit(
     data: tuple[str, ...],
     lake: str | None,
@@ -65,7 +65,7 @@ def audit(
     out: str | None,
     form: Literal["parquet", "csv", "json"],
     on_damage: Literal["fail", "skip"],
-    master: str,
+    cluster: Cluster,
 ) -> None:
     """Close the books: compare published messages with expected and actual deliveries.
 
@@ -77,7 +77,7 @@ def audit(
     checked(data, None, out)
     scope = Scope(time.time_ns() // 1_000_000, frozenset(without))
     try:
-        with running(master, "audit") as spark:
+        with running(cluster, "audit") as spark:
             if lake is None:
                 log_paths(data)  # raises an error that names directories without logs
             # Tracks first: then a running broker's logs are ahead of them, which is a doubt, and never behind.

@@ -2,27 +2,91 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import click
 from pyspark.sql import SparkSession
 
 from postroad.spark.jobs.message_table import open_lake_rows
 from postroad.spark.jobs.published import Published, open_logs
+from postroad.spark.jobs.running import Cluster
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 SHOWN_MAX: Final = 20
 
 
-def master_option(function: FunctionT) -> FunctionT:
-    return click.option("--master", default="local[*]", show_default=True, help="Spark master.")(function)
+def cluster_options(function: FunctionT) -> FunctionT:
+    """Add the options that say where Spark runs; the command gets them as `cluster`."""
+
+    @wraps(function)
+    def command(
+        *arguments: Any,
+        master: str,
+        conf: tuple[str, ...],
+        properties_file: str | None,
+        packages: str | None,
+        **options: Any,
+    ) -> Any:
+        settings = read_properties(Path(properties_file)) if properties_file else {}
+        settings |= dict(_setting(text) for text in conf)
+        if packages:
+            settings["spark.jars.packages"] = packages
+        named = settings.pop("spark.master", "local[*]")
+        return function(*arguments, cluster=Cluster(master or named, settings), **options)
+
+    for option in reversed(
+        (
+            click.option(
+                "--master",
+                default="",
+                metavar="URL",
+                help="Spark master, such as spark://host:7077 or yarn, or sc://host for Spark Connect.  [default: local[*]]",
+            ),
+            click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark; may be repeated."),
+            click.option(
+                "--properties-file",
+                type=click.Path(exists=True, dir_okay=False),
+                help="File of settings of Spark, as spark-submit reads it.",
+            ),
+            click.option("--packages", metavar="NAMES", help="Java packages that Spark fetches, by Maven coordinates."),
+        )
+    ):
+        command = option(command)
+    return cast("FunctionT", command)
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, sign, value = text.partition("=")
+    if not sign or not key:
+        raise click.UsageError(f"--conf {text}: write it as KEY=VALUE")
+    return key, value
+
+
+def read_properties(path: Path) -> dict[str, str]:
+    """Read a file like spark-defaults.conf: a key and a value a line, with blanks, `=` or `:` between them."""
+    found = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        text = line.strip()
+        if text and text[0] not in "#!":
+            key, *rest = re.split(r"\s*[=:\s]\s*", text, maxsplit=1)
+            found[key] = rest[0].strip() if rest else ""
+    return found
 
 
 def data_option(function: FunctionT) -> FunctionT:
     text = "Data directory of a broker, or a directory that contains several; may be repeated."
-    return click.option("--data", "data", multiple=True, metavar="DIR", help=text)(function)
+    return click.option("--data", "data", multiple=True, metavar="DIR", callback=_local_paths, help=text)(function)
+
+
+def _local_paths(_context: click.Context, _option: click.Parameter, sources: tuple[str, ...]) -> tuple[str, ...]:
+    """Take `file:` URIs for the paths they name."""
+    return tuple(url2pathname(urlsplit(source).path) if source.startswith("file:") else source for source in sources)
 
 
 def lake_option(function: FunctionT) -> FunctionT:

@@ -11,9 +11,9 @@ from rich.table import Table
 from postroad.cli.pipeline_options import (
     SHOWN_MAX,
     checked,
+    cluster_options,
     data_option,
     lake_option,
-    master_option,
     on_damage_option,
     published_in,
 )
@@ -21,7 +21,7 @@ from postroad.cli.shared import console
 from postroad.figures import markdown, page
 from postroad.spark.jobs import rates as measuring
 from postroad.spark.jobs.report import document, gather
-from postroad.spark.jobs.running import running
+from postroad.spark.jobs.running import Cluster, running
 from postroad.spark.jobs.tracks import open_tracks
 
 
@@ -31,12 +31,12 @@ from postroad.spark.jobs.tracks import open_tracks
 @click.option("--by", metavar="ATTRIBUTE", help="Measure each value of this attribute separately, for example each topic.")
 @click.option("--out", type=click.Path(dir_okay=False), help="File for the profile, as JSON.")
 @on_damage_option
-@master_option
-def rates(data: tuple[str, ...], lake: str | None, by: str | None, out: str | None, on_damage: str, master: str) -> None:
+@cluster_options
+def rates(data: tuple[str, ...], lake: str | None, by: str | None, out: str | None, on_damage: str, cluster: Cluster) -> None:
     """Measure the rates of publishers, as a profile for admission control."""
     checked(data, lake, None)
 
-    with running(master, "rates") as spark:
+    with running(cluster, "rates") as spark:
         made = measuring.profile(measuring.rates(published_in(spark, data, lake, on_damage), by=by), by)
     if out is not None:
         Path(out).write_bytes(measuring.encode(made))
@@ -55,13 +55,13 @@ def rates(data: tuple[str, ...], lake: str | None, by: str | None, out: str | No
 @lake_option
 @click.option("--out", type=click.Path(file_okay=False), required=True, help="Directory for report.md and report.html.")
 @on_damage_option
-@master_option
-def report(data: tuple[str, ...], lake: str | None, out: str, on_damage: Literal["fail", "skip"], master: str) -> None:
+@cluster_options
+def report(data: tuple[str, ...], lake: str | None, out: str, on_damage: Literal["fail", "skip"], cluster: Cluster) -> None:
     """Write a report of traffic, latencies, storage and links, as Markdown and as HTML with plots."""
     if not data:
         raise click.UsageError("give --data with the data directory of a broker")
 
-    with running(master, "report") as spark:
+    with running(cluster, "report") as spark:
         made = document(gather(published_in(spark, data, lake, on_damage), open_tracks(spark, data, on_damage=on_damage)))
     directory = Path(out)
     directory.mkdir(parents=True, exist_ok=True)

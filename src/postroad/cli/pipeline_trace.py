@@ -14,9 +14,9 @@ from rich.table import Table
 from postroad.cli.pipeline_options import (
     SHOWN_MAX,
     checked,
+    cluster_options,
     data_option,
     lake_option,
-    master_option,
     on_damage_option,
     out_option,
     published_in,
@@ -25,7 +25,7 @@ from postroad.cli.shared import console
 from postroad.errors import InvalidValueError
 from postroad.spark.jobs import trace as tracing
 from postroad.spark.jobs.published import all_ids
-from postroad.spark.jobs.running import running, write
+from postroad.spark.jobs.running import Cluster, running, write
 from postroad.spark.jobs.trace import TraceSummary
 from postroad.spark.jobs.tracks import open_tracks
 from postroad.types import MessageId
@@ -43,7 +43,7 @@ from postroad.types import MessageId
 @lake_option
 @out_option
 @on_damage_option
-@master_option
+@cluster_options
 def trace(
     ids: tuple[str, ...],
     ids_file: str | None,
@@ -53,7 +53,7 @@ def trace(
     out: str | None,
     form: Literal["parquet", "csv", "json"],
     on_damage: Literal["fail", "skip"],
-    master: str,
+    cluster: Cluster,
 ) -> None:
     """Show the paths of any number of messages: publisher, brokers, subscribers.
 
@@ -66,7 +66,7 @@ def trace(
         raise click.UsageError("give ids, --ids-file or --all")
     given = [bytes(MessageId.parse(text)) for text in ids]
 
-    with running(master, "trace") as spark:
+    with running(cluster, "trace") as spark:
         tracks = open_tracks(spark, data, on_damage=on_damage)
         if everything:
             wanted = all_ids(published_in(spark, data, lake, on_damage))

@@ -8,19 +8,19 @@ import time
 import click
 from rich.table import Table
 
-from postroad.cli.pipeline_options import checked, data_option, master_option, on_damage_option
+from postroad.cli.pipeline_options import checked, cluster_options, data_option, on_damage_option
 from postroad.cli.shared import console
 from postroad.spark.jobs import compact as compacting
 from postroad.spark.jobs import ingest as ingesting
-from postroad.spark.jobs.running import running
+from postroad.spark.jobs.running import Cluster, running
 
 
 @click.command()
 @data_option
 @click.option("--lake", required=True, metavar="PATH", help="The lake: a directory, or any URI that Spark can access.")
 @on_damage_option
-@master_option
-def ingest(data: tuple[str, ...], lake: str, on_damage: str, master: str) -> None:
+@cluster_options
+def ingest(data: tuple[str, ...], lake: str, on_damage: str, cluster: Cluster) -> None:
     """Add the messages of closed log segments to a lake of Parquet tables, each message once.
 
     Run it as often as you like: it adds only new messages. The tables are partitioned by day and pubend.
@@ -30,7 +30,7 @@ def ingest(data: tuple[str, ...], lake: str, on_damage: str, master: str) -> Non
     def told(so_far: ingesting.Ingested) -> None:
         click.echo(f"{so_far.rows:,} rows of {so_far.segments} segments", err=True)
 
-    with running(master, "ingest") as spark:
+    with running(cluster, "ingest") as spark:
         done = ingesting.ingest(spark, data, lake, tolerant=on_damage == "skip", told=told)
     click.echo(f"{done.rows:,} rows of {done.segments} closed segments in {done.commits} commits")
     for hole in done.holes:
@@ -42,8 +42,8 @@ def ingest(data: tuple[str, ...], lake: str, on_damage: str, master: str) -> Non
 @click.option("--out", type=click.Path(), help="Write the compacted tracks to this directory, and do not change the given ones.")
 @click.option("--in-place", is_flag=True, help="Replace the files in the given directories; the brokers may be running.")
 @click.option("--expire-days", type=click.FloatRange(min=0, min_open=True), help="Delete tracks that are older than this.")
-@master_option
-def compact(data: tuple[str, ...], out: str | None, in_place: bool, expire_days: float | None, master: str) -> None:
+@cluster_options
+def compact(data: tuple[str, ...], out: str | None, in_place: bool, expire_days: float | None, cluster: Cluster) -> None:
     """Merge many small elements of tracks into few full ones, and delete old ones.
 
     The result of a trace does not change: Bloom filters are merged only while their error stays within its limit.
@@ -53,7 +53,7 @@ def compact(data: tuple[str, ...], out: str | None, in_place: bool, expire_days:
         raise click.UsageError("give either --out DIR or --in-place")
 
     expire_ms = 0 if expire_days is None else int((time.time() - expire_days * 86_400) * 1000)
-    with running(master, "compact") as spark:
+    with running(cluster, "compact") as spark:
         rows = compacting.compact(spark, data, compacting.Options(expire_ms=expire_ms, out=out))
     totals = {
         name: sum(row[name] or 0 for row in rows)

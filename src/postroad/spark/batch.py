@@ -25,7 +25,7 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         origin = origin_of(self._options)
-        lo, hi = self._pushed.span()
+        lo, hi = self._options.cut(*self._pushed.span())
         pubends = [pubend for pubend in origin.spans() if self._pushed.wants(pubend)]
         return packed(origin.plan(None, lo, hi, pubends))
 

@@ -71,6 +71,17 @@ class Files:
                 count, lo = count + len(matching), min(record.last, part.hi)
         return hi, count
 
+    def tick_after_bytes(self, pubend: int, lo: int, hi: int, size: int, wanted: Filter | None) -> tuple[int, int]:
+        """Return the tick up to which about `size` bytes of the log follow on `lo`, at least a record, and how many they are."""
+        del wanted  # what does not match is read as well
+        taken = 0
+        for part in parts(self._views()[pubend], lo, hi, PARTITION_BYTES_MAX):
+            for _, record in part_records(part):
+                if taken and taken + record.size > size:
+                    return lo, taken
+                taken, lo = taken + record.size, min(record.last, part.hi)
+        return hi, taken
+
     def cuts(self, pubend: int, lo: int, hi: int) -> list[int]:
         """Return ticks that cut (lo, hi] into stretches of `rowsPerPartition` messages or so, the same whenever it is asked.
 
@@ -133,5 +144,8 @@ class Files:
             return max(1, self._options.rows_per_partition * (size // rows if rows else 256))
         if self._options.partition_bytes is not None:
             return self._options.partition_bytes
-        share = sum(view.size for view in views) // (2 * (os.cpu_count() or 1))
+        total = sum(view.size for view in views)
+        if self._options.partitions_min is not None:
+            return max(1, min(total // self._options.partitions_min, PARTITION_BYTES_MAX))
+        share = total // (2 * (os.cpu_count() or 1))
         return min(max(share, PARTITION_BYTES_MIN), PARTITION_BYTES_MAX)

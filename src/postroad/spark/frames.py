@@ -16,6 +16,8 @@ from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from postroad.spark.cluster import has_context
+
 log = logging.getLogger("postroad.spark")
 
 FORMAT: Final = "postroad"
@@ -37,6 +39,8 @@ def messages(
     reader = spark.read.format(FORMAT).options(**options)
     if schema is not None:
         reader = reader.schema(schema)
+    if not has_context(spark):  # Spark Connect has no Java to reach
+        return reader.option("pushdown", "false").load(path)
     try:
         return _with_own_scans(spark, reader.option("pushdown", "true").load(path))
     except (Py4JError, AttributeError) as error:

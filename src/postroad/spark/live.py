@@ -95,14 +95,16 @@ class Overlay:
         """Return pieces, each a partition: the range of each pubend (default: all of it), cut to (lo, hi]."""
         planned: list[tuple[float, Piece]] = []
         spans = self._spans() if ranges is None or self._options.skip_gaps else {}
-        for pubend in pubends:
+        chosen = list(pubends)
+        least = -(-(self._options.partitions_min or 1) // max(len(chosen), 1)) if ranges is None else 1  # of each pubend
+        for pubend in chosen:
             begin, end = ranges[pubend] if ranges is not None else self._whole(spans[pubend])
             span = spans.get(pubend)
             if span is not None and begin < span.released and self._options.skip_gaps:
                 gone = min(end, span.released)
                 planned.append((1.0, MissingPiece(pubend, Missing(begin, gone, str(GapError(pubend, begin, gone))))))
                 begin = gone
-            planned += [(1.0, piece) for piece in self._pieces(pubend, max(begin, lo), min(end, hi))]
+            planned += [(1.0, piece) for piece in self._pieces(pubend, max(begin, lo), min(end, hi), least)]
         return planned
 
     def tick_after(self, pubend: int, lo: int, hi: int, rows: int, wanted: Filter | None) -> tuple[int, int]:
@@ -110,6 +112,12 @@ class Overlay:
         text = "" if wanted is None else str(wanted)
         with connected(self._options.urls, self._options.timeout_s) as (loop, client):
             return loop.call(self._count(client, pubend, lo, hi, rows, text))
+
+    def tick_after_bytes(self, pubend: int, lo: int, hi: int, size: int, wanted: Filter | None) -> tuple[int, int]:
+        """Return the tick up to which about `size` bytes of matching messages follow on `lo`, and how many they are."""
+        text = "" if wanted is None else str(wanted)
+        with connected(self._options.urls, self._options.timeout_s) as (loop, client):
+            return loop.call(self._count_bytes(client, pubend, lo, hi, size, text))
 
     def cuts(self, pubend: int, lo: int, hi: int) -> list[int]:
         """Return ticks that cut (lo, hi] into stretches, the same whenever it is asked: see `partitionSeconds`."""
@@ -136,20 +144,23 @@ class Overlay:
     def _whole(self, span: PubendSpan) -> tuple[int, int]:
         """Return the ticks of a pubend that hold messages; where they are cut by time, from the first message on."""
         end = max(span.released, span.last)
-        if self._options.partition_s is None or end == span.released:
+        if (self._options.partition_s is None and self._options.partitions_min is None) or end == span.released:
             return span.released, end
         with connected(self._options.urls, self._options.timeout_s) as (loop, client):
             first, _ = loop.call(self._count(client, span.pubend, span.released, end, 1, ""))
         return first - 1, end
 
-    def _pieces(self, pubend: int, lo: int, hi: int) -> list[LivePiece]:
-        """Cut a range into stretches of `partitionSeconds`, counted from its end; the first takes what is left."""
+    def _pieces(self, pubend: int, lo: int, hi: int, least: int = 1) -> list[LivePiece]:
+        """Cut a range into stretches of `partitionSeconds`, counted from its end, or into so many; the first takes the rest."""
         if lo >= hi:
             return []
         step, count = hi - lo, 0
         if self._options.partition_s is not None:
             step = max(1, round(self._options.partition_s * 1000)) << COUNTER_BITS
             count = min((hi - lo - 1) // step, STRETCHES_MAX - 1)
+        elif least > 1:
+            step = -(-(hi - lo) // min(least, STRETCHES_MAX))
+            count = (hi - lo - 1) // step
         edges = [lo, *(hi - step * index for index in range(count, 0, -1)), hi]
         return [LivePiece(pubend, begin, end, self._options.urls, self._options.timeout_s) for begin, end in pairwise(edges)]
 
@@ -166,6 +177,14 @@ class Overlay:
         except GapError:
             pass  # released since: what is left tells enough of the layout
         return found
+
+    async def _count_bytes(self, client: Client, pubend: int, lo: int, hi: int, size: int, text: str) -> tuple[int, int]:
+        taken = 0
+        async for batch in client.read(pubend, lo, hi, text, timeout=self._options.timeout_s):
+            if taken and taken + batch.size > size:
+                return lo, taken
+            taken, lo = taken + batch.size, int(batch.ticks()[-1])
+        return hi, taken
 
     async def _count(self, client: Client, pubend: int, lo: int, hi: int, rows: int, text: str) -> tuple[int, int]:
         count = 0

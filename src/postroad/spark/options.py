@@ -9,13 +9,17 @@ import difflib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from glob import glob, has_magic
 from pathlib import Path
 from typing import Final, Literal, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from postroad.core.filters.filter import Filter
 from postroad.errors import SparkOptionError
 from postroad.storage.directory import FORMAT_NAME
+from postroad.types import COUNTER_BITS
 
 ValueT = TypeVar("ValueT")
 
@@ -34,11 +38,19 @@ READ_OPTIONS: Final = (
     "partitionSeconds",
     "timeoutSeconds",
     "startingTicks",
+    "startingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
+    "minPartitions",
     "maxRowsPerTrigger",
+    "maxBytesPerTrigger",
 )
 WRITE_OPTIONS: Final = ("url", "name", "batch", "timeoutSeconds")
 OF_SPARK: Final = ("checkpointLocation", "queryName")
 """Options of Spark itself that it hands on to the source or sink."""
+
+OF_A_TABLE: Final = "owner"
+"""What Spark adds when a table is created."""
 
 INFER_RECORDS: Final = 1000
 TIMEOUT_S: Final = 30.0
@@ -62,6 +74,18 @@ class ReadOptions:
     timeout_s: float
     starting: Literal["earliest", "latest"] | dict[int, int]
     rows_per_trigger: int | None
+    from_ms: int | None  # timestamps of the messages wanted: from_ms <= timestamp < until_ms
+    until_ms: int | None
+    partitions_min: int | None
+    bytes_per_trigger: int | None
+
+    def cut(self, lo: int, hi: int) -> tuple[int, int]:
+        """Return the part of ticks in (lo, hi] that the timestamps wanted leave."""
+        if self.from_ms is not None:
+            lo = max(lo, (self.from_ms << COUNTER_BITS) - 1)
+        if self.until_ms is not None:
+            hi = min(hi, (self.until_ms << COUNTER_BITS) - 1)
+        return lo, max(lo, hi)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +103,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
     directories, urls = _directories(options), _urls(options)
     if bool(directories) == bool(urls):
         raise SparkOptionError("give either path (data directories of brokers) or url (a running broker)")
+    _one_of(options, "maxRowsPerTrigger", "maxBytesPerTrigger")
     return ReadOptions(
         directories=directories,
         urls=urls,
@@ -92,8 +117,12 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         rows_per_partition=_take(options, "rowsPerPartition", _positive, None),
         partition_s=_take(options, "partitionSeconds", _seconds, None),
         timeout_s=_take(options, "timeoutSeconds", _seconds, TIMEOUT_S),
-        starting=_take(options, "startingTicks", starting_ticks, "earliest"),
+        starting=_take(options, _one_of(options, "startingTicks", "startingOffsets"), starting_ticks, "earliest"),
         rows_per_trigger=_take(options, "maxRowsPerTrigger", _positive, None),
+        from_ms=_take(options, "startingTimestamp", moment_of, None),
+        until_ms=_take(options, "endingTimestamp", moment_of, None),
+        partitions_min=_take(options, "minPartitions", _positive, None),
+        bytes_per_trigger=_take(options, "maxBytesPerTrigger", _positive, None),
     )
 
 
@@ -118,6 +147,10 @@ def _check_known(given: Mapping[str, str], names: tuple[str, ...]) -> dict[str, 
     known: dict[str, str] = {}
     for key, value in given.items():
         name = by_lower.get(key.lower())
+        if name is None and key.lower() == OF_A_TABLE:
+            raise SparkOptionError(
+                "Spark reads tables of Python sources without their options; use CREATE TEMPORARY VIEW instead"
+            )
         if name is None:
             near = difflib.get_close_matches(key.lower(), by_lower, 1)
             meant = f"; did you mean {by_lower[near[0]]}?" if near else f"; the options are {', '.join(names)}"
@@ -188,6 +221,29 @@ def pubend_of(text: str) -> int:
     return pubend
 
 
+def moment_of(text: str) -> int:
+    """Read a moment: milliseconds since 1970, or a date and time, in UTC where it names no zone; return milliseconds."""
+    if text.strip().isdecimal():
+        milliseconds = int(text)
+    else:
+        try:
+            moment = datetime.fromisoformat(text.strip())
+        except ValueError:
+            raise ValueError(f"milliseconds or a time such as 2026-11-19T12:00:00Z is expected, not {text!r}") from None
+        moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+        milliseconds = (moment - datetime.fromtimestamp(0, UTC)) // timedelta(milliseconds=1)
+    if not 0 <= milliseconds < 1 << 47:
+        raise ValueError(f"{text} is not a moment between 1970 and the year 6429")
+    return milliseconds
+
+
+def _one_of(options: Mapping[str, str], name: str, other: str) -> str:
+    """Return which of two options that exclude each other is given."""
+    if name in options and other in options:
+        raise SparkOptionError(f"give either {name} or {other}")
+    return other if other in options else name
+
+
 def starting_ticks(text: str) -> Literal["earliest", "latest"] | dict[int, int]:
     """Read where a stream begins: `earliest`, `latest`, or JSON with a tick per pubend."""
     word = text.strip().lower()
@@ -212,7 +268,7 @@ def _directories(options: Mapping[str, str]) -> tuple[Path, ...]:
         given += json.loads(options["paths"])
     found: list[Path] = []
     for each in given:
-        text = each.removeprefix("file://")
+        text = url2pathname(urlsplit(each).path) if each.startswith("file:") else each
         places = sorted(glob(text)) if has_magic(text) else [text]  # noqa: PTH207  # the pattern may begin at the root
         directories = [Path(place) for place in places if (Path(place) / FORMAT_NAME).is_file() or not has_magic(text)]
         if not directories:

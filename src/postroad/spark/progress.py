@@ -14,6 +14,8 @@ from typing import Final, TextIO
 
 from pyspark.sql import SparkSession
 
+from postroad.spark.cluster import has_context
+
 POLL_S: Final = 0.3
 STAGES_SHOWN_MAX: Final = 3
 NAME_SHOWN_MAX: Final = 40
@@ -46,7 +48,7 @@ def shown(spark: SparkSession, title: str, *, always: bool = False, stream: Text
     """Show the progress of the jobs that run inside the `with` block, on stderr; `always` also when that is no terminal."""
     output = stream or sys.stderr
     terminal = output.isatty()
-    if not terminal and not always:
+    if (not terminal and not always) or not has_context(spark):
         yield
         return
     done = threading.Event()

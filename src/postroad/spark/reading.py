@@ -34,6 +34,8 @@ class Origin(Protocol):
 
     def tick_after(self, pubend: int, lo: int, hi: int, rows: int, wanted: Filter | None) -> tuple[int, int]: ...
 
+    def tick_after_bytes(self, pubend: int, lo: int, hi: int, size: int, wanted: Filter | None) -> tuple[int, int]: ...
+
 
 def origin_of(options: ReadOptions) -> Origin:
     return Overlay(options) if options.urls else Files(options)

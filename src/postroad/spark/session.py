@@ -19,12 +19,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from postroad.errors import SparkUnavailableError
+from postroad.spark.causes import root_cause
+from postroad.spark.cluster import is_local, is_on_this_machine, source_path, workers_python
 from postroad.spark.java import find_java
 from postroad.spark.source import register
 
@@ -36,6 +39,9 @@ LOUD: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 """Loggers of PySpark that print every exception to stderr, with the whole Java stack, besides raising it."""
 
 JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
+"""The environment variable by which spark-submit says that it has started Java."""
+
 END_S_MAX: Final = 20.0
 LOG_SHOWN_MAX: Final = 2000
 _LAUNCHER_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # the short-lived Java that only composes the command line
@@ -63,7 +69,8 @@ def start(
     """Start Spark, or raise `SparkUnavailableError`.
 
     `conf` adds to our settings and wins over them. `quick` is for short work (tests): Java starts sooner and runs slower. `log`
-    is where Java's output is kept; without it, it is thrown away at the end, and shown only if the start fails.
+    is where Java's output is kept; without it, it is thrown away at the end, and shown only if the start fails. Under
+    `spark-submit` the Java is there already, and what it was told wins over `master` and our settings.
     """
     if SparkContext._active_spark_context is not None:  # noqa: SLF001  # no public way to ask without starting one
         raise SparkUnavailableError(
@@ -71,15 +78,20 @@ def start(
         )
     end_java()  # a session that was ended with Spark's own stop()
     directory = Path(tempfile.mkdtemp(prefix="postroad-spark-"))
+    written = log or directory / "java.log"
     try:
-        home = find_java().home_for_spark(directory)
-        settings = _settings(master, app, directory, conf or {}, quick=quick)
-        gateway = _launch(settings, home, log or directory / "java.log")
+        if SUBMITTED in os.environ:
+            gateway: Any = launch_gateway()  # type: ignore[no-untyped-call]  # the Java that spark-submit has started
+            told = dict(SparkConf(loadDefaults=True, _jvm=gateway.jvm).getAll())
+            settings = _settings(told.get("spark.master", master), app, directory, {**told, **(conf or {})}, quick=False)
+            del settings[JAVA_OPTIONS]  # Java runs already
+            spark_conf = _spark_conf(settings)
+        else:
+            settings = _settings(master, app, directory, conf or {}, quick=quick)
+            gateway = _launch(settings, find_java().home_for_spark(directory), written)
+            spark_conf = _spark_conf(settings)
         _running["session"] = _Session(directory, gateway)
-        context = SparkContext(conf=_spark_conf(settings), gateway=gateway)
-        if is_local(master):  # else workers of functions would run whatever `python3` is on the PATH
-            context.pythonExec = os.environ.get("PYSPARK_PYTHON", sys.executable)
-        session = SparkSession(context)
+        session = _open(spark_conf, gateway, written)
         register(session)
     except BaseException:
         end_java()
@@ -116,17 +128,37 @@ def running(
         stop(session)
 
 
+@contextmanager
+def connected(url: str, *, conf: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
+    """Give a session of a Spark Connect server (`sc://host:port`) for the time of a `with` block."""
+    try:
+        from pyspark.sql.connect.session import SparkSession as RemoteSession  # noqa: PLC0415  # needs grpcio
+    except (ImportError, PySparkException) as error:
+        raise SparkUnavailableError(f"Spark Connect needs more packages; pip install 'pyspark[connect]' ({error})") from error
+    session: Any = RemoteSession.builder.remote(url).create()
+    try:
+        for key, value in (conf or {}).items():
+            session.conf.set(key, value)
+        register(session)
+        yield session
+    finally:
+        session.stop()
+
+
 def end_java() -> None:
     """End the Java process of the session `start` made, and remove its files; nothing if there is none."""
     ended = _running.pop("session", None)
     if ended is None:
         return
     atexit.unregister(end_java)
+    process = ended.gateway.proc
+    if process is None:  # it belongs to spark-submit, and ends with this process
+        shutil.rmtree(ended.directory, ignore_errors=True)
+        return
     if SparkContext._gateway is ended.gateway:  # noqa: SLF001  # else the next session would use a process that has ended
         SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001
     with suppress(Exception):  # it may have died
         ended.gateway.shutdown()
-    process = ended.gateway.proc
     process.stdin.close()
     try:
         process.wait(END_S_MAX)
@@ -136,8 +168,21 @@ def end_java() -> None:
     shutil.rmtree(ended.directory, ignore_errors=True)
 
 
-def is_local(master: str) -> bool:
-    return master.startswith("local")
+def _open(conf: SparkConf, gateway: Any, log: Path) -> SparkSession:
+    try:
+        context = SparkContext(conf=conf, gateway=gateway)
+    except (PySparkException, Py4JError) as error:
+        raise SparkUnavailableError(f"Spark did not start: {root_cause(error)}{_refusal(log)}") from error
+    # Otherwise the workers of functions would run whatever `python3` is on their PATH.
+    context.pythonExec = workers_python(str(context.master), dict(conf.getAll()))
+    return SparkSession(context)
+
+
+def _refusal(log: Path) -> str:
+    """Return the last thing Java said before it gave up, such as that a master did not answer."""
+    said = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    lines = [line.split(": ", 1)[-1] for line in said.splitlines() if " ERROR " in line]
+    return f" ({lines[0][:LOG_SHOWN_MAX]})" if lines else ""
 
 
 def _settings(master: str, app: str, directory: Path, conf: Mapping[str, str], *, quick: bool) -> dict[str, str]:
@@ -155,6 +200,12 @@ def _settings(master: str, app: str, directory: Path, conf: Mapping[str, str], *
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.python.filterPushdown.enabled": "true",
     }
+    if not is_local(master):
+        settings["spark.pyspark.python"] = workers_python(master, conf)
+        if (source := source_path()) is not None:
+            settings["spark.executorEnv.PYTHONPATH"] = source
+    if is_on_this_machine(master):
+        settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     if is_local(master):
         cores = os.cpu_count() or 1
         settings |= {
@@ -181,12 +232,12 @@ def _launch(settings: Mapping[str, str], java_home: Path, log: Path) -> Any:
     source = str(Path(__file__).parents[2])  # the same code in Spark's workers, installed or not
     environment = {
         "JAVA_HOME": str(java_home),
-        "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),
+        "PYSPARK_PYTHON": workers_python(settings["spark.master"], settings),
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "PYTHONPATH": os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")])),
         "SPARK_LAUNCHER_OPTS": os.environ.get("SPARK_LAUNCHER_OPTS", _LAUNCHER_OPTIONS),
     }
-    if is_local(settings["spark.master"]):
+    if is_local(settings["spark.master"]) or is_on_this_machine(settings["spark.master"]):
         environment["SPARK_LOCAL_IP"] = "127.0.0.1"
     with log.open("ab") as output, _environment(environment):
         try:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from postroad.core.filters.filter import Filter
@@ -41,13 +41,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         columns_of(schema)
         self._schema = schema
         self._options = options
+        if options.until_ms is not None:
+            raise SparkOptionError("endingTimestamp is for batches; a stream has no end")
         self._target: dict[int, int] | None = None  # with availableNow: where to stop
 
     def initialOffset(self) -> Offset:  # noqa: N802  # Spark's name
         spans = self._origin().spans()
         starting = self._options.starting
         if starting == "earliest":
-            return _offset({pubend: released for pubend, (released, _) in spans.items()})
+            return _offset({pubend: min(self._options.cut(*span)[0], max(span)) for pubend, span in spans.items()})
         if starting == "latest":
             return _offset({pubend: last for pubend, (_, last) in spans.items()})
         for pubend in starting:
@@ -59,7 +61,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = {pubend: last for pubend, (_, last) in self._origin().spans().items()}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
-        rows = self._options.rows_per_trigger
+        rows, size = self._options.rows_per_trigger, self._options.bytes_per_trigger
+        if size is not None:
+            return ReadMaxBytes(size)
         return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802  # Spark's name
@@ -81,7 +85,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             elif last > position[pubend]:
                 ends[pubend] = last
         if isinstance(limit, ReadMaxRows):
-            ends = self._limit(position, ends, limit.max_rows)
+            ends = self._limit(position, ends, limit.max_rows, by_bytes=False)
+        if isinstance(limit, ReadMaxBytes):
+            ends = self._limit(position, ends, limit.max_bytes, by_bytes=True)
         return _offset({**position, **ends})
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802  # Spark's name
@@ -110,18 +116,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _origin(self) -> Origin:
         return origin_of(self._options)
 
-    def _limit(self, position: Mapping[int, int], ends: Mapping[int, int], rows: int) -> dict[int, int]:
-        """Cut the ends so that no more than so many rows lie before them; each pubend gets its share, and what others leave."""
+    def _limit(self, position: Mapping[int, int], ends: Mapping[int, int], most: int, *, by_bytes: bool) -> dict[int, int]:
+        """Cut the ends so that no more than so many rows or bytes lie before them.
+
+        Each pubend gets its share, and what others leave. A batch has at least one message, however long it is.
+        """
         wanted = Filter(self._options.filter) if self._options.filter.strip() else None
         limited: dict[int, int] = {}
         news = [pubend for pubend in ends if pubend in position]
         for count, pubend in enumerate(sorted(news, key=lambda each: position[each])):
-            share = max(1, rows // (len(news) - count))
-            if rows <= 0:
+            share = max(1, most // (len(news) - count))
+            if most <= 0:
                 break
-            tick, taken = self._origin().tick_after(pubend, position[pubend], ends[pubend], share, wanted)
+            stretch = (pubend, position[pubend], ends[pubend], share, wanted)
+            tick, taken = self._origin().tick_after_bytes(*stretch) if by_bytes else self._origin().tick_after(*stretch)
             limited[pubend] = tick
-            rows -= taken
+            most -= taken
         return {**{pubend: tick for pubend, tick in ends.items() if pubend not in position}, **limited}
 
 

@@ -17,7 +17,7 @@ from tests.spark.jobs.conftest import SMALL, Opened
 from tests.spark.jobs.synthetic import World, some_subscribers
 
 from postroad.cli import main, pipeline_audit, pipeline_report, pipeline_trace, pipeline_upkeep
-from postroad.spark.jobs.running import plain_errors
+from postroad.spark.jobs.running import Cluster, plain_errors
 from postroad.tracking.histories.settings import TrackingSettings
 from postroad.tracking.histories.tracker import omitted
 from postroad.types import MessageId
@@ -28,7 +28,7 @@ def run(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> object:
     """Run a command on the session of the tests instead of one of its own."""
 
     @contextmanager
-    def running(master: str, title: str) -> Iterator[SparkSession]:
+    def running(cluster: Cluster, title: str) -> Iterator[SparkSession]:
         with plain_errors():
             yield spark
 

@@ -22,7 +22,7 @@ from postroad.core.broker.subscribing.durable import DURABLE_KEY, DurableRecord
 from postroad.core.protocol.packets import pubend_id
 from postroad.runtime.config import Tracking
 from postroad.runtime.process import BrokerProcess
-from postroad.spark.jobs.running import plain_errors
+from postroad.spark.jobs.running import Cluster, plain_errors
 from postroad.storage.directory import METADATA_NAME, open_broker_storage
 from postroad.storage.segment.log import LogOptions
 from postroad.storage.sqlite.metadata import SqliteMetadata
@@ -43,7 +43,7 @@ def pipeline(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Audit:
     """Run `postroad pipeline` in the session of the tests."""
 
     @contextmanager
-    def running(master: str, title: str) -> Iterator[SparkSession]:
+    def running(cluster: Cluster, title: str) -> Iterator[SparkSession]:
         with plain_errors():
             yield spark
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
@@ -15,20 +16,34 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 from postroad import errors
 from postroad.errors import PostroadError, SparkError, error_of_code
 from postroad.spark import session
+from postroad.spark.causes import root_cause
 from postroad.spark.jobs.trace import text_of
 from postroad.spark.progress import shown
 
 Format: TypeAlias = Literal["parquet", "csv", "json"]
 
 _RAISED: Final = re.compile(r"postroad\.errors\.(\w+): (.*)")
-_SHOWN_MAX: Final = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Where a job runs, and what Spark is told beside."""
+
+    master: str = "local[*]"
+    conf: Mapping[str, str] = field(default_factory=dict)
 
 
 @contextmanager
-def running(master: str, title: str) -> Iterator[SparkSession]:
+def running(cluster: Cluster, title: str) -> Iterator[SparkSession]:
     """Give a session for one job."""
-    with session.running(master, app=f"postroad {title}") as spark, plain_errors(), shown(spark, title):
+    with plain_errors(), _session(cluster, f"postroad {title}") as spark, plain_errors(), shown(spark, title):
         yield spark
+
+
+def _session(cluster: Cluster, app: str) -> AbstractContextManager[SparkSession]:
+    if cluster.master.startswith("sc://"):
+        return session.connected(cluster.master, conf=cluster.conf)
+    return session.running(cluster.master, app=app, conf=cluster.conf)
 
 
 @contextmanager
@@ -48,8 +63,7 @@ def plain_error(error: Exception) -> PostroadError:
         known = getattr(errors, name, None)
         if isinstance(known, type) and issubclass(known, PostroadError):
             return error_of_code(known.code, message.strip())
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return SparkError(f"Spark failed: {(lines[0] if lines else type(error).__name__)[:_SHOWN_MAX]}")
+    return SparkError(f"Spark failed: {root_cause(error)}")
 
 
 def write(frame: DataFrame, path: str, form: Format) -> None:
