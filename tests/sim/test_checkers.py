@@ -321,7 +321,7 @@ def test_logs_are_released_when_nobody_needs_them() -> None:
     assert kinds_by(LogsAreReleased, [*done, Committed(4.0, "s", P, 1), Remains(90.0, P, 2)]) == []
     assert kinds_by(LogsAreReleased, [*done, Ended(5.0, "s"), Discarded(5.1, "s"), Remains(90.0, P, 2)]) == ["kept"]
     assert kinds_by(LogsAreReleased, [*done, Ended(5.0, "s"), Remains(90.0, P, 2)]) == [], "its home may not have heard of it"
-    deleted: list[Event] = [*done, Began(4.9, "s", P, 0, 1, 7), Ended(5.0, "s"), Discarded(5.1, "s")]
+    deleted: list[Event] = [*done, Ended(5.0, "s"), Discarded(5.1, "s", 1)]
     assert kinds_by(LogsAreReleased, [*deleted, DiskLost(5.2, 1, ()), Remains(90.0, P, 2)]) == [], "its deletion is lost, too"
     assert kinds_by(LogsAreReleased, [*deleted, DiskLost(5.2, 3, ()), Remains(90.0, P, 2)]) == ["kept"]
 

@@ -722,7 +722,7 @@ class ClientNode:
             return
         following.deleting = False
         if self.session.main is not None:
-            self.history.add(seen.Discarded(self.world.now, following.subscription))
+            self.history.add(seen.Discarded(self.world.now, following.subscription, self._hearing[0]))
 
     def _delete_later(self, following: Following) -> None:
         self.world.after(DELETE_AGAIN_S, self._delete_again, following, self._life)

@@ -262,6 +262,7 @@ class Discarded:
 
     at: float
     subscription: str
+    broker: int = 0  # that confirmed it
 
 
 @dataclass(frozen=True, slots=True)

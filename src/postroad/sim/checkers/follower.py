@@ -78,6 +78,7 @@ class Follower:
     astray: bool = False  # its home lost the record, and none has confirmed anything since
     ended: bool = False
     discarded: bool = False  # the broker knows that it ended
+    discarded_by: int = 0  # which one
 
     def is_protected(self, pubend: int, at: float) -> bool:
         """Tell whether a log must be held for it: always for a durable one, else while it is connected or may return."""
@@ -120,8 +121,8 @@ class Follower:
                     stream.links.pop((0, 0), None)
             case Ended():
                 self.ended = True
-            case Discarded():
-                self.discarded = True
+            case Discarded(broker=broker):
+                self.discarded, self.discarded_by = True, broker
             case _:
                 pass
 
@@ -224,7 +225,7 @@ class Followers:
                     stream.confirmed = 0
             if follower.durable and event.broker in follower.homes:
                 follower.astray = True
-            if follower.broker == event.broker:
+            if follower.discarded_by == event.broker:
                 follower.discarded = False
 
     def _hold(self, event: Parted | Restarted) -> None:
