@@ -7,7 +7,7 @@ import io
 import msgspec
 from rich.console import Console, RenderableType
 
-from postroad.cli.trees import draw, draw_explanation, explanation_json, trace_json, when
+from postroad.cli.use.trees import draw, draw_explanation, explanation_json, trace_json, when
 from postroad.tracking.queries.explanation import Explanation, Verdict
 from postroad.tracking.queries.questions import Status
 from postroad.tracking.queries.reconstruction import Receipt, Trace, TrackHole, Unasked, Visit

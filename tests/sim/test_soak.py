@@ -124,7 +124,7 @@ def test_soak_counts_kinds_and_traits_in_words() -> None:
 def test_soak_says_how_to_repeat_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A violation makes the exit code 1 and names the seed and the command."""
     bad = Result(7, "d", 1, 1, 1, 1.0, (Violation("lost", 1.0, "something"),))
-    monkeypatch.setattr("postroad.cli.soak.run_soak", lambda _seeds, workers: iter([bad][:workers]))
+    monkeypatch.setattr("postroad.cli.simulator.soak.run_soak", lambda _seeds, workers: iter([bad][:workers]))
     done = CliRunner().invoke(main, ["sim", "soak", "--seeds", "7:8", "--workers", "1"])
     assert done.exit_code == 1
     assert "postroad sim replay --seed 7" in done.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from postroad.cli.pipeline_options import cluster_options, read_properties
+from postroad.cli.pipeline.options import cluster_options, read_properties
 from postroad.spark.causes import root_cause
 from postroad.spark.cluster import is_on_this_machine, workers_python
 from postroad.spark.jobs.running import Cluster

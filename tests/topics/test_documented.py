@@ -13,8 +13,8 @@ import pytest
 from tests.snippets import snippets_of
 from tests.topics.live_service import Service
 
-from postroad.cli import sim_topics
-from postroad.cli import topics as commands
+from postroad.cli.simulator import topics as sim_topics
+from postroad.cli.use import topics as commands
 from postroad.topics import client as asyncio_client
 from postroad.topics.machines import messages
 

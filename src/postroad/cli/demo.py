@@ -18,7 +18,7 @@ from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from postroad.cli.trees import draw, draw_explanation
+from postroad.cli.use.trees import draw, draw_explanation
 from postroad.client.connection import Client, ClientConfig, connect
 from postroad.client.subscription import Subscription
 from postroad.core.filters.filter import Filter

@@ -16,7 +16,11 @@ from pyspark.sql import SparkSession
 from tests.spark.jobs.conftest import SMALL, Opened
 from tests.spark.jobs.synthetic import World, some_subscribers
 
-from postroad.cli import main, pipeline_audit, pipeline_report, pipeline_trace, pipeline_upkeep
+from postroad.cli import main
+from postroad.cli.pipeline import audit as pipeline_audit
+from postroad.cli.pipeline import report as pipeline_report
+from postroad.cli.pipeline import trace as pipeline_trace
+from postroad.cli.pipeline import upkeep as pipeline_upkeep
 from postroad.spark.jobs.running import Cluster, plain_errors
 from postroad.tracking.histories.settings import TrackingSettings
 from postroad.tracking.histories.tracker import omitted

@@ -17,7 +17,9 @@ from tests.spark.feeds import publish
 from tests.spark.jobs.synthetic import EPOCH_MS, Subscriber, World, some_subscribers
 
 import postroad.sync
-from postroad.cli import main, pipeline_audit, pipeline_upkeep
+from postroad.cli import main
+from postroad.cli.pipeline import audit as pipeline_audit
+from postroad.cli.pipeline import upkeep as pipeline_upkeep
 from postroad.core.broker.subscribing.durable import DURABLE_KEY, DurableRecord
 from postroad.core.protocol.packets import pubend_id
 from postroad.runtime.config import Tracking

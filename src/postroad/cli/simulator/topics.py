@@ -15,7 +15,7 @@ import xxhash
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from postroad.cli.seeds import SeedRange
+from postroad.cli.simulator.seeds import SeedRange
 from postroad.sim.topics.simulation import Outcome, simulate
 
 COUNTS = ("lost", "duplicated", "misordered", "unexpected", "stuck", "leaked")

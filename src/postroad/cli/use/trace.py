@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import click
 
 from postroad.cli.shared import connected, console, json_option, print_json, url_option
-from postroad.cli.trees import draw, draw_explanation, explanation_json, trace_json
+from postroad.cli.use.trees import draw, draw_explanation, explanation_json, trace_json
 from postroad.tracking.queries.explanation import Explanation
 from postroad.tracking.queries.reconstruction import Trace
 from postroad.transport.loops import run

@@ -6,8 +6,8 @@ import sys
 
 import click
 
-from postroad.cli.publish import read_pair
 from postroad.cli.shared import connected, json_option, print_json, url_option
+from postroad.cli.use.publish import read_pair
 from postroad.client.telesto import QueuedMessage
 from postroad.transport.loops import run
 from postroad.types import AttributeValue

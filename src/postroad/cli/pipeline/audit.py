@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from postroad.cli.pipeline_options import (
+from postroad.cli.pipeline.options import (
     SHOWN_MAX,
     checked,
     cluster_options,

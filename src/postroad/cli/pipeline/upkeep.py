@@ -8,7 +8,7 @@ import time
 import click
 from rich.table import Table
 
-from postroad.cli.pipeline_options import checked, cluster_options, data_option, on_damage_option
+from postroad.cli.pipeline.options import checked, cluster_options, data_option, on_damage_option
 from postroad.cli.shared import console
 from postroad.spark.jobs import compact as compacting
 from postroad.spark.jobs import ingest as ingesting

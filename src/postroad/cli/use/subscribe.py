@@ -11,9 +11,9 @@ from pathlib import Path
 
 import click
 
-from postroad.cli.admission import explain_admission
-from postroad.cli.messages import write_line
+from postroad.cli.operate.admission import explain_admission
 from postroad.cli.shared import SinceType, connected, url_option
+from postroad.cli.use.messages import write_line
 from postroad.client.starts import Start
 from postroad.client.subscription import Subscription
 from postroad.core.protocol.packets import pubend_broker

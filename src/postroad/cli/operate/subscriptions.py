@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
+from postroad.cli.operate.status import durable_json, durable_table
 from postroad.cli.shared import connected, console, json_option, print_json, url_option
-from postroad.cli.status import durable_json, durable_table
 from postroad.core.protocol.packets import DurableEntry
 from postroad.errors import UnknownDurableError
 from postroad.transport.loops import run

@@ -16,8 +16,8 @@ from typing import Final
 import click
 
 from postroad.cli.lazy import INTERRUPTED
-from postroad.cli.messages import read_line
 from postroad.cli.shared import connected, url_option
+from postroad.cli.use.messages import read_line
 from postroad.errors import InvalidValueError
 from postroad.transport.loops import run
 from postroad.types import AttributeValue

@@ -9,7 +9,7 @@ import time
 
 import click
 
-from postroad.cli.seeds import SeedRange
+from postroad.cli.simulator.seeds import SeedRange
 from postroad.sim.soak import Result, Summary
 from postroad.sim.soak import soak as run_soak
 

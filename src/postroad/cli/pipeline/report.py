@@ -8,7 +8,7 @@ from typing import Literal
 import click
 from rich.table import Table
 
-from postroad.cli.pipeline_options import (
+from postroad.cli.pipeline.options import (
     SHOWN_MAX,
     checked,
     cluster_options,

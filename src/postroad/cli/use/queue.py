@@ -14,8 +14,8 @@ import click
 import msgspec
 from rich.table import Table
 
-from postroad.cli.publish import read_pair
 from postroad.cli.shared import age, connected, console, json_option, print_json, url_option
+from postroad.cli.use.publish import read_pair
 from postroad.client.queues import ClientQueues, QueueOptions, WorkQueue
 from postroad.errors import UnknownQueueError
 from postroad.queues.profile import read_calls, summarise

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 from rich.console import Console
 from rich.table import Table
 
-from postroad.cli.pipeline_options import (
+from postroad.cli.pipeline.options import (
     SHOWN_MAX,
     checked,
     cluster_options,

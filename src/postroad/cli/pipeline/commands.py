@@ -11,16 +11,16 @@ from postroad.cli.lazy import LazyGroup
 
 # name -> (module, attribute, one line for --help)
 COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
-    "audit": ("postroad.cli.pipeline_audit", "audit", "Compare published messages with expected and actual deliveries."),
-    "trace": ("postroad.cli.pipeline_trace", "trace", "Show the paths of messages: publisher, brokers, subscribers."),
-    "ingest": ("postroad.cli.pipeline_upkeep", "ingest", "Add new messages of the logs to a lake of Parquet tables."),
-    "compact": ("postroad.cli.pipeline_upkeep", "compact", "Merge small elements of tracks, delete old ones."),
+    "audit": ("postroad.cli.pipeline.audit", "audit", "Compare published messages with expected and actual deliveries."),
+    "trace": ("postroad.cli.pipeline.trace", "trace", "Show the paths of messages: publisher, brokers, subscribers."),
+    "ingest": ("postroad.cli.pipeline.upkeep", "ingest", "Add new messages of the logs to a lake of Parquet tables."),
+    "compact": ("postroad.cli.pipeline.upkeep", "compact", "Merge small elements of tracks, delete old ones."),
     "rates": (
-        "postroad.cli.pipeline_report",
+        "postroad.cli.pipeline.report",
         "rates",
         "Measure the rates of publishers, as a profile for admission control.",
     ),
-    "report": ("postroad.cli.pipeline_report", "report", "Write a report of traffic, latencies, storage and links."),
+    "report": ("postroad.cli.pipeline.report", "report", "Write a report of traffic, latencies, storage and links."),
 }
 
 

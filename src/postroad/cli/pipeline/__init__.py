@@ -1,0 +1,1 @@
+"""`postroad pipeline`: commands of the jobs on Spark."""

@@ -1,0 +1,1 @@
+"""`postroad sim`: commands of the simulator."""

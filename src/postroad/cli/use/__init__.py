@@ -1,0 +1,1 @@
+"""Commands for those who send, receive and trace messages."""
