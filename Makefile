@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WORKERS ?= 2
 SEEDS ?= 0:240
+# Each broker that a test starts would compile all modules again: a third of its CPU.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check sbom format bench browser cluster docs-site vendor figures docs seeds soak mutants mutants-sample hostile lock clean
