@@ -7,7 +7,7 @@ import pytest
 from tests.core.broker.machines import START_MS, Machine, Machines
 
 from postroad.core.broker.subscribing.durable import DURABLE_KEY, DurableRecord
-from postroad.core.broker.subscribing.position_proofs import UNKNOWN_MAX
+from postroad.core.broker.subscribing.position_proofs import UNKNOWN_MAX, PositionProofs
 from postroad.core.protocol.packets import (
     Acknowledge,
     AcknowledgementStored,
@@ -121,6 +121,24 @@ def test_positions_of_pubends_nobody_announced_are_refused_beyond_a_bound() -> N
     assert [type(error) for _, error in node.refused] == [TooManyError]
     assert str(UNKNOWN_MAX) in str(node.refused[0][1])
     assert DURABLE_KEY + "orders" not in node.metadata
+
+
+def test_too_many_positions_are_not_all_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look took a microsecond, and such a request held up all other clients for 50 ms."""
+    machines = two_brokers()
+    machines.client(1, LINK)
+    looked_at = []
+    is_known = PositionProofs._is_known
+
+    def watch(self: PositionProofs, pubend: int) -> bool:
+        looked_at.append(pubend)
+        return is_known(self, pubend)
+
+    monkeypatch.setattr(PositionProofs, "_is_known", watch)
+    many = {pubend_id(1000 + number): number for number in range(65_536)}
+    machines.give(1, Subscribe(1, "x > 1", "orders", many), link=LINK, request=3)
+    assert [type(error) for _, error in machines.nodes[1].refused] == [TooManyError]
+    assert len(looked_at) == UNKNOWN_MAX + 1
 
 
 def test_few_positions_of_unknown_pubends_are_kept_for_the_connection_and_not_stored() -> None:

@@ -12,6 +12,7 @@ client is connected: at most `UNKNOWN_MAX` per subscription and `UNKNOWN_TOTAL_M
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Final
 
 from postroad.core.broker.context import FULL_HOPS, Context
@@ -44,10 +45,11 @@ class PositionProofs:
 
     def take(self, packet: Subscribe) -> tuple[Positions, Positions]:
         """Return the positions and acknowledgements of a request, within bounds."""
-        unknown = sum(not self._is_known(pubend) for pubend in packet.positions)
-        if unknown > UNKNOWN_MAX or self._unknown_total + unknown > UNKNOWN_TOTAL_MAX:
+        room = min(UNKNOWN_MAX, UNKNOWN_TOTAL_MAX - self._unknown_total)
+        unknown = (pubend for pubend in packet.positions if not self._is_known(pubend))
+        if next(islice(unknown, room, None), None) is not None:  # counting all would hold up others
             raise TooManyError(
-                f"the subscription has positions for {unknown} pubends that this broker does not know; "
+                f"the subscription has positions for more than {room} pubends that this broker does not know; "
                 f"at most {UNKNOWN_MAX} are allowed for one subscription and {UNKNOWN_TOTAL_MAX} for all"
             )
         positions = dict(packet.positions)
