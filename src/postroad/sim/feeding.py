@@ -259,6 +259,8 @@ class FeederNode:
         self.clients[number] = client
         following = client.follow(binding.filter_text, subscription=name, name=_durable(binding))
         following.saved = dict(cursors) or None
+        # Where nothing was put yet the queue knows no place: it goes on where its home says.
+        self._history.add(seen.Forgot(self._world.now, name, dict(cursors)))
         client.start()
         try:
             while True:

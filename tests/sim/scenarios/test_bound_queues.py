@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from postroad.sim.history import Delivered
+from postroad.sim.history import Delivered, Gapped
 from postroad.sim.overlay import Overlay
 from postroad.sim.predicates import everything
 
@@ -74,3 +74,18 @@ def test_a_queue_stays_with_its_broker_while_nothing_comes() -> None:
     assert overlay.settle(10.0)
     assert overlay.violations() == []
     assert fed(overlay) == 3
+
+
+def test_a_queue_without_a_cursor_is_told_a_gap_when_its_home_is_retired() -> None:
+    """Only its home knew where it began. Nothing was put into the queue yet, so the database knows no place either."""
+    overlay = two_feeders()
+    overlay.link(1, 3)
+    publish(overlay, 50, 6.0, 9.0)
+    overlay.run(3.0)
+    (home,) = [feeder for feeder in overlay.queues.feeders if feeder.clients]
+    overlay.retire(home._node.broker)
+    overlay.run(12.0)
+    assert overlay.settle(60.0)
+    assert overlay.violations() == []
+    assert any(isinstance(event, Gapped) and not event.lo for event in overlay.history)
+    assert 0 < fed(overlay) <= 50
