@@ -52,7 +52,8 @@ def publish(urls: tuple[str, ...], pairs: tuple[str, ...], payload: str | None, 
         run(_publish(urls, single, (payload or "").encode(), timeout, progress, show_ids=ids))
     finally:
         if progress.durable:
-            click.echo(("\r" if sys.stderr.isatty() else "") + f"{progress.count} messages published", err=True)
+            messages = "message" if progress.count == 1 else "messages"
+            click.echo(("\r" if sys.stderr.isatty() else "") + f"{progress.count} {messages} published", err=True)
     if progress.interrupted:
         sys.exit(INTERRUPTED)
 
