@@ -50,7 +50,8 @@ def metrics_page() -> str:
     )
     sections = [
         ("Of a broker", "broker", "", metric_meanings.BROKER),
-        ("Of each identity that is connected", "identity", "identity_", metric_meanings.IDENTITY),
+        ("Limits", "limit", "", {"limit": metric_meanings.LIMIT}),
+        ("Of each identity that has connected since the start", "identity", "identity_", metric_meanings.IDENTITY),
         ("Of each stream at a broker", "pubend", "stream_", metric_meanings.STREAM),
         ("Of each queue", "queue", "queue_", metric_meanings.QUEUE),
         (

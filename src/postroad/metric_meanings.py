@@ -45,17 +45,12 @@ BROKER: Final = {
     "packets_preparing": "Packets that wait until their filters are prepared",
     "connections": "Connections of clients and brokers",
     "connections_max": "How many connections are allowed",
+    "handshakes": "Connections that have not said who they are",
     "connections_refused": "Connections refused because there were too many",
     "accept_failures": "Connections that the operating system could not accept",
     "addresses": "Addresses that connections come from",
     "connections_refused_by_address": "Connections refused because their address has too many",
     "connections_refused_by_identity": "Connections refused because their identity has too many",
-    "connections_per_address_max": "How many connections one address may have",
-    "handshakes_per_address_max": "How many connections of one address may be unidentified",
-    "connections_per_identity_max": "How many connections one identity may have",
-    "subscriptions_per_identity_max": "How many subscriptions one identity may have",
-    "queues_per_identity_max": "How many queues one identity may create",
-    "publish_bytes_per_s_per_identity": "How many bytes per second one identity may publish",
     "buffers_bytes": "Memory of the buffers of all connections",
     "buffers_bytes_max": "How much memory they may have",
     "buffers_waiting": "Connections that wait for room in the buffers",
@@ -76,8 +71,12 @@ BROKER: Final = {
     "tracking_backlog_bytes": "Bytes of events that wait for the tracking process",
     "tracking_restarts": "Restarts of the tracking process",
 }
+LIMIT: Final = "A limit of `[limits]`, in the unit of its name"
 IDENTITY: Final = {
     "connections": "Connections of the identity",
+    "subscriptions": "Subscriptions of those connections",
+    "durable_subscriptions": "Durable subscriptions of the identity in the overlay",
+    "filter_bytes": "Memory of its long filters",
     "published_bytes": "Bytes it published since its first connection",
     "held_to_rate": "How often its connection was not read because it published too fast",
 }

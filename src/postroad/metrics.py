@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeAlias
 
@@ -17,6 +19,7 @@ from postroad.errors import ListenError, OverlayError, SecurityError
 from postroad.queues.broker_service import BrokerQueues
 from postroad.queues.service import QueueStats
 from postroad.runtime.config import split_address
+from postroad.runtime.listener import bind_socket
 from postroad.runtime.services import Answer, ServiceConnection, ServiceHost
 from postroad.security.gate import is_loopback
 from postroad.security.http_sessions import HttpSessions
@@ -28,10 +31,14 @@ try:
 except ImportError as missing:  # pragma: no cover - depends on what is installed
     raise OverlayError("metrics need prometheus-client: pip install 'postroad[metrics]'") from missing
 
+log = logging.getLogger("postroad.metrics")
+
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 REQUEST_BYTES_MAX: Final = 8192
 REQUEST_S_MAX: Final = 5.0
-REQUESTS_MAX: Final = 32  # at a time
+REQUESTS_MAX: Final = 32  # at a time, those in their TLS handshake included
+REQUESTS_OF_ADDRESS_MAX: Final = 8
+RETRY_S: Final = 1.0
 Read: TypeAlias = Callable[[QueueStats], float]
 
 
@@ -43,8 +50,8 @@ class MetricsService:
     def __init__(self, listen: str, queues: BrokerQueues | None) -> None:
         self._listen = listen
         self._queues = queues
-        self._server: asyncio.Server | None = None
-        self._requests = 0
+        self._accepting: dict[socket.socket, asyncio.Task[None]] = {}
+        self.requests: Final[dict[asyncio.Task[None], str]] = {}  # with the addresses they come from
         self._guarded = False
         self._host: ServiceHost
 
@@ -52,27 +59,30 @@ class MetricsService:
         self._host = host
         address, port = split_address(self._listen)
         self._guarded = host.gate.guarded and not is_loopback(address)
-        tls = {"ssl": host.gate.lasting_context(), "ssl_handshake_timeout": REQUEST_S_MAX} if self._guarded else {}
+        sockets: list[socket.socket] = []
         try:
-            self._server = await asyncio.start_server(
-                self._serve,
-                address,
-                port,
-                limit=REQUEST_BYTES_MAX,
-                **tls,  # type: ignore[arg-type]
-            )
+            found = await asyncio.get_running_loop().getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            for family, kind, protocol, _, each in dict.fromkeys(found):
+                sockets.append(bind_socket(family, kind, protocol, each))
+                sockets[-1].listen(REQUESTS_MAX)
         except OSError as error:
+            for made in sockets:
+                made.close()
             raise ListenError(f"cannot serve metrics on {self._listen}: {error.strerror or error}") from error
+        self._accepting = {each: asyncio.create_task(self._accept(each)) for each in sockets}
 
     @property
     def port(self) -> int:
-        assert self._server is not None
-        return int(self._server.sockets[0].getsockname()[1])
+        return int(next(iter(self._accepting)).getsockname()[1])
 
     async def stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            await self._server.wait_closed()
+        for listening, task in self._accepting.items():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            listening.close()
+        for request in list(self.requests):
+            request.cancel()
+        await asyncio.gather(*self.requests, return_exceptions=True)
 
     def open(
         self,
@@ -82,18 +92,47 @@ class MetricsService:
     ) -> ServiceConnection:
         raise AssertionError("metrics answer no packets")
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._requests >= REQUESTS_MAX:
-            writer.close()
-            return
-        self._requests += 1
+    async def _accept(self, listening: socket.socket) -> None:
+        """Accept for ever. A connection counts before its TLS handshake, whose buffers are the largest part of it."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, address = await loop.sock_accept(listening)
+            except OSError as error:
+                log.error("no request for metrics can be accepted: %s", error.strerror)  # noqa: TRY400  # no bug of ours
+                await asyncio.sleep(RETRY_S)
+                continue
+            host = str(address[0])
+            of_host = sum(each == host for each in self.requests.values())
+            if len(self.requests) >= REQUESTS_MAX or of_host >= REQUESTS_OF_ADDRESS_MAX:
+                accepted.close()
+                continue
+            request = loop.create_task(self._serve(accepted))
+            self.requests[request] = host
+            request.add_done_callback(self.requests.pop)
+
+    async def _serve(self, accepted: socket.socket) -> None:
+        """Answer one request, within a few seconds in all."""
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(REQUEST_BYTES_MAX)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        tls = self._host.gate.listening if self._guarded else None
+        transport: asyncio.Transport | None = None
         with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             async with asyncio.timeout(REQUEST_S_MAX):
-                request = await reader.readuntil(b"\r\n\r\n")
-                writer.write(await self._answer(request))
+                transport, _ = await loop.connect_accepted_socket(
+                    lambda: protocol, accepted, ssl=tls, ssl_handshake_timeout=REQUEST_S_MAX if tls else None
+                )
+                writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+                writer.write(await self._answer(await reader.readuntil(b"\r\n\r\n")))
                 await writer.drain()
-        self._requests -= 1
-        writer.close()
+                writer.close()
+                await writer.wait_closed()
+                return
+        if transport is not None:
+            transport.abort()
+        else:
+            accepted.close()
 
     async def _answer(self, request: bytes) -> bytes:
         line, *headers = request.decode("latin-1").split("\r\n")
@@ -133,6 +172,7 @@ class _Figures(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield from self._of_broker()
+        yield from self._of_limits()
         yield from self._of_identities()
         yield from self._of_streams()
         yield from self._of_queues()
@@ -145,6 +185,14 @@ class _Figures(Collector):
             gauge = GaugeMetricFamily(f"postroad_{name}", meanings.BROKER.get(name, name), labels=["broker"])
             gauge.add_metric([label], float(str(value)))
             yield gauge
+
+    def _of_limits(self) -> Iterator[Metric]:
+        limits = self._broker["limits"]
+        assert isinstance(limits, dict)
+        family = GaugeMetricFamily("postroad_limit", meanings.LIMIT, labels=["limit"])
+        for name, value in limits.items():
+            family.add_metric([name], float(value))
+        yield family
 
     def _of_identities(self) -> Iterator[Metric]:
         uses = self._broker.get("identity_uses")

@@ -88,7 +88,7 @@ def test_every_metric_has_a_meaning_and_every_meaning_a_metric(tmp_path: Path) -
 
     shown = dict(re.findall(r"^# HELP postroad_(\S+) (.*)$", asyncio.run(body()), re.MULTILINE))
     expected = metric_meanings.BROKER | {f"stream_{name}": text for name, text in metric_meanings.STREAM.items()}
-    expected |= {f"identity_{name}": text for name, text in metric_meanings.IDENTITY.items()}
+    expected |= {"limit": metric_meanings.LIMIT} | {f"identity_{name}": text for name, text in metric_meanings.IDENTITY.items()}
     expected |= {f"queue_{name}": text for name, text in metric_meanings.QUEUE.items()}
     expected |= {f"queue_{name}_total": text for name, text in metric_meanings.QUEUE_TOTALS.items()}
     assert shown == expected

@@ -51,6 +51,15 @@ def test_an_identity_publishes_at_its_rate_over_all_connections() -> None:
     assert quotas.by_identity()["shop"] == {"connections": 1, "published_bytes": 2048, "held_to_rate": 1}
 
 
+def test_who_connects_again_has_no_new_rate() -> None:
+    quotas = Quotas(Limits(publish_bytes_per_s_per_identity=1024))
+    quotas.entered("shop")
+    assert quotas.published("shop", 1024, 10.0) == 0.0
+    quotas.left("shop")
+    quotas.entered("shop")
+    assert quotas.published("shop", 512, 10.0) == pytest.approx(0.5)
+
+
 def test_a_stranger_can_send_only_so_much(tmp_path: Path) -> None:
     """An unidentified client cannot make the broker answer for as long as its handshake may take."""
 
@@ -111,7 +120,7 @@ def test_an_identity_has_so_many_connections_and_subscriptions(tmp_path: Path) -
             uses = node.stats()["identity_uses"]
             assert isinstance(uses, dict)
             assert uses["shop"]["connections"] == 2
-        await until(lambda: not node.quotas.identities)
+        await until(lambda: not any(use.connections for use in node.quotas.identities.values()))
         await node.stop()
 
     asyncio.run(scenario())

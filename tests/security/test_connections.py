@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ssl
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
@@ -21,7 +20,7 @@ from postroad.errors import CertificateError, PlainTokenError, PostroadError, To
 from postroad.runtime.broker_server import BrokerServer
 from postroad.security import authority
 from postroad.security.identities import Identity, create_identity, revoke_identity
-from postroad.security.tls import broker_uri, client_uri, name_in
+from postroad.security.tls import broker_uri, client_uri
 from postroad.wire.packets.session import Error, Hello, Role
 from postroad.wire.packets.telesto import GetQueues
 
@@ -280,24 +279,6 @@ def test_certificates_are_read_again(guard: Guard) -> None:
         assert await seen(node) == after
 
     served(guard, work)
-
-
-def test_a_server_that_keeps_its_context_gets_the_new_certificate(guard: Guard) -> None:
-    """The metrics endpoint hands its context over once; after a reload it shows the new certificate, too."""
-    gate = guarded_node(guard, guard.directory).gate
-    lasting = gate.lasting_context()
-    guard.certificate(broker_uri(2), "renewed")
-    (guard.directory / "broker-1.pem").write_bytes((guard.directory / "renewed.pem").read_bytes())
-    (guard.directory / "broker-1.key").write_bytes((guard.directory / "renewed.key").read_bytes())
-    gate.reload()
-    assert gate.lasting_context() is lasting
-    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    server = lasting.wrap_bio(incoming, outgoing, server_side=True)
-    client = guard.context().wrap_bio(outgoing, incoming)
-    for end in (client, server, client, server):
-        with contextlib.suppress(ssl.SSLWantReadError):
-            end.do_handshake()
-    assert name_in(client).broker == 2
 
 
 def test_brokers_link_by_their_certificates(tmp_path: Path) -> None:

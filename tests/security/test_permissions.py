@@ -20,6 +20,7 @@ from postroad.errors import (
     QueueLimitError,
     UnknownClientError,
     UnknownDurableError,
+    UnknownQueueError,
 )
 from postroad.queues.broker_service import queues_of
 from postroad.queues.client import QueueClient
@@ -169,12 +170,16 @@ def test_queues_are_used_within_the_permissions(guard: Guard) -> None:
                 shop.queue("orders.eu").put(b"2"),
                 shop.queue("secret").stats(),
                 shop.queue("new").put(b"3"),
+            ):
+                with pytest.raises(PermissionDeniedError):
+                    await refused
+            for by_id in (
                 shop.queues.put_to_many([1, 3], b"4"),
                 shop.queues.delete_queue(3),
                 shop.queues.get_queue_by_id(3),
             ):
-                with pytest.raises(PermissionDeniedError):
-                    await refused
+                with pytest.raises(UnknownQueueError):  # as if there were no such queue: its name stays hidden
+                    await by_id
             assert await shop.queue("orders.eu").take(0.05) is None
             assert await all_queues(shop.queues) == ["orders", "orders.eu"]
             assert await all_queues(ops.queues) == ["orders", "orders.eu", "secret"]

@@ -42,7 +42,11 @@ def queues_of(config: NodeConfig) -> BrokerQueues | None:
         return None
     below = Path(config.data_dir)
     profile = below / config.queues.profile if config.queues.profile else None
-    limits = QueueLimits(queues_per_identity_max=config.limits.queues_per_identity_max)
+    limits = QueueLimits(
+        queues_per_identity_max=config.limits.queues_per_identity_max,
+        clients_per_identity_max=config.limits.queue_clients_per_identity_max,
+        bindings_per_identity_max=config.limits.bindings_per_identity_max,
+    )
     return BrokerQueues(store if store == "memory" or "://" in store else str(below / store), profile, limits)
 
 

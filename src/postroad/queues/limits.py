@@ -37,6 +37,8 @@ class QueueLimits:
     delay_ms_max: int = 3_660 * DAY_MS
     waiting_takes_max: int = 10_000
     queues_per_identity_max: int = 1_000
+    clients_per_identity_max: int = 10_000
+    bindings_per_identity_max: int = 256
     page_rows_max: int = 1_000
     page_bytes_max: int = 1 << 20
 

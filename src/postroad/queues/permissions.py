@@ -7,15 +7,18 @@ that the identity may see. Queue clients belong to the identity that registered 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
+from functools import partial
 from typing import Final
 
 from msgspec.structs import replace
 
 from postroad.core.filters.filter import Filter
-from postroad.core.protocol.rights import Rights
+from postroad.core.protocol.rights import EVERYTHING, Rights
 from postroad.errors import UnknownBindingError, UnknownClientError, UnknownQueueError
 from postroad.queues.limits import check_client_id, check_queue_id
+from postroad.runtime.filter_preparation import work_with_pauses
 from postroad.storage.queues.base import Queue, QueueStorage
 from postroad.wire.packets import queues as q
 from postroad.wire.packets import telesto as t
@@ -31,6 +34,7 @@ class QueuePermissions:
     def __init__(self, storage: QueueStorage) -> None:
         self._storage = storage
         self._names: dict[int, str] = {}
+        self.parsing: Final = asyncio.Lock()  # one filter at a time, in a thread
 
     async def permit(self, packet: Packet, rights: Rights) -> Packet:
         """Return the request that may be carried out, or raise."""
@@ -57,16 +61,18 @@ class QueuePermissions:
                 await self._use("manage", rights, packet.queue_id)
             case q.BindQueue():
                 await self._use("manage", rights, packet.queue_id)
-                return replace(packet, filter_text=str(rights.subscribable(Filter(packet.filter_text))))
+                rights.subscribable(EVERYTHING)  # refused before the filter costs anything
+                async with self.parsing:
+                    permitted = partial(_permitted_text, rights, packet.filter_text)
+                    return replace(packet, filter_text=await asyncio.to_thread(work_with_pauses, permitted))
             case q.UnbindQueue():
                 await self._use("manage", rights, await self._count_bound(packet.binding_id))
             case t.GetQueueId():
                 if not rights.knows_queue(packet.queue_name):
                     raise rights.denied(f"use queue {packet.queue_name!r}")
             case t.GetQueueName() | q.GetQueueSettings() | q.GetQueueStats():
-                name = await self._name_of(packet.queue_id)
-                if not rights.knows_queue(name):
-                    raise rights.denied(f"use queue {name!r}")
+                if not rights.knows_queue(await self._name_of(packet.queue_id)):
+                    raise _unknown(packet.queue_id)
             case t.PutMessage():
                 await self._use("put", rights, *packet.queue_ids)
             case q.PutMessages():
@@ -90,7 +96,10 @@ class QueuePermissions:
             return False
 
     async def _use(self, action: str, rights: Rights, *queue_ids: int) -> None:
-        """Refuse an action in one of these queues; a queue that does not exist is left to the storage."""
+        """Refuse an action in one of these queues; a queue that does not exist is left to the storage.
+
+        Ids are sequential: the error must not tell the name of a queue of which this identity may not know.
+        """
         if rights.may_use_queue(action, "*"):
             return
         for queue_id in queue_ids:
@@ -98,6 +107,8 @@ class QueuePermissions:
                 name = await self._name_of(queue_id)
             except UnknownQueueError:
                 continue
+            if not rights.knows_queue(name):
+                raise _unknown(queue_id)
             rights.use_queue(action, name)
 
     async def _name_of(self, queue_id: int) -> str:
@@ -119,6 +130,14 @@ class QueuePermissions:
             if each.binding_id == binding_id:
                 return each.queue_id
         raise UnknownBindingError(f"no binding has the id {binding_id}")
+
+
+def _permitted_text(rights: Rights, text: str) -> str:
+    return str(rights.subscribable(Filter(text)))
+
+
+def _unknown(queue_id: int) -> UnknownQueueError:
+    return UnknownQueueError(f"no queue has the id {queue_id}")
 
 
 def _ids(queue_id: int | None) -> tuple[int, ...]:

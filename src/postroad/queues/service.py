@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace
@@ -25,6 +26,7 @@ from postroad.errors import (
     QueueLimitError,
     ReadOnlyClientError,
     StorageUnavailableError,
+    UnknownClientError,
     UnknownMethodError,
 )
 from postroad.queues.answers import ANSWER_BYTES_MAX, ROW_BYTES_MIN, AnswerRoom
@@ -42,7 +44,9 @@ from postroad.queues.limits import (
 from postroad.queues.permissions import QueuePermissions
 from postroad.queues.profile import ProfileLog
 from postroad.queues.rates import Counts
+from postroad.queues.shares import Shares
 from postroad.queues.waiters import Waiter, Waiters
+from postroad.runtime.filter_preparation import work_with_pauses
 from postroad.storage.queues.base import (
     Client,
     ClientMode,
@@ -128,7 +132,7 @@ class QueueService:
         self._background: set[asyncio.Task[Any]] = set()
         self.answers: Final = AnswerRoom(ANSWER_BYTES_MAX)
         self._permissions: Final = QueuePermissions(storage)
-        self._created_by: dict[int, str] = {}  # queue -> the identity that created it, since the start
+        self._shares: Final = Shares(self.limits)
         self._handlers = self._make_handlers()
         lists = (t.GetMessages, t.GetQueues, t.GetActiveQueues, q.GetBindings)
         self._list_bytes: dict[type[Packet], int] = dict.fromkeys(lists, self.limits.page_bytes_max)
@@ -238,11 +242,16 @@ class QueueService:
     async def _register(self, packet: t.RegisterClient, session: Session) -> Packet:
         name = self.limits.check_name(packet.client_name)
         try:
+            self._shares.check("clients", session.rights.owner)
             session.client = await self.storage.request_id(name, packet.mode, packet.key)
-        except NameTakenError:
+            self._shares.add("clients", session.client.client_id, session.rights.owner)
+        except (NameTakenError, QueueLimitError) as error:
             if not packet.existing:
                 raise
-            session.client = await self.storage.find_client(name)
+            try:
+                session.client = await self.storage.find_client(name)
+            except UnknownClientError:
+                raise error from None
         return t.RegisterClientResponse(session.client.client_id)
 
     async def _identify(self, packet: t.IdentifyClient, session: Session) -> Packet:
@@ -255,6 +264,7 @@ class QueueService:
         if packet.client_id != client.client_id:
             _may_write(packet, session)
         await self.storage.delete_client(check_client_id(packet.client_id))
+        self._shares.remove("clients", packet.client_id)
         if packet.client_id == client.client_id:
             session.client = None
         return t.Success()
@@ -263,19 +273,16 @@ class QueueService:
         _may_write(packet, session)
         name = self.limits.check_name(packet.queue_name)
         settings = self._settings(packet.lease_ms, packet.max_deliveries, packet.dead_letter_id)
-        owner, most = session.rights.owner, self.limits.queues_per_identity_max
-        if owner and sum(each == owner for each in self._created_by.values()) >= most:
-            raise QueueLimitError(f"identity {owner!r} has created {most:,} queues since this broker started; delete some")
+        self._shares.check("queues", session.rights.owner)
         queue_id = (await self.storage.create_queue(name, settings)).queue_id
-        if owner:
-            self._created_by[queue_id] = owner
+        self._shares.add("queues", queue_id, session.rights.owner)
         return t.CreateQueueResponse(queue_id)
 
     async def _delete_queue(self, packet: t.DeleteQueue, session: Session) -> Packet:
         _may_write(packet, session)
         await self.storage.delete_queue(check_queue_id(packet.queue_id))
         self._counts.forget(packet.queue_id)
-        self._created_by.pop(packet.queue_id, None)
+        self._shares.remove("queues", packet.queue_id)
         self._watched.pop(packet.queue_id, None)
         self._waiters.wake_all(packet.queue_id)
         return t.Success()
@@ -306,14 +313,18 @@ class QueueService:
                 return t.GetActiveQueuesResponse(queues, more=len(found) == limit)
             after = found[-1].queue_id
 
-    async def _get_messages(self, packet: t.GetMessages, _session: Session) -> Packet:
-        page = await self.storage.get_messages_from_queue(
-            check_queue_id(packet.queue_id),
-            after=packet.after_message_id,
-            limit=self.limits.page_rows_max,
-            bytes_max=self.limits.page_bytes_max,
-        )
-        return t.GetMessagesResponse(tuple(page), more=bool(page))  # a page may be short for its bytes; an empty one is the end
+    async def _get_messages(self, packet: t.GetMessages, session: Session) -> Packet:
+        queue_id, after = check_queue_id(packet.queue_id), packet.after_message_id
+        sees_all = session.rights is OPEN or await self._permissions.may_manage(queue_id, session.rights)
+        own_id = 0 if session.client is None else session.client.client_id
+        while True:  # a page of which nothing may be shown is skipped: an empty one is the end
+            page = await self.storage.get_messages_from_queue(
+                queue_id, after=after, limit=self.limits.page_rows_max, bytes_max=self.limits.page_bytes_max
+            )
+            shown = tuple(each for each in page if sees_all or each.receiver_id in (None, own_id))
+            if shown or not page:
+                return t.GetMessagesResponse(shown, more=bool(page))
+            after = page[-1].message_id
 
     # putting
 
@@ -591,14 +602,18 @@ class QueueService:
     async def _bind_queue(self, packet: q.BindQueue, session: Session) -> Packet:
         _may_write(packet, session)
         text = self.limits.check_filter(packet.filter_text)
-        if self._check_filter is not None:
-            self._check_filter(text)
+        if self._check_filter is not None and session.rights is OPEN:  # else `permit` has parsed it
+            async with self._permissions.parsing:
+                await asyncio.to_thread(work_with_pauses, partial(self._check_filter, text))
+        self._shares.check("bindings", session.rights.owner)
         binding = await self.storage.bind(check_queue_id(packet.queue_id), text, priority=check_priority(packet.priority))
+        self._shares.add("bindings", binding.binding_id, session.rights.owner)
         return q.BindQueueResponse(binding.binding_id)
 
     async def _unbind_queue(self, packet: q.UnbindQueue, session: Session) -> Packet:
         _may_write(packet, session)
         await self.storage.unbind(check_binding_id(packet.binding_id))
+        self._shares.remove("bindings", packet.binding_id)
         return t.Success()
 
     async def _get_bindings(self, _packet: q.GetBindings, session: Session) -> Packet:

@@ -331,6 +331,7 @@ class BrokerServer:
             pubends=self.config.pubends,
             subscriptions_max=limits.subscriptions_max,
             subscriptions_per_identity_max=limits.subscriptions_per_identity_max,
+            names_per_identity_max=limits.names_per_identity_max,
             newcomer_wait_s=self._newcomer_wait_s(),
             replaces=self._replaces,
             has_neighbours=bool(self.config.neighbours),
@@ -395,6 +396,7 @@ class BrokerServer:
             "packets_preparing": len(self._preparation),
             "connections": len(self.peers),
             "connections_max": self.connections_max,
+            "handshakes": self._count()[1],
             "connections_refused": 0 if self._listener is None else self._listener.refused,
             "accept_failures": 0 if self._listener is None else self._listener.failures,
             "buffers_bytes": self.budget.held,
@@ -405,9 +407,14 @@ class BrokerServer:
             "dropped_frames": sum(peer.channel.outbox.dropped_frames for peer in self.peers.values()),
             "held_back_connections": len(self._held_back),
             **(self.tracking.stats() if self.tracking is not None else {}),
-            "identity_uses": self.quotas.by_identity(),
+            "identity_uses": self._identity_uses(),
             "streams": self._broker.streams(),
         }
+
+    def _identity_uses(self) -> dict[str, dict[str, int]]:
+        """Return what each identity uses of its limits."""
+        in_machine = self._broker.machine.uses_by_identity(self.quotas.identities)
+        return {name: {**use, **in_machine[name]} for name, use in self.quotas.by_identity().items()}
 
     def report(self, question: StatusQuestion) -> BrokerReport:
         """Report how the broker is, with a page of its subscriptions."""

@@ -103,10 +103,21 @@ class Limits(_Section, frozen=True):
     subscriptions_per_identity_max: Annotated[
         Count, described("Maximum number of subscriptions of one identity, over all its connections.")
     ] = 50_000
+    names_per_identity_max: Annotated[
+        Count,
+        described(
+            "Maximum number of durable subscriptions of one identity in the overlay, and of its named writers at this broker. "
+            "Administrators have no such limit."
+        ),
+    ] = 4_096
     queues_per_identity_max: Annotated[
         Count,
         described("Maximum number of queues that one identity creates at this broker from its start on and has not deleted."),
     ] = 1_000
+    queue_clients_per_identity_max: Annotated[
+        Count, described("The same for clients of the queue service; one connection has one.")
+    ] = 10_000
+    bindings_per_identity_max: Annotated[Count, described("The same for filters that queues are bound to.")] = 256
     publish_bytes_per_s_per_identity: Annotated[
         Bytes,
         described("How much one identity may publish per second, over all its connections; above it they are read more slowly."),

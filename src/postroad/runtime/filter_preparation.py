@@ -18,9 +18,9 @@ import asyncio
 import logging
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic, sleep
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from postroad.core.batch.batch import Batch
 from postroad.core.filters.filter import Filter
@@ -43,6 +43,7 @@ WORK_S: Final = 0.0003
 PAUSE_S: Final = 0.001
 
 _WAITS: Final = Interest | CatchUp | Reserve | Verdict | Decision | Advertisements  # behind filters of their link
+ResultT = TypeVar("ResultT")
 Prepared: TypeAlias = list[tuple[str, Filter | FilterError]]
 
 
@@ -179,9 +180,14 @@ def _narrows(rights: Rights) -> bool:
 
 def prepare_all(texts: Sequence[str], rights: Rights = OPEN) -> Prepared:
     """Parse filters and work out all that comparing and evaluating them needs, with pauses."""
+    return work_with_pauses(lambda: _prepare_each(texts, rights))
+
+
+def work_with_pauses(work: Callable[[], ResultT]) -> ResultT:
+    """Do some work in a thread, such that the event loop hardly notices."""
     sys.setprofile(_Pauses())
     try:
-        return _prepare_each(texts, rights)
+        return work()
     finally:
         sys.setprofile(None)
 

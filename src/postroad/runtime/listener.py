@@ -64,7 +64,7 @@ class Listener:
         with self._describe_errors():
             found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
             for family, kind, protocol, _, address in dict.fromkeys(found):
-                self._sockets.append(_bind(family, kind, protocol, address))
+                self._sockets.append(bind_socket(family, kind, protocol, address))
         self.port = self._sockets[0].getsockname()[1]
 
     async def start(self) -> None:
@@ -161,7 +161,8 @@ class Listener:
             peer.limit_handshake(self._limits.handshake_s)
 
 
-def _bind(family: int, kind: int, protocol: int, address: tuple[object, ...]) -> socket.socket:
+def bind_socket(family: int, kind: int, protocol: int, address: tuple[object, ...]) -> socket.socket:
+    """Return a socket with this address, which does not listen yet."""
     made = socket.socket(family, kind, protocol)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

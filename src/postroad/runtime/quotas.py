@@ -1,8 +1,8 @@
 """What one address and one identity may use of a broker: connections, connections not yet identified, published bytes.
 
 An address counts from the moment its connection is accepted, so it cannot take the room of others before it says who it is. An
-identity counts over all its connections. What each one published fills a bucket of one second of its rate: who fills it is not
-read until it has room again, and everybody else goes on.
+identity counts over all its connections, also one after the other. What each one published fills a bucket of one second of its
+rate: who fills it is not read until it has room again, and everybody else goes on.
 """
 
 from __future__ import annotations
@@ -78,9 +78,7 @@ class Quotas:
 
     def left(self, identity: str) -> None:
         use = self.identities[identity]
-        use.connections -= 1
-        if not use.connections:
-            del self.identities[identity]
+        use.connections -= 1  # its bucket stays: who connects again has no new one
 
     def published(self, identity: str, size: int, now: float) -> float:
         """Count what an identity publishes; return for how many seconds the connection it came by is not to be read."""
@@ -99,12 +97,7 @@ class Quotas:
             "addresses": len(self.addresses),
             "connections_refused_by_address": self.refused_by_address,
             "connections_refused_by_identity": self.refused_by_identity,
-            "connections_per_address_max": self._limits.connections_per_address_max,
-            "handshakes_per_address_max": self._limits.handshakes_per_address_max,
-            "connections_per_identity_max": self._limits.connections_per_identity_max,
-            "subscriptions_per_identity_max": self._limits.subscriptions_per_identity_max,
-            "queues_per_identity_max": self._limits.queues_per_identity_max,
-            "publish_bytes_per_s_per_identity": self._limits.publish_bytes_per_s_per_identity,
+            "limits": {name: getattr(self._limits, name) for name in self._limits.__struct_fields__},
         }
 
     def by_identity(self) -> dict[str, dict[str, int]]:

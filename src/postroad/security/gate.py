@@ -60,7 +60,6 @@ class Gate:
         self.listening: ssl.SSLContext | None = None  # for those who connect to us
         self.dialling: ssl.SSLContext | None = None  # for links to other brokers
         self.own: ssl.SSLContext | None = None  # for our own client
-        self._lasting: ssl.SSLContext | None = None  # of a server that keeps its context
         self.identities = Identities()
         self._now: Final = now
         self._seen: tuple[int, ...] = ()
@@ -131,15 +130,6 @@ class Gate:
         if tls is not None:
             made = listening_context(tls), dialling_context(tls), client_context(tls.authority, tls.certificate, tls.key)
             self.listening, self.dialling, self.own = made
-            if self._lasting is not None:
-                self._lasting.load_cert_chain(tls.certificate, tls.key)
-
-    def lasting_context(self) -> ssl.SSLContext:
-        """Return a context for a server that asks for it once: `reload` renews the certificate in it."""
-        assert self.trust.tls is not None
-        if self._lasting is None:
-            self._lasting = listening_context(self.trust.tls)
-        return self._lasting
 
     def refresh(self) -> bool:
         """Read the file of identities again if it has changed; tell whether it has. Raise what is wrong with it, once."""

@@ -43,6 +43,7 @@ class BrokerConfig:
     pubends: int = 0  # new publishers are spread over the first so many of the hosted pubends; 0: over all
     subscriptions_max: int = 200_000
     subscriptions_per_identity_max: int = 50_000
+    names_per_identity_max: int = 4_096  # of durable subscriptions in the overlay, and of named writers at this broker
     newcomer_wait_s: float = 0.0  # how long a broker with empty files waits for reports of a former life before it begins
     replaces: bool = False  # the operator knows that the files of a former life are lost
     has_neighbours: bool = False  # neighbours are configured: other brokers exist, even if none is known yet

@@ -21,7 +21,8 @@ others. This module builds them, dispatches each input to its role, and passes o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final, TypeAlias
 
@@ -178,6 +179,20 @@ class Broker:
         for key in records.damaged:
             if key.startswith(WRITER_KEY):
                 self._writing.load_damaged(key.removeprefix(WRITER_KEY))
+
+    def uses_by_identity(self, identities: Iterable[str]) -> dict[str, dict[str, int]]:
+        """Return what identities use of their limits."""
+        subscriptions: Counter[str] = Counter()
+        for link, rights in self._context.rights.items():
+            subscriptions[rights.owner] += self._edge.count_of_link(link)
+        return {
+            each: {
+                "subscriptions": subscriptions[each],
+                "durable_subscriptions": self._durables.count_owned(each),
+                "filter_bytes": self._edge.filter_load.size_of(each),
+            }
+            for each in identities
+        }
 
     # --- the contract ---
 

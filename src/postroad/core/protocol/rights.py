@@ -20,6 +20,12 @@ EVERYTHING: Final = Filter("")
 NAME_MAX: Final = 255
 
 
+def owner_of(whole: str) -> str:
+    """Return the identity in a name as the broker knows it (see `Rights.own_name`); empty for a name without one."""
+    head, slash, _ = whole.partition("/")
+    return head if slash else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Grant:
     """One action on names: a single name, or with `*` at the end all names that begin like it."""

@@ -20,6 +20,7 @@ Invariants: a base is on disk before the client receives it; it lies above every
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,6 +30,7 @@ from postroad.core.broker.context import Context, SendWhenStored
 from postroad.core.broker.publishing.publishers import Publishing
 from postroad.core.protocol.orders import LinkId
 from postroad.core.protocol.packets import EpochOpened, EpochSealed, OpenEpoch, SealEpoch
+from postroad.core.protocol.rights import owner_of
 from postroad.errors import PostroadError, StaleEpochError, TooManyError, UnknownHandleError
 from postroad.types import COUNTER_BITS
 
@@ -68,11 +70,12 @@ class NamedWriters:
         self._context = context
         self._publishing = publishing
         self._writers: dict[str, _Writer] = {}
+        self._owned: Counter[str] = Counter()  # writers by the identity in their names
         self._damaged: dict[str, None] = {}  # writers whose records cannot be read
         self._waiting: list[tuple[LinkId, OpenEpoch, int]] = []  # for a publisher id
 
     def load(self, key: str, value: bytes) -> None:
-        self._writers[key.removeprefix(WRITER_KEY)] = msgspec.msgpack.decode(value, type=_Writer)
+        self._add(key.removeprefix(WRITER_KEY), msgspec.msgpack.decode(value, type=_Writer))
 
     def load_damaged(self, name: str) -> None:
         """Refuse a writer whose record is damaged: it is not known which batches it wrote."""
@@ -125,14 +128,21 @@ class NamedWriters:
             raise StaleEpochError(f"{text}; read what was written, and write the rest under another name")
 
     def _new_writer(self, link: LinkId, packet: OpenEpoch, request: int) -> _Writer | None:
+        most = self._context.config.names_per_identity_max
+        if not self._context.rights_of(link).admin and self._owned[owner_of(packet.name)] >= most:
+            raise TooManyError(f"an identity has at most {most} named writers at one broker")
         self._make_room()
         publisher = self._publishing.new_publisher()
         if publisher is None:
             self._waiting.append((link, packet, request))
             return None
         writer = _Writer(publisher, self._publishing.spread(publisher).pubend, self._context.wall_ms, [])
-        self._writers[packet.name] = writer
+        self._add(packet.name, writer)
         return writer
+
+    def _add(self, name: str, writer: _Writer) -> None:
+        self._writers[name] = writer
+        self._owned[owner_of(name)] += 1
 
     def _make_room(self) -> None:
         if len(self._writers) + len(self._waiting) < WRITERS_MAX:
@@ -141,6 +151,7 @@ class NamedWriters:
         if self._context.wall_ms - oldest.used_ms < UNUSED_MS:
             raise TooManyError(f"this broker remembers at most {WRITERS_MAX} writers")
         del self._writers[name]
+        self._owned[owner_of(name)] -= 1
         self._context.store(((WRITER_KEY + name, None),))
 
     def _writable(self, packet: OpenEpoch, writer: _Writer, known: _Epoch | None) -> _Epoch:

@@ -35,6 +35,7 @@ from postroad.errors import InvalidValueError, PostroadError, SkewError, StaleEp
 from postroad.types import MESSAGE_ID_BYTES, tick_milliseconds
 
 PUBLISHER_KEY: Final = "publisher-next"
+PUBLISHERS_OF_IDENTITY_MAX: Final = PUBLISHERS_MAX // 16  # of which it is remembered whose they are
 OWNER_KEY: Final = "publisher-owner/"
 HORIZON_KEY: Final = "horizon/"
 PUBLISHER_BLOCK: Final = 1 << 16
@@ -75,6 +76,9 @@ class Publishing:
     ) -> None:
         self._context = context
         self._identities = dict(identities)  # publisher -> the identity whose it is, where clients have one; stored
+        self._of_identity: dict[str, dict[int, None]] = {}  # the publishers of each, the oldest first
+        for publisher, identity in identities.items():
+            self._of_identity.setdefault(identity, {})[publisher] = None
         self.pubends = pubends
         shared = sorted(pubends)[: context.config.pubends or len(pubends)]
         self._shared = [pubends[each] for each in shared]  # new publishers are spread over them
@@ -356,12 +360,20 @@ class Publishing:
             self._context.store(self._assign(publisher, identity), SendWhenStored(link, packet, request))
 
     def _assign(self, publisher: int, identity: str) -> Changes:
-        """Note whose publisher it is; return the change to store."""
+        """Note whose publisher it is; return the change to store.
+
+        Who opens very many loses the oldest of his own: otherwise he could keep others from resuming theirs.
+        """
+        own = self._of_identity.setdefault(identity, {})
+        before = self._identities.get(publisher)
+        if before is not None:
+            self._of_identity[before].pop(publisher, None)
         self._identities[publisher] = identity
+        own[publisher] = None
         changes: Changes = ((f"{OWNER_KEY}{publisher}", identity.encode()),)
-        if len(self._identities) > PUBLISHERS_MAX:
-            oldest = next(iter(self._identities))
-            del self._identities[oldest]
+        if len(own) > PUBLISHERS_OF_IDENTITY_MAX or len(self._identities) > PUBLISHERS_MAX:
+            oldest = next(iter(own if len(own) > PUBLISHERS_OF_IDENTITY_MAX else self._identities))
+            del self._of_identity[self._identities.pop(oldest)][oldest]
             changes += ((f"{OWNER_KEY}{oldest}", None),)
         return changes
 

@@ -13,6 +13,7 @@ Invariant: at every moment at least one broker holds the logs for a durable subs
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -21,6 +22,7 @@ import msgspec
 
 from postroad.core.broker.trust import COUNT_MAX, leaves_room
 from postroad.core.protocol.packets import DurableHome, Positions
+from postroad.core.protocol.rights import owner_of
 from postroad.types import COUNTER_BITS
 
 DURABLE_KEY: Final = "durable/"
@@ -101,6 +103,7 @@ class Durables:
         self._dirty: dict[str, None] = {}
         self._dirty_homes: dict[str, None] = {}
         self._deleted: dict[str, None] = {}  # the names in `homes` that have no home, the oldest first
+        self._owned: Counter[str] = Counter()  # names in `homes` that have one, by the identity in them
 
     def load(self, key: str, value: bytes) -> None:
         """Read a stored entry: a record of this broker, or the home of another subscription."""
@@ -153,10 +156,21 @@ class Durables:
             self._put(home)
 
     def _put(self, home: DurableHome) -> None:
+        before = self.homes.get(home.name)
+        self._owned[owner_of(home.name)] += bool(home.broker) - (before is not None and bool(before.broker))
         self.homes[home.name] = home
         self._deleted.pop(home.name, None)
         if not home.broker:
             self._deleted[home.name] = None
+
+    def exists(self, name: str) -> bool:
+        """Tell whether a name is known to have a home."""
+        home = self.homes.get(name)
+        return name in self.here or (home is not None and home.broker != 0)
+
+    def count_owned(self, owner: str) -> int:
+        """Return how many durable subscriptions of an identity have a home."""
+        return self._owned[owner]
 
     def has_room(self, name: str) -> bool:
         """Tell whether one more name can be known; if necessary, forget the one whose deletion was heard of first."""

@@ -35,6 +35,7 @@ from postroad.core.protocol.packets import (
     Subscribe,
     pubend_broker,
 )
+from postroad.core.protocol.rights import owner_of
 from postroad.errors import DurableBusyError, DurableElsewhereError, DurableFilterError, TooManyError
 
 WAITING_MAX: Final = 1024  # clients that wait for a vote on a name, or for its former home
@@ -108,6 +109,11 @@ class DurableMoves:
             return
         if not durables.has_room(name) or len(durables.here) >= DURABLES_MAX:
             text = f"an overlay has at most {DURABLES_MAX} durable subscriptions; delete those that are not needed"
+            self._context.refuse(link, request, TooManyError(text))
+            return
+        most = self._context.config.names_per_identity_max
+        if not self._context.rights_of(link).admin and not durables.exists(name) and durables.count_owned(owner_of(name)) >= most:
+            text = f"an identity has at most {most} durable subscriptions; delete those that are not needed"
             self._context.refuse(link, request, TooManyError(text))
             return
         home = durables.elsewhere(name)

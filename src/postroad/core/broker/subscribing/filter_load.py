@@ -64,6 +64,10 @@ class FilterLoad:
     def remove(self, link: LinkId, filter_: Filter) -> None:
         self._change(link, filter_, -1)
 
+    def size_of(self, identity: str) -> int:
+        """Return the memory of an identity's long filters."""
+        return self._by_whom.get(identity, _Load()).size
+
     def _change(self, link: LinkId, filter_: Filter, sign: int) -> None:
         size, conditions = _load_of(filter_)
         if not size and not conditions:
