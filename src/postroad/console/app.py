@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -181,12 +181,15 @@ class Console:
 
     # --- the overlay ---
 
-    async def _events(self, _request: Request, _session: HttpSession) -> Response:
+    async def _events(self, request: Request, session: HttpSession) -> Response:
+        """Send pictures to administrators; others learn as little as `client.status()` tells them."""
+
         async def pictures() -> AsyncIterator[bytes]:
-            async for encoded in self._parts.picture.watch():
+            watched = self._parts.picture.watch() if session.rights.admin else self._parts.picture.watch_nothing()
+            async for encoded in watched:
                 yield b"data: " + encoded + b"\n\n"
 
-        return self._stream(pictures())
+        return self._stream(request, pictures())
 
     async def _broker(self, request: Request, session: HttpSession) -> Response:
         session.rights.administer()
@@ -243,9 +246,11 @@ class Console:
             except PostroadError as error:
                 yield b"event: failed\ndata: " + json.dumps({"error": str(error)}).encode() + b"\n\n"
 
-        return self._stream(events())
+        return self._stream(request, events())
 
-    def _stream(self, events: AsyncIterator[bytes]) -> Response:
+    def _stream(self, request: Request, events: AsyncIterator[bytes]) -> Response:
+        """Send events as they come, until the session ends: also when its identity is revoked or changed meanwhile."""
+        cookie = request.cookies.get(COOKIE)
         if self._streams >= STREAMS_MAX:
             return _JSON({"error": "too many pages are open; close one"}, 503)
 
@@ -253,8 +258,12 @@ class Console:
             self._streams += 1
             try:
                 async for each in events:
+                    if not self._parts.sessions.holds(cookie):
+                        break
                     yield each
             finally:
+                if isinstance(events, AsyncGenerator):
+                    await events.aclose()
                 self._streams -= 1
 
         return StreamingResponse(counted(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})

@@ -88,6 +88,12 @@ class Picture:
         finally:
             self._watchers -= 1
 
+    async def watch_nothing(self) -> AsyncIterator[bytes]:
+        """Yield pictures as `watch` does, for those who may not know what is in them."""
+        while True:
+            yield msgspec.json.encode(Picture(self.client, self.home).describe())
+            await asyncio.sleep(PERIOD_S)
+
     async def stop(self) -> None:
         if self._task is not None:
             self._task.cancel()

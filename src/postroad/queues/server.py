@@ -18,6 +18,7 @@ from typing import Final, Self, cast
 from postroad.errors import InvalidValueError, MalformedFrameError, PostgresMissingError, PostroadError, QueueBusyError
 from postroad.queues.request_window import RequestWindow
 from postroad.queues.service import QueueService
+from postroad.runtime.config import check_no_password
 from postroad.security.gate import is_loopback
 from postroad.storage.queues.base import QueueStorage
 from postroad.storage.queues.memory import MemoryQueueStorage
@@ -210,6 +211,10 @@ def main() -> None:
         raise InvalidValueError(f"--listen has the form host:port, not {arguments.listen!r}")
     if not is_loopback(host.strip("[]")):
         raise SystemExit(f"Error: {arguments.listen} can be reached by others; a guarded broker serves queues to them")
+    try:
+        check_no_password(arguments.store, "--store")
+    except PostroadError as error:
+        sys.exit(f"Error: {error}  [error {error.code}]")
     with contextlib.suppress(ImportError):
         import uvloop  # noqa: PLC0415 - optional
 

@@ -851,6 +851,8 @@ class BrokerServer:
                     log.info("the identities were read again: there are %d", len(self.gate.identities))
             except PostroadError as error:
                 log.error("the identities stay as they are: %s [error %d]", error, error.code)  # noqa: TRY400  # no bug of ours
+            except Exception:
+                log.exception("the identities stay as they are")  # whatever a file has: those who were revoked must be cut
             for peer in list(self.peers.values()):
                 identity = None if peer.admitted is None else peer.admitted.identity
                 if identity is not None and not peer.channel.closing and not self.gate.still_holds(identity):

@@ -7,6 +7,7 @@ key is an error, which suggests the most similar known key.
 from __future__ import annotations
 
 import difflib
+import re
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -163,6 +164,21 @@ class Storage(_Section, frozen=True):
     segment_bytes: Annotated[Bytes, described("Size of one file of the log.")] = 64 << 20
 
 
+def hide_password(store: str) -> str:
+    """Return a URL without the password in it; any other text as it is."""
+    text = re.sub(r"(?<=://)([^/@?]*):[^/]*@", r"\1:...@", store)
+    return re.sub(r"(?i)([?&](?:password|passfile|sslpassword)=)[^&]*", r"\1...", text)
+
+
+def check_no_password(store: str, option: str) -> None:
+    """Refuse a password on a command line: every user of the machine can read it there."""
+    if hide_password(store) != store:
+        raise ConfigError(
+            f"{option} must not contain a password, since others can read a command line; write the URL into the configuration "
+            "file, or give the password by PGPASSWORD or PGPASSFILE"
+        )
+
+
 class Queues(_Section, frozen=True):
     """`[queues]`: the queue service on the port of the broker."""
 
@@ -177,6 +193,9 @@ class Queues(_Section, frozen=True):
         str,
         described("A profiling log: a file in `data_dir` with one line for each call of a queue method; empty for none."),
     ] = ""
+
+    def __repr__(self) -> str:
+        return f"Queues(store={hide_password(self.store)!r}, profile={self.profile!r})"
 
 
 class Tracking(_Section, frozen=True):

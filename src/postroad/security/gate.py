@@ -129,7 +129,12 @@ class Gate:
         tls = self.trust.tls
         if tls is not None:
             made = listening_context(tls), dialling_context(tls), client_context(tls.authority, tls.certificate, tls.key)
-            self.listening, self.dialling, self.own = made
+            self.listening, self.dialling, renewed = made
+            if self.own is None:
+                self.own = renewed
+            else:  # our own clients keep their context for ever, and connect again with what is in it
+                self.own.load_verify_locations(tls.authority)
+                self.own.load_cert_chain(tls.certificate, tls.key)
 
     def refresh(self) -> bool:
         """Read the file of identities again if it has changed; tell whether it has. Raise what is wrong with it, once."""

@@ -27,6 +27,7 @@ COOKIE_ATTRIBUTES: Final = "HttpOnly; SameSite=Strict; Path=/"  # and `Secure`, 
 IDLE_S: Final = 1800.0
 LIFE_S: Final = 12 * 3600.0
 SESSIONS_MAX: Final = 1000
+SESSIONS_OF_IDENTITY_MAX: Final = 100
 
 
 @dataclass(slots=True)
@@ -62,7 +63,7 @@ class HttpSessions:
         """Return a new cookie and its session; raise what is wrong with the token."""
         now = self._clock()
         admitted = self._admit(token, encrypted=encrypted)
-        self._make_room(now)
+        self._make_room(now, admitted.identity)
         cookie = secrets.token_urlsafe(32)
         session = HttpSession(admitted.rights, admitted.identity, secrets.token_urlsafe(32), now, now)
         self._sessions[digest_of(cookie)] = session
@@ -87,6 +88,13 @@ class HttpSessions:
         if found.identity is not None:
             found.rights = self._gate.identities.rights_of(found.identity.name)
         return found
+
+    def holds(self, cookie: str | None) -> bool:
+        """Tell whether a session goes on, for an answer that lasts; to watch is not counted as a request."""
+        if not self.needed:
+            return True
+        found = self._sessions.get(digest_of(cookie)) if cookie else None
+        return found is not None and self._clock() - found.began <= LIFE_S and self._holds(found)
 
     def rights(self, cookie: str | None) -> Rights:
         """Return what the sender of a request may do; everything where the broker is open."""
@@ -115,10 +123,16 @@ class HttpSessions:
     def _holds(self, session: HttpSession) -> bool:
         return session.identity is None or self._gate.still_holds(session.identity)
 
-    def _make_room(self, now: float) -> None:
-        """Forget sessions that have ended, and the one that was unused for longest if there are still too many."""
+    def _make_room(self, now: float, identity: Identity | None) -> None:
+        """Forget sessions that have ended, and the one that was unused for longest if there are still too many.
+
+        An identity that logs in again and again ends its own sessions, not those of others.
+        """
         for key, each in list(self._sessions.items()):
             if now - each.used > IDLE_S or now - each.began > LIFE_S or not self._holds(each):
                 del self._sessions[key]
+        own = [key for key, each in self._sessions.items() if identity is not None and each.identity == identity]
+        if len(own) >= SESSIONS_OF_IDENTITY_MAX:
+            del self._sessions[min(own, key=lambda key: self._sessions[key].used)]
         while len(self._sessions) >= SESSIONS_MAX:
             del self._sessions[min(self._sessions, key=lambda key: self._sessions[key].used)]

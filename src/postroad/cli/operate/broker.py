@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from postroad.queues.broker_service import queues_of
-from postroad.runtime.config import DEFAULT_PORT, Neighbour, NodeConfig, Queues, load_config, split_address
+from postroad.runtime.config import DEFAULT_PORT, Neighbour, NodeConfig, Queues, check_no_password, load_config, split_address
 from postroad.runtime.serve import serve
 from postroad.runtime.services import Service
 from postroad.tracking.histories.settings import Strategy
@@ -95,6 +95,7 @@ def broker(
     if neighbours:
         changes["neighbours"] = tuple(Neighbour(address=address) for address in neighbours)
     if queues is not None:
+        check_no_password(queues, "--queues")
         changes["queues"] = Queues(store=queues)
     if tracking is not None:
         changes["tracking"] = msgspec.structs.replace(base.tracking, strategy=tracking)
