@@ -349,6 +349,15 @@ def test_gaps_must_be_earned() -> None:
     assert kinds_by(GapsAreEarned, [*three(), Disconnected(3.0, "s"), Freed(4.0, P, 2), gap]) == []
 
 
+def test_a_broker_that_never_began_a_pubend_may_write_off_what_was_before() -> None:
+    """It crashed within its first moments, when others knew of it already. Below its first message there was nothing."""
+    late: list[Event] = [WrittenOff(2.5, P, 0, 4), Began(2.6, "s", P, 2, 1), Gapped(2.7, "s", P, 2, 4)]
+    assert kinds_by(GapsAreEarned, [asked(durable=True), *late]) == []
+    assert kinds_by(GapsAreEarned, [asked(durable=True), logged(5), *late]) == []
+    assert kinds_by(GapsAreEarned, [asked(durable=True), logged(4), *late]) == ["released"]
+    assert kinds_by(GapsAreEarned, [asked(durable=True), Began(2.4, "t", P, 2, 1), *late]) == ["released"]
+
+
 def test_a_gap_over_a_damaged_record_is_as_wide_as_the_damage() -> None:
     """It may also join what else is gone, and nothing more."""
     damaged = [*three(durable=True), Spoiled(4.0, P, 1, 2)]

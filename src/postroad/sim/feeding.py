@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextvars import Context
 from types import SimpleNamespace
 from typing import Any, Final, cast
@@ -213,7 +213,7 @@ class FeederNode:
         self._world = world
         self._network = network
         self._history = history
-        self._node = node
+        self.node = node
         self._database = database
         self._lives = 0
         self._attributes: dict[tuple[int, int], dict[int, Any]] = {}  # (binding, pubend) -> tick -> attributes
@@ -223,7 +223,7 @@ class FeederNode:
 
     def start(self) -> None:
         self._lives += 1
-        self._loop = WorldLoop(self._world, lambda: self._node.paused_until)
+        self._loop = WorldLoop(self._world, lambda: self.node.paused_until)
         self._task: asyncio.Task[None] | None = None
         self._world.after(0.0, self._begin, self._lives)
 
@@ -236,11 +236,11 @@ class FeederNode:
             self._task = None
 
     def _begin(self, life: int) -> None:
-        if life == self._lives and self._node.alive:
+        if life == self._lives and self.node.alive:
             self._task = self._loop.create_task(self._serve())
 
     async def _serve(self) -> None:
-        storage = _Storage(self._database, self._node.broker, self._attributes)
+        storage = _Storage(self._database, self.node.broker, self._attributes)
         service = cast("QueueService", SimpleNamespace(storage=storage, fed=lambda _queue, _put: None))
         async with Feeder(service, self._stream, look_s=LOOK_S, claim_ms=CLAIM_MS):
             await self._loop.create_future()
@@ -251,8 +251,8 @@ class FeederNode:
             self._world,
             self._network,
             self._history,
-            f"{name}@{self._node.broker}/{self._lives}/{int(self._world.now * 1000)}",
-            [self._node],
+            f"{name}@{self.node.broker}/{self._lives}/{int(self._world.now * 1000)}",
+            [self.node],
             habits=Habits(keeps_file=False, confirms=False),
         )
         client.rows = asyncio.Queue()
@@ -298,6 +298,11 @@ class BoundQueues:
     def feed_from(self, node: BrokerNode) -> None:
         """Let a broker feed queues, one of all that do."""
         self.feeders.append(FeederNode(self._world, self._network, self._history, node, self.database))
+
+    def move_from(self, node: BrokerNode, others: Iterable[BrokerNode]) -> None:
+        """A broker is gone for good: if no other one feeds queues, let one of the others do so."""
+        if self.feeders and all(feeder.node is node or feeder.node.retired for feeder in self.feeders):
+            self.feed_from(next(iter(others)))
 
     def bind(self, filter_text: str) -> None:
         """Let a queue have what matches, from about now on."""

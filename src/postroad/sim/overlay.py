@@ -118,8 +118,8 @@ class Overlay:
     def retire(self, number: int) -> None:
         """Let a broker be gone for good; the others are told so in their files, and started again one by one.
 
-        Its neighbours are linked to each other in its place. Clients go elsewhere; those that were connected to it, or do not
-        know what became of a message there, give that up and start anew.
+        Its neighbours are linked to each other in its place, and one of the others feeds the queues if it alone did. Clients go
+        elsewhere; those that were connected to it, or do not know what became of a message there, give that up and start anew.
         """
         node = self.nodes.pop(number)
         node.crash()
@@ -128,6 +128,7 @@ class Overlay:
         self.history.add(DiskLost(self.world.now, number, node.pubends))
         self.history.add(Retired(self.world.now, number, node.pubends))
         self._join_neighbours(node)
+        self.queues.move_from(node, self.nodes.values())
         for client in self.clients.values():
             client.brokers = [each for each in client.brokers if each is not node] or list(self.nodes.values())
             if client.alive and client.depends_on(node):

@@ -83,9 +83,28 @@ def test_a_queue_without_a_cursor_is_told_a_gap_when_its_home_is_retired() -> No
     publish(overlay, 50, 6.0, 9.0)
     overlay.run(3.0)
     (home,) = [feeder for feeder in overlay.queues.feeders if feeder.clients]
-    overlay.retire(home._node.broker)
+    overlay.retire(home.node.broker)
     overlay.run(12.0)
     assert overlay.settle(60.0)
     assert overlay.violations() == []
     assert any(isinstance(event, Gapped) and not event.lo for event in overlay.history)
     assert 0 < fed(overlay) <= 50
+
+
+def test_queues_go_on_elsewhere_when_the_only_broker_that_feeds_is_retired() -> None:
+    """Another one feeds from the cursors of the database. The hold went with the home: what was released meanwhile is a gap."""
+    overlay = Overlay(1)
+    overlay.brokers(1, 2, 3)
+    for one, other in ((1, 2), (2, 3), (1, 3)):
+        overlay.link(one, other)
+    overlay.queues.feed_from(overlay.node(1))
+    text = overlay.filter(everything())
+    overlay.at(0.5, partial(overlay.queues.bind, text))
+    overlay.client("writer", 3)
+    publish(overlay, 40, 3.0, 5.5)
+    overlay.at(6.0, partial(overlay.retire, 1))
+    publish(overlay, 40, 9.0, 11.0)
+    overlay.run(13.0)
+    assert overlay.settle(60.0)
+    assert overlay.violations() == []
+    assert fed(overlay) == 80

@@ -92,7 +92,8 @@ class GapsAreEarned:
 
     One that wants all there is may get early messages from a cache before it meets what the log let go before it began. No gap
     covers what the application got, and none what is published later. One whose home lost its files, and whose client has no
-    position either, is told a gap over all that was before.
+    position either, is told a gap over all that was before. A broker that stopped before it had begun a pubend may write off what
+    came before: it cannot know that there was nothing, and there was nothing.
     """
 
     def check(self, history: History, matches: Matches) -> Iterator[Violation]:  # noqa: ARG002
@@ -102,13 +103,17 @@ class GapsAreEarned:
         forced: dict[int, int] = {}
         holes: Holes = {}
         empty: set[int] = set()  # pubends of which files were lost: only they may write off what was in them
+        used: dict[int, int] = {}  # pubend -> its first message, or 0 when somebody began before there was one
         told: dict[int, int] = {}  # pubend -> up to where somebody was told a gap
         astray: set[tuple[str, int]] = set()  # (subscription, pubend) where nobody knows the position
         for event in history:
             if isinstance(event, Logged) and event.tick <= told.get(event.pubend, 0):
                 text = f"{event.id.hex()} got tick {event.tick} of {event.pubend} after that was told to be gone"
                 yield Violation("released", event.at, text)
+            if isinstance(event, Logged):
+                used.setdefault(event.pubend, event.tick)
             if isinstance(event, Began):
+                used.setdefault(event.pubend, 0)
                 follower, before = (
                     followers.by_name.get(event.subscription),
                     followers.stream(event.subscription, event.pubend),
@@ -118,6 +123,8 @@ class GapsAreEarned:
                 (astray.add if lost else astray.discard)((event.subscription, event.pubend))
             if isinstance(event, DiskLost):
                 empty.update(event.pubends)
+            if isinstance(event, WrittenOff) and used.get(event.pubend, event.hi + 1) > event.hi:
+                empty.add(event.pubend)
             if isinstance(event, Spoiled) or (isinstance(event, WrittenOff) and event.pubend in empty):
                 holes.setdefault(event.pubend, []).append((event.lo, event.hi))
             if isinstance(event, Freed):
