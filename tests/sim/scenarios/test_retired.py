@@ -81,3 +81,31 @@ def test_a_pubend_that_is_reached_later_is_told_as_lost_also_by_a_home_that_was_
     assert overlay.settle(60.0)
     assert overlay.violations() == []
     assert {each.pubend for each in overlay.history if isinstance(each, Gapped)} == {512, 768}
+
+
+def test_what_was_delivered_before_does_not_come_again_from_a_pubend_that_is_reached_later() -> None:
+    """The new home began there a minute before it took the subscription over, so acknowledged messages came again."""
+    overlay = Overlay(1, config=TrackedConfig(silence_s=0.2, subscriber_grace_s=1.0))
+    overlay.brokers(1, 2, 3)
+    for a, b in ((1, 2), (2, 3), (1, 3)):
+        overlay.link(a, b)
+    far, reader = overlay.client("far", 3), overlay.client("reader", 1, habits=Habits(keeps_file=False))
+    away = overlay.client("away", 3)
+    text = overlay.filter(everything())
+    overlay.at(0.5, lambda: reader.follow(text, subscription="kept", name="kept"))
+    overlay.at(0.5, lambda: away.follow(text, subscription="away", name="away"))
+    overlay.at(0.9, away.crash)  # its home holds the log
+    for step in range(40):
+        overlay.at(1.0 + step / 10 + 8.0 * (step >= 20), partial(far.publish, {"n": step}, f"{step}".encode()))
+    overlay.at(3.5, reader.crash)
+    overlay.at(3.6, overlay.cable(2, 3).cut)
+    overlay.at(4.4, partial(overlay.retire, 1))
+    overlay.at(6.0, partial(reader.move, [overlay.node(2)]))
+    overlay.at(6.1, reader.start)
+    overlay.at(8.0, overlay.cable(2, 3).heal)
+    overlay.at(14.0, away.start)
+    overlay.run(15.0)
+    assert overlay.settle(60.0)
+    assert overlay.violations() == []
+    came = [each.payload for each in overlay.history if isinstance(each, Delivered) and each.subscription == "kept"]
+    assert len(came) == len(set(came)) == 40

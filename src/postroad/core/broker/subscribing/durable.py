@@ -350,9 +350,14 @@ class Durables:
             self._dirty[durable.name] = None
 
     def join_all(self, durable: Durable, pubends: Iterable[int]) -> None:
-        """Add cursors in announced pubends: at the creation if they were known then, at the first tick in others."""
+        """Add cursors in announced pubends: at the creation if they were known then, at the first tick in others.
+
+        Where its place is lost, it begins once such a pubend is reached, and its client gets a gap over all before.
+        """
         if not durable.beginning:
             for pubend in pubends:
+                if pubend in durable.lost:
+                    continue
                 self.join(durable, pubend, durable.known_pubends.get(pubend, durable.first_tick))
 
     def put_back(self, durable: Durable, pubend: int, tick: int) -> None:

@@ -13,6 +13,7 @@ needs and has stored the record as *settled*. A crash in between leaves the subs
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -186,19 +187,24 @@ class DurableMoves:
         """Create a durable subscription whose name a majority of the brokers has reserved for us."""
         packet = creation.packet
         lost = self._list_known_pubends() if creation.existed or self._durables.is_lost(creation.name) else []
-        self._create(creation.name, packet)
+        self._create(creation.name, packet, lost)
         positions, done = dict(packet.positions), dict(packet.acknowledged)
         self._activation.begin(creation.link, creation.request, packet, positions, done, now, lost)
 
-    def _create(self, name: str, packet: Subscribe) -> None:
-        """Create a durable subscription. It begins now, also in pubends that are known but unreachable."""
+    def _create(self, name: str, packet: Subscribe, lost: Sequence[int]) -> None:
+        """Create a durable subscription. It begins now, also in pubends that are known but unreachable.
+
+        If its place in a pubend is lost, it begins there when that is reached: what it had before must not come again.
+        """
         context = self._context
         durable = self._durables.take_home(name, packet.filter, {}, created_ms=context.wall_ms)
         durable.beginning = True
+        durable.lost = {pubend: None for pubend in lost if pubend not in packet.positions}
         known = [*context.routes.pubends(), *(pubend for pubends in context.known.values() for pubend in pubends)]
         durable.known_pubends = {pubend: self._begin_out_of_reach(durable, pubend) for pubend in known}
+        placed = {**packet.positions, **durable.lost}
         for pubend in known:
-            if pubend not in packet.positions and not context.routes.reachable(pubend_broker(pubend)):
+            if pubend not in placed and not context.routes.reachable(pubend_broker(pubend)):
                 self._durables.join(durable, pubend, 0 if packet.earliest else durable.known_pubends[pubend])
 
     def _begin_out_of_reach(self, durable: Durable, pubend: int) -> int:
@@ -307,7 +313,7 @@ class DurableMoves:
         """Create a durable subscription again whose former home lost the record."""
         lost = self._list_known_pubends()
         packet = Subscribe(move.handle, move.filter, move.name, move.positions, move.earliest)
-        self._create(move.name, packet)
+        self._create(move.name, packet, lost)
         self._activation.begin(move.link, move.packet, packet, dict(move.positions), dict(move.acknowledged), now, lost)
 
     def home_stored(self, stored: HomeStored) -> None:
