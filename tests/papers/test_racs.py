@@ -10,8 +10,8 @@ from experiments.admission.runs import simulate
 from tests.core.broker.overlay import Overlay
 
 from postroad.core.broker.admission.advertisements import AdvertisementGraph, Interval, Node, ancestors, descendants
-from postroad.core.broker.admission.cpu_capacity import CpuCapacity
 from postroad.core.broker.admission.ledger import CPU, LOCAL, Capacities, Holder, Ledger
+from postroad.core.broker.admission.measured_capacity import CpuCapacity
 from postroad.core.broker.admission_settings import AdmissionSettings, Criterion, Policy
 from postroad.core.broker.context import BrokerConfig
 from postroad.core.filters.filter import Filter

@@ -31,6 +31,7 @@ from postroad.core.protocol.orders import (
     LimitBandwidth,
     LinkLost,
     LinkUp,
+    MemoryAvailable,
     Notice,
     ReadLog,
     Refuse,
@@ -60,6 +61,7 @@ from postroad.runtime.disk import AroundDamage, Disk, open_disk
 from postroad.runtime.filter_preparation import Preparation
 from postroad.runtime.links import Dialler, newer_wins
 from postroad.runtime.listener import Listener
+from postroad.runtime.machine_load import available_memory, busy_s
 from postroad.runtime.peer import Peer, shorten
 from postroad.runtime.quotas import Quotas
 from postroad.runtime.rate_profile import publisher_rates
@@ -110,7 +112,7 @@ WINDOWS_HELD_BACK: Final = 2  # of a publisher, that may wait for a rate on one 
 IDENTITIES_S: Final = 1.0  # how often the file of identities is looked at
 ORDERS_MAX: Final = 256  # that wait for the end of a turn: one packet may ask for hundreds, each with a long filter
 REPLACE_WAIT_S: Final = 30.0  # for a neighbour to tell what is known of the broker that this one replaces
-CPU_SAMPLE_S: Final = 1.0
+CAPACITY_SAMPLE_S: Final = 1.0
 TIMER_S: Final = 0.0005  # uvloop rounds to milliseconds: without it, timers came early, again and again until it was time
 TRACKS_NAME: Final = "tracks"  # a directory in the broker's own
 SOFTWARE: Final = f"postroad {VERSION}"
@@ -188,8 +190,8 @@ class BrokerServer:
             raise
         self._plan_pump()
         self._tasks.append(self._loop.create_task(self._heartbeats()))
-        if self.config.admission.policy != "off" and not self.config.admission.cpu_rate:
-            self._tasks.append(self._loop.create_task(self._sample_cpu()))
+        if self.config.admission.measures:
+            self._tasks.append(self._loop.create_task(self._measure_capacity()))
         if self.gate.guarded:
             self._tasks.append(self._loop.create_task(self._watch_identities()))
         for neighbour in self.config.neighbours:
@@ -872,12 +874,15 @@ class BrokerServer:
                 for peer in list(self.peers.values()):
                     self._probe(peer)
 
-    async def _sample_cpu(self) -> None:
-        """Tell the machine how busy the event loop's thread is: admission control learns from it what the CPU can do."""
-        used, since = time.thread_time(), self._loop.time()
+    async def _measure_capacity(self) -> None:
+        """Tell the machine how busy the event loop's thread is, and what memory is left: what admission control may reserve."""
+        used, since = busy_s(), self._loop.time()
         while True:
-            await asyncio.sleep(CPU_SAMPLE_S)
-            now_used, now = time.thread_time(), self._loop.time()
+            available = available_memory()
+            if available is not None:
+                self._fact(MemoryAvailable(available))
+            await asyncio.sleep(CAPACITY_SAMPLE_S)
+            now_used, now = busy_s(), self._loop.time()
             self._fact(CpuUsed(min((now_used - used) / max(now - since, 0.001), 1.0)))
             used, since = now_used, now
 

@@ -478,15 +478,21 @@ class Admission(_Section, frozen=True):
     cpu_rate: Annotated[
         Rate,
         described(
-            "The most that this broker's CPU can handle; 0 to measure it: the highest rate at which it was seen busy. Until that "
-            "is seen there is no limit."
+            "The most that this broker's CPU can handle; 0 to measure it: the highest rate while it was busy, 90% of a second or "
+            "more. Until that is seen there is no limit."
         ),
     ] = 0.0
     link_rate: Annotated[Rate, described("The most that each link to a broker can carry; 0 for no limit.")] = 0.0
     link_rates: Annotated[
         tuple[tuple[BrokerId, Rate], ...], described("The same for single links, as pairs of broker and rate.")
     ] = ()
-    memory_bytes: Annotated[int, Meta(ge=0), described("Memory for reservations, about 1 kB each; 0 for no limit.")] = 0
+    memory_bytes: Annotated[
+        int,
+        Meta(ge=0),
+        described(
+            "Memory for reservations and advertisements, about 1 kB each; 0 to measure it: half of what the machine has left."
+        ),
+    ] = 0
     default_rate: Annotated[
         Annotated[float, Meta(ge=0.001, le=1e12)],
         described("The rate of a publisher that declares none, if neither the rate profile nor its recent history tells one."),
@@ -504,6 +510,11 @@ class Admission(_Section, frozen=True):
     rates_file: Annotated[
         str, described("The rate profile that `postroad pipeline rates --out` wrote: rates of publishers that declare none.")
     ] = ""
+
+    @property
+    def measures(self) -> bool:
+        """Whether the broker measures a capacity that is not configured."""
+        return self.policy != "off" and not (self.cpu_rate and self.memory_bytes)
 
     def settings(self) -> AdmissionSettings:
         """Return the settings of the machine; without the rates of the profile, which the broker reads at its start."""

@@ -51,17 +51,20 @@ def print_explanation(told: AdmissionExplained) -> None:
         f"{told.highest / MILLI:g}" if told.lowest == told.highest else f"{told.lowest / MILLI:g} to {told.highest / MILLI:g}"
     )
     fewest, most = told.publishers
-    click.echo(
-        f"{demand} messages/s are advertised for it ({fewest if fewest == most else f'{fewest} to {most}'} advertisements)"
-    )
+    click.echo(f"{demand} messages/s are advertised for it ({_count(fewest, most, 'advertisement')})")
     count = len(told.brokers)
-    click.echo(f"it would {'' if told.admitted else 'not '}be admitted ({count} broker{'' if count == 1 else 's'} asked)")
+    click.echo(f"it would {'' if told.admitted else 'not '}be admitted ({_count(count, count, 'broker')} asked)")
     for refusal in told.refusals:
         click.echo(f"  {refusal}")
     if told.largest is not None and not told.admitted:
         click.echo(f"  at most {told.largest / MILLI:g} messages/s more would fit")
     if told.fitting is not None and not told.admitted:
         click.echo(f"  this would fit: {told.fitting}")
+
+
+def _count(fewest: int, most: int, noun: str) -> str:
+    number = str(most) if fewest == most else f"{fewest} to {most}"
+    return f"{number} {noun}{'' if most == 1 else 's'}"
 
 
 def _name_fields(state: AdmissionState) -> dict[str, object]:
@@ -76,7 +79,7 @@ def _show(target: Console, state: AdmissionState) -> None:
     target.print(f"broker {state.broker}, criterion {state.criterion}")
     resources = Table("resource", "used", "limit", "free", title="Resources")
     for use in state.resources:
-        limit = "none" if use.limit is None else _amount(use, use.limit)
+        limit = _limit(use)
         free = "-" if use.limit is None else _amount(use, max(0, use.limit - use.used))
         name = f"link to broker {use.neighbour}" if use.neighbour else use.resource
         resources.add_row(name, _amount(use, use.used), limit, free)
@@ -90,8 +93,16 @@ def _show(target: Console, state: AdmissionState) -> None:
     target.print(reservations)
 
 
+def _limit(use: ResourceUse) -> str:
+    if use.limit is None:
+        return "not measured yet" if use.measured else "none"
+    return f"{_amount(use, use.limit)} (measured)" if use.measured else _amount(use, use.limit)
+
+
 def _amount(use: ResourceUse, amount: int) -> str:
-    return f"{amount:,} bytes" if use.resource == MEMORY else f"{amount / MILLI:g}/s"
+    if use.resource == MEMORY:
+        return f"{amount / 1e6:,.1f} MB" if amount >= 1e6 else f"{amount:,} bytes"
+    return f"{amount / MILLI:g}/s"
 
 
 def _graph(state: AdmissionState) -> Tree:

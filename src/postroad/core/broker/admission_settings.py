@@ -52,18 +52,24 @@ class Criterion:
 
     def admits(self, verdicts: int, refusals: int) -> bool:
         """Decide by the number of verdicts and how many of them refuse."""
-        if self.policy is Policy.OFF:
-            return True
-        if self.policy is Policy.FULL:
-            return refusals == 0
-        return refusals * 100 <= self.percentage * verdicts
+        return refusals <= self.refusals_allowed(verdicts)
+
+    def refusals_allowed(self, verdicts: int) -> int:
+        """Return how many of so many brokers may refuse."""
+        match self.policy:
+            case Policy.OFF:
+                return verdicts
+            case Policy.FULL:
+                return 0
+            case Policy.PERCENTAGE:
+                return int(self.percentage * verdicts // 100)
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionSettings:
     """The settings of one broker; rates in messages per second.
 
-    A limit of None is no limit; the limit of the CPU is then measured.
+    A limit of None is no limit; those of the CPU and of the memory are then measured.
     """
 
     criterion: Criterion = Criterion()

@@ -78,6 +78,7 @@ from postroad.core.protocol.orders import (
     LogRead,
     LogReadFailed,
     LogReleased,
+    MemoryAvailable,
     Observed,
     Refuse,
     Send,
@@ -160,7 +161,7 @@ class Broker:
         )
         self._subscribing.moves.naming.load(records.reservations)
         self._range_reads = RangeReads(self._context, self._pubends, self._streams, self._edge, self._durables, self._log_reads)
-        self._admission = Admission(self._context, self._router, self._pubends, self._durables.here)
+        self._admission = Admission(self._context, self._router, self._pubends, self._durables.here, records.publisher_owners)
         self._publishing.gate = self._admission
         self._admission.gate.on_refused = self._publishing.refused
         self._subscribing.activation.reservations = self._admission
@@ -255,6 +256,8 @@ class Broker:
                 self._releasing.observed(ticks)
             case CpuUsed(share):
                 self._admission.cpu_used(share, now)
+            case MemoryAvailable(size):
+                self._admission.memory_available(size)
 
     def _continue_after_write(self, token: int, now: float) -> None:
         """Continue with the work that waited for a write."""
@@ -386,7 +389,7 @@ class Broker:
             for order in self._orders:
                 if isinstance(order, Refuse):
                     self._admission.refused(order.link, order.packet)
-        self._admission.flush()
+        self._admission.flush(self._now)
         self._context.store_known()
         self._lives.store_lives()
         self._publishing.commit(self._now)
@@ -531,7 +534,7 @@ class Broker:
             case a.Advertise():
                 self._admission.own.advertise(link, message, packet, now)
             case a.Unadvertise():
-                self._admission.own.unadvertise(link, message, packet)
+                self._admission.own.unadvertise(link, message, packet, now)
             case a.ExplainAdmission():
                 self._admission.explain(link, message, packet, now)
                 self._begin_admitted(now)

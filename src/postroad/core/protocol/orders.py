@@ -224,9 +224,16 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class CpuUsed:
-    """The share of one CPU that the broker used since the last such fact, from 0 to 1."""
+    """The share of the time since the last such fact in which the broker used a CPU or waited for one, from 0 to 1."""
 
     share: float
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryAvailable:
+    """How much memory the machine still has for this broker."""
+
+    size: int
 
 
 Fact: TypeAlias = (
@@ -243,6 +250,7 @@ Fact: TypeAlias = (
     | LogReleased
     | Observed
     | CpuUsed
+    | MemoryAvailable
 )
 
 

@@ -7,8 +7,8 @@ from random import Random
 import pytest
 
 from postroad.core.broker.admission.advertisements import AdvertisementGraph
-from postroad.core.broker.admission.cpu_capacity import CpuCapacity
 from postroad.core.broker.admission.ledger import CPU, LOCAL, Capacities, Holder, Ledger, Shortage, size_of
+from postroad.core.broker.admission.measured_capacity import CpuCapacity
 from postroad.core.broker.admission_settings import Criterion, Policy
 from postroad.core.filters.filter import Filter
 from postroad.errors import InvalidValueError
@@ -73,6 +73,11 @@ class World:
                 brought[resource] = brought.get(resource, 0) + millirate
         return brought
 
+    def memory(self) -> int:
+        """Work out what reservations and advertisements take; one of an equal filter takes what its node takes."""
+        advertised = [self.graph.find(filter_) for filter_, _, _ in self.advertised]
+        return sum(size_of(node.filter) for node in advertised if node) + sum(size_of(each) for each, _ in self.reserved)
+
     def leave(self) -> None:
         while self.reserved:
             self.release(0)
@@ -99,12 +104,14 @@ def test_ledger_equals_what_a_list_works_out(seed: int) -> None:
                 world.reserve(random.choice(FILTERS), random.choice(HOLDERS))
         now = world.model(world.reserved)
         assert dict(world.ledger.resources()) == now
+        assert world.ledger.memory_used == world.memory()
         wanted, holder = random.choice(FILTERS), random.choice(HOLDERS)
         then = world.model([*world.reserved, (wanted, holder)])
         cost = world.ledger.cost(wanted, holder)
         assert cost == {resource: then.get(resource, 0) - now.get(resource, 0) for resource in cost}
     world.leave()
     assert world.ledger.is_empty
+    assert not world.ledger.memory_used
 
 
 def test_a_covered_filter_costs_nothing_more() -> None:
@@ -119,13 +126,13 @@ def test_a_covered_filter_costs_nothing_more() -> None:
 
 def test_a_shortage_says_what_is_missing() -> None:
     """Each resource that does not suffice is named, with what is demanded and what is left."""
-    world = World(Capacities(cpu_millirate=30_000, link_millirate=20_000, memory_bytes=100))
+    world = World(Capacities(cpu_millirate=30_000, link_millirate=20_000, memory_bytes=2_000))
     world.scope(LEFT, 1)
     world.advertise(Filter("price > 0"), 1, 25_000)
     wanted = Filter("price > 2")
     assert world.ledger.check(wanted, LEFT) == [
         Shortage("bandwidth", 7, 25_000, 20_000),
-        Shortage("memory", 0, size_of(wanted), 100),
+        Shortage("memory", 0, size_of(wanted), 2_000 - size_of(Filter("price > 0"))),
     ]
     world.scope(HERE, 1)
     assert [each.resource for each in world.ledger.check(wanted, HERE)] == ["memory"]

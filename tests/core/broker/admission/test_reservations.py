@@ -10,9 +10,10 @@ from dataclasses import replace
 import pytest
 from tests.core.broker.overlay import Overlay, Publisher, Subscriber
 
-from postroad.core.broker.admission.ledger import CPU
+from postroad.core.broker.admission.ledger import CPU, size_of
 from postroad.core.broker.admission_settings import AdmissionSettings, Criterion, Policy
 from postroad.core.broker.context import BrokerConfig
+from postroad.core.filters.filter import Filter
 from postroad.core.protocol.admission import (
     AdmissionExplained,
     Decision,
@@ -122,8 +123,10 @@ def test_a_broker_that_has_too_little_left_refuses_and_says_why(limits: dict[str
 
 
 def test_memory_is_refused_with_bytes() -> None:
-    overlay = line(configs=limited(PHB, memory_bytes=1_030))
-    advertising(overlay)
+    """What is advertised takes memory as well as what is reserved."""
+    advertised = size_of(Filter("price > 0"))
+    overlay = line(configs=limited(PHB, memory_bytes=advertised + 1_030))
+    advertising(overlay, "price > 0")
     assert overlay.subscriber(SHB, "a").is_subscribed
     (refusal,) = rejection(overlay.subscriber(SHB, "b")).refusals
     assert (refusal.broker, refusal.resource, refusal.demanded, refusal.available) == (PHB, "memory", 1_020, 10)

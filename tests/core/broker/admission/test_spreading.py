@@ -6,10 +6,12 @@ from dataclasses import replace
 
 from tests.core.broker.overlay import Overlay, Publisher
 
+from postroad.core.broker.admission.publisher_gate import RateHistory
 from postroad.core.broker.admission_settings import AdmissionSettings, Criterion, Policy
 from postroad.core.broker.context import BrokerConfig
 from postroad.core.protocol.admission import AdvertisementEntry, Advertisements, AdvertisementsWanted
 from postroad.core.protocol.packets import PublishRefused, pubend_id
+from postroad.core.protocol.rights import OPEN
 from postroad.errors import OutsideAdvertisementError, SkewError
 
 A, B, C, D = 1, 2, 3, 4
@@ -276,3 +278,60 @@ def test_the_recent_history_of_a_client_comes_before_the_configured_default() ->
     role.own.client_up(link, "feed")
     role.own.publisher_opened(link, 7, pubend_id(A), 5.0)
     assert [rate for _, rate in known(overlay, A)] == [40], "twice the peak"
+
+
+def test_a_history_keeps_the_most_of_a_second_and_forgets_it_after_some_minutes() -> None:
+    """Silence after a burst does not make the burst look slow."""
+    history = RateHistory()
+    history.add(30, 0.2)
+    assert history.peak == 30, "also before the second is over"
+    history.add(20, 0.9)
+    history.add(1, 100.0)
+    assert history.peak == 50
+    history.add(2, 301.0)
+    assert history.peak == 50
+    history.add(2, 602.0)
+    assert history.peak == 2
+
+
+def test_a_client_that_withdraws_its_last_advertisement_is_held_to_a_default_again() -> None:
+    overlay = line(A, B, settings=replace(ON, default_rate=50.0))
+    publisher = overlay.publisher(at=A)
+    first, second = publisher.advertise("a", 3.0), publisher.advertise("b", 4.0)
+    publisher.unadvertise(first)
+    overlay.run(0.1)
+    assert known(overlay, B) == [("b", 4)]
+    publisher.unadvertise(second)
+    overlay.run(0.1)
+    assert known(overlay, B) == [("TRUE", 50)]
+    names = [f"m{number}" for number in range(70)]
+    publisher.publish(*names)
+    assert overlay.logged(A) == names[:50], "a second of the default rate"
+    publisher.disconnect()
+    overlay.run(0.1)
+    assert known(overlay, B) == []
+
+
+def test_a_durable_advertisement_that_another_client_changes_does_not_come_back_with_the_first() -> None:
+    overlay = line(A, B)
+    first = advertising(overlay, "a", 1.0, name="feed")
+    advertising(overlay, "b", 2.0, name="feed")
+    assert known(overlay, B) == [("b", 2)]
+    first.open()
+    overlay.run(0.1)
+    assert known(overlay, B) == [("b", 2)]
+
+
+def test_the_rate_profile_finds_a_client_that_returns_with_another_number_by_its_identity() -> None:
+    """Its first publisher was measured; after a restart of the broker with that profile, a new one gets its rate."""
+    overlay = line(A, settings=ON)
+    overlay.rights = replace(OPEN, owner="shop")
+    measured = overlay.publisher(at=A).number
+    assert measured is not None
+    overlay.crash(A)
+    overlay.configs[A] = BrokerConfig(admission=replace(ON, publisher_rates=((measured, 12.0),)))
+    overlay.restart(A)
+    publisher = overlay.publisher(at=A)
+    assert publisher.number != measured
+    assert [rate for _, rate in known(overlay, A)] == [12]
+    assert publisher.advertised[publisher.advertise("a")] == 12_000

@@ -21,11 +21,11 @@ from postroad.core.batch.batch import Batch
 from postroad.core.batch.row_codec import Row
 from postroad.core.broker.admission.advertisements import AdvertisementGraph
 from postroad.core.broker.admission.announcing import OwnAdvertisements
-from postroad.core.broker.admission.cpu_capacity import CpuCapacity
 from postroad.core.broker.admission.estimating import ROWS_PER_S
 from postroad.core.broker.admission.estimating_ledger import EstimatingLedger
-from postroad.core.broker.admission.fitting import fitting_filter
+from postroad.core.broker.admission.fitting import decisive_refusals, fitting_filter
 from postroad.core.broker.admission.ledger import CPU, Capacities, Ledger
+from postroad.core.broker.admission.measured_capacity import CpuCapacity, memory_capacity
 from postroad.core.broker.admission.publisher_gate import PublisherGate
 from postroad.core.broker.admission.reporting import admission_state
 from postroad.core.broker.admission.reservations import PubendRoutes, ReservationEntry, Reservations
@@ -67,7 +67,12 @@ class Admission:
     """Advertisements, reservations and the publishers' gate of one broker."""
 
     def __init__(
-        self, context: Context, routes: AdmissionRoutes, pubends: Iterable[int], durable_names: Mapping[str, object]
+        self,
+        context: Context,
+        routes: AdmissionRoutes,
+        pubends: Iterable[int],
+        durable_names: Mapping[str, object],
+        identities: Mapping[int, str],
     ) -> None:
         settings = context.config.admission
         self._context = context
@@ -87,7 +92,7 @@ class Admission:
         self.reservations: Final = Reservations(context, self.graph, self.ledger, routes)
         self.spread: Final = AdvertisementSpread(context, routes, self.reservations)
         self.gate: Final = PublisherGate(context)
-        self.own: Final = OwnAdvertisements(context, self.spread, self.gate, tuple(pubends))
+        self.own: Final = OwnAdvertisements(context, self.spread, self.gate, tuple(pubends), identities)
         self._asking: dict[tuple[LinkId, int], _Asking] = {}  # by key of the entry
         self._admitted: list[Admitted] = []
         self._approved: dict[
@@ -294,17 +299,22 @@ class Admission:
         self._handled += messages
 
     def cpu_used(self, utilisation: float, now: float) -> None:
-        """Take what share of its CPU the broker used since the last call; see `CpuCapacity`."""
+        """Take what share of the CPU it wanted the broker used since the last call; see `CpuCapacity`."""
         elapsed = now - self._sampled_at
         if elapsed > 0 and self._settings.cpu_rate is None:
             self.cpu.sample(utilisation, int(self._handled / elapsed * 1000))
             self.ledger.capacities.cpu_millirate = self.cpu.millirate
         self._handled, self._sampled_at = 0, now
 
-    def flush(self) -> None:
+    def memory_available(self, size: int) -> None:
+        """Take how much memory the machine has left, where no limit is configured."""
+        if self._settings.memory_bytes is None:
+            self.ledger.capacities.memory_bytes = memory_capacity(self.ledger.memory_used, size)
+
+    def flush(self, now: float) -> None:
         """Send what changed in this turn."""
         if self.spread.rivals:
-            self.own.give_way()
+            self.own.give_way(now)
         self.spread.tell()
 
     # --- what can be seen ---
@@ -316,14 +326,12 @@ class Admission:
             "subscriptions_rejected": self.rejected,
             "publish_held_rows": self.gate.held,
             "reserved_cpu_rate": self.ledger.brought(CPU) // 1000,
-            "reserved_bytes": self.ledger.memory,
+            "reserved_bytes": self.ledger.memory_used,
             "subscriptions_unreserved": len(self._unreserved),
         }
 
     def tell_state(self, link: LinkId, packet: a.AskAdmission, request: int) -> None:
-        state = admission_state(
-            self._context.broker, self._settings.criterion, packet, self.graph, self.reservations, self.spread
-        )
+        state = admission_state(self._context.broker, self._settings, packet, self.graph, self.reservations, self.spread)
         self._context.send(link, state, request)
 
     # --- inside ---
@@ -345,12 +353,12 @@ class Admission:
 
     def _reject(self, asking: _Asking, packet: Subscribe, entry: ReservationEntry) -> None:
         self.rejected += 1
-        largest, fitting = _fits(entry)
+        largest, fitting = _fits(entry, asking.criterion)
         rejected = a.SubscriptionRejected(packet.handle, list(entry.brokers), entry.refusals, largest, fitting)
         self._context.send(asking.link, rejected, asking.request)
 
     def _explain(self, asking: _Asking, entry: ReservationEntry, *, admits: bool) -> None:
-        largest, fitting = _fits(entry)
+        largest, fitting = _fits(entry, asking.criterion)
         demand = self.graph.demand(entry.filter)
         highest, most = demand.millirate.high, demand.count.high
         assert highest is not None
@@ -373,13 +381,13 @@ class Admission:
             self.reservations.release(found[0])
 
 
-def _fits(entry: ReservationEntry) -> tuple[int | None, str | None]:
+def _fits(entry: ReservationEntry, criterion: Criterion) -> tuple[int | None, str | None]:
     """Return the largest rate that fits, and a narrower filter that does, as far as they are known."""
-    if any(each.resource in {a.NO_ANSWER, a.MEMORY} for each in entry.refusals):
+    decisive = decisive_refusals(entry.refusals, criterion.refusals_allowed(len(entry.brokers)))
+    if not decisive:
         return None, None
-    rates = [each.available for each in entry.refusals]
-    narrower = fitting_filter(entry.filter, entry.refusals) if rates else None
-    return min(rates, default=None), None if narrower is None else str(narrower)
+    narrower = fitting_filter(entry.filter, decisive)
+    return min(each.available for each in decisive), None if narrower is None else str(narrower)
 
 
 def _milli(rate: float | None) -> int | None:

@@ -10,8 +10,10 @@ pubend of the broker while it has no publisher. With several, each may carry all
 each counts in full.
 
 A publisher whose client advertises nothing gets a default rate, if this broker has a criterion:
-that of the rate profile, else twice the peak of what the client of this name published before, else
-the configured one. It counts like an advertisement of everything.
+that of the rate profile, else twice the peak of what the client of this name published lately, else
+the configured one. It counts like an advertisement of everything. The profile knows publishers by
+number. A client keeps its numbers while it runs, also when the broker restarts; later it is
+recognised by its identity, if it has one.
 """
 
 from __future__ import annotations
@@ -64,7 +66,14 @@ class OwnAdvertisement:
 class OwnAdvertisements:
     """The advertisements of this broker's clients."""
 
-    def __init__(self, context: Context, spread: AdvertisementSpread, gate: PublisherGate, pubends: Sequence[int]) -> None:
+    def __init__(
+        self,
+        context: Context,
+        spread: AdvertisementSpread,
+        gate: PublisherGate,
+        pubends: Sequence[int],
+        identities: Mapping[int, str],
+    ) -> None:
         self._context = context
         self._spread = spread
         self._gate = gate
@@ -76,7 +85,12 @@ class OwnAdvertisements:
         self._publishers: dict[int, tuple[LinkId, int]] = {}  # open publisher -> (link, pubend)
         self._history: dict[str, RateHistory] = {}
         self._samplers: dict[tuple[str, Filter], Sampler] = {}  # by client and filter: it may advertise again
-        self._rates = dict(context.config.admission.publisher_rates)
+        self._rates = dict(context.config.admission.publisher_rates)  # of the profile, by publisher
+        self._rates_of_identity: dict[str, float] = {}
+        for publisher, rate in self._rates.items():
+            identity = identities.get(publisher)
+            if identity is not None:
+                self._rates_of_identity[identity] = max(rate, self._rates_of_identity.get(identity, 0.0))
         self._numbers = 0
 
     def __len__(self) -> int:
@@ -104,6 +118,7 @@ class OwnAdvertisements:
             self._place(known, link)
         else:
             if known is not None:
+                self._forget_attached(known, now)
                 self._end(known)
             of_link[packet.handle] = made = OwnAdvertisement(filter_, millirate, packet.name, made_ms)
             self._place(made, link)
@@ -117,7 +132,7 @@ class OwnAdvertisements:
         record = msgspec.msgpack.encode(DurableAdvertisement(packet.filter, millirate, made_ms))
         self._context.store(((ADVERTISED_KEY + packet.name, record),), SendWhenStored(link, accepted, request))
 
-    def unadvertise(self, link: LinkId, packet: Unadvertise, request: int) -> None:
+    def unadvertise(self, link: LinkId, packet: Unadvertise, request: int, now: float) -> None:
         made = self._session.get(link, {}).pop(packet.handle, None)
         self._gate.withdraw(link, packet.handle)
         name = packet.name if packet.name is not None else made.name if made is not None else None
@@ -127,22 +142,21 @@ class OwnAdvertisements:
             made = self._durable.pop(name, made)
             if made is None:
                 raise UnknownHandleError(f"this broker has no durable advertisement {name!r}")
-            self._forget_attached(made)
+            self._forget_attached(made, now)
             self._context.store(((ADVERTISED_KEY + name, None),), SendWhenStored(link, Unadvertised(packet.handle), request))
         else:
             self._context.send(link, Unadvertised(packet.handle), request)
         assert made is not None
         self._end(made)
+        self._hold_to_defaults(link, now)
 
     def link_lost(self, link: LinkId) -> None:
         for made in self._session.pop(link, {}).values():
             if made.name is None or self._durable.get(made.name) is not made:
                 self._end(made)
-        for publisher in [each for each, (held, _) in self._publishers.items() if held == link]:
+        self._drop_defaults(link)
+        for publisher in self._publishers_of(link):
             del self._publishers[publisher]
-            default = self._defaults.pop(publisher, None)
-            if default is not None:
-                self._end(default)
         self._gate.link_lost(link)
         self._names.pop(link, None)
 
@@ -170,7 +184,7 @@ class OwnAdvertisements:
         if history is None:
             while len(self._history) >= HISTORIES_MAX:
                 del self._history[next(iter(self._history))]
-            history = self._history[name] = RateHistory(since=now)
+            history = self._history[name] = RateHistory(since=now, period_from=now)
         history.add(count, now)
 
     def sample(self, link: LinkId, publisher: int, rows: Iterable[Mapping[str, AttributeValue]], now: float) -> None:
@@ -199,20 +213,33 @@ class OwnAdvertisements:
         settings = self._context.config.admission
         if settings.criterion.policy is Policy.OFF or self._session.get(link) or publisher in self._defaults:
             return
-        rate = self._rates.get(publisher)
-        millirate = int(rate * 1000) if rate is not None else self._default_rate(link)
+        millirate = self._default_rate(link, publisher)
         made = self._defaults[publisher] = OwnAdvertisement(EVERYTHING, millirate, None, self._context.wall_ms)
         self._count_for(made, (pubend,))
         self._gate.hold_to_default(link, publisher, millirate, now)
 
-    def _drop_defaults(self, link: LinkId) -> None:
-        for publisher in [each for each, (held, _) in self._publishers.items() if held == link and each in self._defaults]:
-            self._end(self._defaults.pop(publisher))
+    def _hold_to_defaults(self, link: LinkId, now: float) -> None:
+        """Give the open publishers of a client that advertises nothing any more a default rate."""
+        for publisher in self._publishers_of(link):
+            self._default_for(publisher, link, self._publishers[publisher][1], now)
 
-    def _default_rate(self, link: LinkId) -> int:
-        rates = [self._rates[each] for each, (held, _) in self._publishers.items() if held == link and each in self._rates]
-        if rates:
-            return int(max(rates) * 1000)
+    def _drop_defaults(self, link: LinkId) -> None:
+        for publisher in self._publishers_of(link):
+            default = self._defaults.pop(publisher, None)
+            if default is not None:
+                self._end(default)
+
+    def _publishers_of(self, link: LinkId) -> list[int]:
+        return [publisher for publisher, (held, _) in self._publishers.items() if held == link]
+
+    def _default_rate(self, link: LinkId, *publishers: int) -> int:
+        """Return the rate of some publishers, or of all those of a link, that declare none."""
+        known = [self._rates[each] for each in publishers or self._publishers_of(link) if each in self._rates]
+        of_identity = self._rates_of_identity.get(self._context.rights_of(link).owner)
+        if not known and of_identity is not None:
+            known = [of_identity]
+        if known:
+            return max(int(max(known) * 1000), 1)
         history = self._history.get(self._names.get(link, ""))
         if history is not None and history.peak:
             return max(int(history.peak * HISTORY_FACTOR * 1000), 1000)
@@ -235,7 +262,7 @@ class OwnAdvertisements:
             self._count_for(made, self._pubends[:1])
         return damaged
 
-    def give_way(self) -> None:
+    def give_way(self, now: float) -> None:
         """End durable advertisements that were made again at another broker."""
         rivals, self._spread.rivals = self._spread.rivals, []
         for entry in rivals:
@@ -244,7 +271,7 @@ class OwnAdvertisements:
                 continue
             assert entry.name is not None
             del self._durable[entry.name]
-            self._forget_attached(ours)
+            self._forget_attached(ours, now)
             self._end(ours)
             self._context.store(((ADVERTISED_KEY + entry.name, None),))
 
@@ -279,9 +306,10 @@ class OwnAdvertisements:
             self._spread.take(number)
         made.numbers.clear()
 
-    def _forget_attached(self, made: OwnAdvertisement) -> None:
+    def _forget_attached(self, made: OwnAdvertisement, now: float) -> None:
         """Let no client be held to an advertisement that ended."""
         for link, of_link in self._session.items():
             for handle in [handle for handle, each in of_link.items() if each is made]:
                 del of_link[handle]
                 self._gate.withdraw(link, handle)
+            self._hold_to_defaults(link, now)

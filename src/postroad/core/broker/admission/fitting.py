@@ -7,7 +7,8 @@ load of a window is the sum of all less those that end before it and those that 
 
 Each broker that refuses says what it could take. The intersection of what they say fits at all of
 them, and at those that did not refuse. With one broker it is the widest range; with several there
-may be a wider one.
+may be a wider one. Where the criterion lets some brokers refuse, those with the least room are left
+out.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from postroad.core.filters.algebra.normal_form import ATTRIBUTE_KEY
 from postroad.core.filters.algebra.spans import NUMBER_ENDS, NumberCut
 from postroad.core.filters.filter import Filter
 from postroad.core.filters.language.ast import And, Attribute, Comparison, ComparisonOperator, Condition, Literal
-from postroad.core.protocol.admission import FittingRange, Refusal
+from postroad.core.protocol.admission import MEMORY, NO_ANSWER, FittingRange, Refusal
 from postroad.errors import FilterError
 
 FITTING_NODES_MAX: Final = 4_096
@@ -80,10 +81,29 @@ def fitting_filter(filter_: Filter, refusals: Iterable[Refusal]) -> Filter | Non
                 best = share, each
     if best is None:
         return None
+    ends = _ends(best[1], whole[best[1].attribute])
+    kept = [each for each in _operands(filter_.condition) if not _follows(each, ends)]
     try:
-        return Filter.from_condition(And((*_operands(filter_.condition), *_ends(best[1], whole[best[1].attribute]))))
+        return Filter.from_condition(And((*kept, *ends)))
     except FilterError:
         return None  # it is as long as a filter may be
+
+
+def decisive_refusals(refusals: Sequence[Refusal], allowed: int) -> list[Refusal]:
+    """Return the refusals that must go for a subscription to be admitted, if `allowed` brokers may refuse.
+
+    There are none if a smaller subscription would not help, as where a broker did not answer or has no memory.
+    """
+    least: dict[int, int] = {}  # broker -> the least that it has left of a resource
+    hopeless = {each.broker for each in refusals if each.resource in {NO_ANSWER, MEMORY}}
+    for each in refusals:
+        if each.broker not in hopeless:
+            least[each.broker] = min(each.available, least.get(each.broker, each.available))
+    spare = allowed - len(hopeless)
+    if spare < 0:
+        return []
+    kept = sorted(least, key=lambda broker: (least[broker], broker))[spare:]
+    return [each for each in refusals if each.broker in kept]
 
 
 class _LinkLoad:
@@ -156,6 +176,11 @@ def _operands(condition: Condition) -> tuple[Condition, ...]:
     if isinstance(condition, And):
         return condition.operands
     return (condition,)
+
+
+def _follows(condition: Condition, ends: Sequence[Condition]) -> bool:
+    """Tell whether a condition holds wherever the ends of a range hold, so that it need not be said beside them."""
+    return bool(ends) and Filter.from_condition(condition).covers(Filter.from_condition(And(tuple(ends))))
 
 
 def _ends(given: FittingRange, whole: Span) -> list[Condition]:

@@ -15,6 +15,9 @@ Cost: a reservation and a release look at the advertisements that overlap the fi
 advertisement at the reserved filters that overlap it, and only if nothing was advertised with that
 filter for its pubend before.
 
+Memory is counted for reservations and for advertisements, as in section 4.2; both take about as
+much as their filters.
+
 Invariants: `brought(r)` is the sum of the rates of all advertisements with a use of r; the ledger
 that was released completely is equal to a new one.
 """
@@ -31,7 +34,7 @@ from postroad.core.filters.filter import Filter
 Resource: TypeAlias = int  # a link, or CPU
 LOCAL: Final = -1
 CPU: Final[Resource] = -2
-RESERVATION_BYTES: Final = 1_000  # about what one takes in memory, beside the text of its filter
+FILTER_BYTES: Final = 1_000  # about what a reservation or an advertisement takes, beside the text of its filter
 BYTES_PER_CHARACTER: Final = 20  # of a filter: text, tree, normal form, index
 
 
@@ -70,7 +73,8 @@ class Ledger:
 
     def __init__(self, graph: AdvertisementGraph, capacities: Capacities) -> None:
         self.capacities = capacities
-        self.memory = 0
+        self.memory = 0  # of reservations
+        self._advertised_memory = 0
         self._graph = graph
         self._filters = RelatedFilters()
         self._holders: dict[Filter, dict[Holder, int]] = {}  # reserved filter -> holder -> number of reservations
@@ -80,6 +84,11 @@ class Ledger:
         self._brought: dict[Resource, int] = {}
 
     # --- what there is ---
+
+    @property
+    def memory_used(self) -> int:
+        """About how much memory the reservations and the advertisements take."""
+        return self.memory + self._advertised_memory
 
     def brought(self, resource: Resource) -> int:
         """Return how much the reserved filters bring to a resource."""
@@ -146,8 +155,8 @@ class Ledger:
                 kind, link = ("cpu", 0) if resource == CPU else ("bandwidth", resource)
                 missing.append(Shortage(kind, link, added, max(0, limit - self.brought(resource))))
         memory, size = self.capacities.memory_bytes, size_of(filter_)
-        if memory is not None and self.memory + size > memory:
-            missing.append(Shortage("memory", 0, size, max(0, memory - self.memory)))
+        if memory is not None and self.memory_used + size > memory:
+            missing.append(Shortage("memory", 0, size, max(0, memory - self.memory_used)))
         return missing
 
     # --- reservations ---
@@ -205,6 +214,7 @@ class Ledger:
 
     def advertised(self, node: Node, pubend: int, millirate: int) -> None:
         """Follow an advertisement that was added to the graph."""
+        self._advertised_memory += size_of(node.filter)
         if node.shares[pubend].count > 1:
             self._share_changed(node, pubend, millirate)
             return
@@ -215,6 +225,7 @@ class Ledger:
 
     def withdrawn(self, node: Node, pubend: int, millirate: int) -> None:
         """Follow an advertisement that was taken from the graph."""
+        self._advertised_memory -= size_of(node.filter)
         self._share_changed(node, pubend, -millirate)
         uses = self._uses.get(node.filter, {})
         if pubend not in node.shares and pubend in uses:
@@ -273,8 +284,8 @@ class Ledger:
 
 
 def size_of(filter_: Filter) -> int:
-    """Return about how much memory a reservation takes."""
-    return RESERVATION_BYTES + BYTES_PER_CHARACTER * filter_.length
+    """Return about how much memory a reservation or an advertisement takes."""
+    return FILTER_BYTES + BYTES_PER_CHARACTER * filter_.length
 
 
 def resources_of(holder: Holder) -> tuple[Resource, ...]:

@@ -29,6 +29,7 @@ from postroad.errors import OutsideAdvertisementError, PostroadError, TooManyErr
 
 ROW_BYTES: Final = 200
 PEAK_WINDOW_S: Final = 1.0
+PEAK_PERIOD_S: Final = 300.0  # a peak is remembered for one to two of these
 
 
 @dataclass(slots=True)
@@ -109,17 +110,26 @@ class _Client:
 
 @dataclass(slots=True)
 class RateHistory:
-    """The highest rate of recent seconds."""
+    """The highest rate of recent seconds: the most messages that came within one."""
 
-    peak: float = 0.0
-    count: int = 0
+    count: int = 0  # since `since`, within a second
     since: float = 0.0
+    most: int = 0  # in a second of this period
+    most_before: int = 0  # in a second of the period before
+    period_from: float = 0.0
 
     def add(self, count: int, now: float) -> None:
         if now - self.since >= PEAK_WINDOW_S:
-            self.peak = max(self.peak, self.count / max(now - self.since, PEAK_WINDOW_S))
+            self.most = max(self.most, self.count)
             self.count, self.since = 0, now
+        if now - self.period_from >= PEAK_PERIOD_S:
+            self.most_before = self.most if now - self.period_from < 2 * PEAK_PERIOD_S else 0
+            self.most, self.period_from = 0, now
         self.count += count
+
+    @property
+    def peak(self) -> float:
+        return max(self.count, self.most, self.most_before) / PEAK_WINDOW_S
 
 
 class PublisherGate:

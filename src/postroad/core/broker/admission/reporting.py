@@ -9,7 +9,7 @@ from postroad.core.broker.admission.advertisements import AdvertisementGraph
 from postroad.core.broker.admission.ledger import CPU, LOCAL
 from postroad.core.broker.admission.reservations import Reservations
 from postroad.core.broker.admission.spreading import AdvertisementSpread
-from postroad.core.broker.admission_settings import Criterion
+from postroad.core.broker.admission_settings import AdmissionSettings
 from postroad.core.protocol import admission as a
 from postroad.core.protocol.packets import pubend_broker
 
@@ -18,7 +18,7 @@ RESERVATIONS_LISTED: Final = 1_000
 
 def admission_state(
     broker: int,
-    criterion: Criterion,
+    settings: AdmissionSettings,
     question: a.AskAdmission,
     graph: AdvertisementGraph,
     reservations: Reservations,
@@ -27,11 +27,11 @@ def admission_state(
     """Describe the state of a broker, within the limits of the question."""
     return a.AdmissionState(
         broker,
-        str(criterion),
+        str(settings.criterion),
         _nodes(graph, question.nodes),
         len(graph),
         len(spread),
-        _resources(reservations),
+        _resources(settings, reservations),
         _reservations(reservations),
         len(reservations),
     )
@@ -54,12 +54,12 @@ def _nodes(graph: AdvertisementGraph, most: int) -> list[a.AdvertisedFilter]:
     ]
 
 
-def _resources(reservations: Reservations) -> list[a.ResourceUse]:
+def _resources(settings: AdmissionSettings, reservations: Reservations) -> list[a.ResourceUse]:
     ledger = reservations.ledger
     capacities = ledger.capacities
     found = [
-        a.ResourceUse(a.CPU, 0, ledger.brought(CPU), capacities.cpu_millirate),
-        a.ResourceUse(a.MEMORY, 0, ledger.memory, capacities.memory_bytes),
+        a.ResourceUse(a.CPU, 0, ledger.brought(CPU), capacities.cpu_millirate, settings.cpu_rate is None),
+        a.ResourceUse(a.MEMORY, 0, ledger.memory_used, capacities.memory_bytes, settings.memory_bytes is None),
     ]
     for link, broker in sorted(reservations.neighbours.items(), key=lambda item: item[1]):
         found.append(a.ResourceUse(a.LINK, broker, ledger.brought(link), capacities.of_link(link)))

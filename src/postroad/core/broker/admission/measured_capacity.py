@@ -1,4 +1,9 @@
-"""The highest rate that a broker's CPU was seen to do (section 4.1)."""
+"""Capacities that a broker measures where its operator has not configured any (section 4.1).
+
+The CPU: the highest rate at which messages came while the CPU was at its limit. Memory: what is
+reserved already, and a share of what the machine still has available. The bandwidth of a link is a
+fixed value in the paper, so it is configured.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 CPU_LIMIT: Final = 0.9
+MEMORY_SHARE: Final = 0.5  # of what is available; the rest is for messages, caches and other programs
 
 
 @dataclass(slots=True)
@@ -23,3 +29,8 @@ class CpuCapacity:
         """Take what was measured over the last interval."""
         if utilisation >= self.limit and millirate > (self.millirate or 0):
             self.millirate = millirate
+
+
+def memory_capacity(used: int, available: int) -> int:
+    """Return how much memory subscriptions and advertisements may take, with `available` bytes left on the machine."""
+    return used + int(available * MEMORY_SHARE)
