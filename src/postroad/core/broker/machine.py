@@ -163,7 +163,7 @@ class Broker:
         self._range_reads = RangeReads(self._context, self._pubends, self._streams, self._edge, self._durables, self._log_reads)
         self._admission = Admission(self._context, self._router, self._pubends, self._durables.here, records.publisher_owners)
         self._publishing.gate = self._admission
-        self._admission.gate.on_refused = self._publishing.refused
+        self._admission.gate.publishers = self._publishing
         self._subscribing.activation.reservations = self._admission
         stored = {name: durable.filter for name, durable in self._durables.here.items() if not durable.damaged}
         records.damaged += self._admission.load(stored, records.reserved, records.advertised)

@@ -51,6 +51,13 @@ class Routes(Protocol):
     def adopt(self, incarnation: int) -> None: ...
 
 
+class RefusalWatch(Protocol):
+    """Who has to know that a message of a publisher was refused."""
+
+    def refused(self, publisher: int) -> bool:
+        """Note it; tell whether what the publisher sent after it is to be ignored."""
+
+
 class HostedPubend(Protocol):
     """A pubend of this broker: how far its stream is announced, and how far its log is released."""
 

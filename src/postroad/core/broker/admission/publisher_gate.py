@@ -13,7 +13,7 @@ its link; the client sends it again.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -22,6 +22,7 @@ import numpy as np
 from postroad.core.batch.batch import Batch
 from postroad.core.batch.row_codec import Row
 from postroad.core.broker.context import Context
+from postroad.core.broker.views import RefusalWatch
 from postroad.core.filters.filter import Filter
 from postroad.core.protocol.orders import LinkId
 from postroad.core.protocol.packets import PublishRefused
@@ -138,7 +139,7 @@ class PublisherGate:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._clients: dict[LinkId, _Client] = {}
-        self.on_refused: Callable[[int], bool] = lambda _publisher: False  # tells whether what came after it is to be ignored
+        self.publishers: RefusalWatch | None = None
         self.held = 0  # messages that wait now
         self.held_bytes = 0
 
@@ -288,4 +289,4 @@ class PublisherGate:
     def _refuse(self, link: LinkId, publisher: int, first: bytes, last: bytes, error: PostroadError) -> bool:
         """Refuse messages; tell whether what their publisher sent after them is to be ignored."""
         self._context.send(link, PublishRefused(publisher, first, last, error.code, str(error)[:4096]))
-        return self.on_refused(publisher)
+        return self.publishers is not None and self.publishers.refused(publisher)
