@@ -44,8 +44,9 @@ from postroad.transport.programs import own_environment
 from postroad.types import MessageId
 from postroad.wire.batches import encode_batch
 from postroad.wire.codec import encode
+from postroad.wire.packets.queues import BindQueue
 from postroad.wire.packets.session import Hello, Ping, Role
-from postroad.wire.packets.telesto import GetMessages, RegisterClient
+from postroad.wire.packets.telesto import ClientMode, CreateQueue, GetMessages, RegisterClient
 from postroad.wire.registry import REGISTRY
 
 PACE_S: Final = 0.005
@@ -158,6 +159,32 @@ def unread_peeks(port: int) -> None:
     """Look into a queue again and again and read no answer."""
     hello = raw(RegisterClient(f"attacker {os.getpid()}", 2, existing=True))  # type: ignore[arg-type]
     flood(port, hello, (raw(GetMessages(1), 2) * 1_000 for _ in range(20)), reads=False)
+
+
+def unread_deliveries(port: int) -> None:
+    """Subscribe to everything on twenty connections, publish much, and read nothing."""
+    hello = CLIENT + raw(packets.Subscribe(1, ""), 2)
+    for _ in range(20):
+        threading.Thread(target=flood, args=(port, hello, iter(())), kwargs={"reads": False}, daemon=True).start()
+
+    async def publish() -> None:
+        async with postroad.connect(f"postroad://127.0.0.1:{port}") as client:
+            publisher = client.publisher()
+            while True:
+                await publisher.publish({"n": 1}, bytes(10_000))
+
+    asyncio.run(publish())
+
+
+def costly_bindings(port: int) -> None:
+    """Bind a queue to one costly filter after the other; none of them is kept."""
+    hello = CLIENT + raw(RegisterClient("attacker", ClientMode.READ_AND_PUT, existing=True), 2) + raw(CreateQueue("bound"), 3)
+
+    def bindings() -> Iterator[bytes]:
+        for number in count(1):
+            yield raw(BindQueue(1, f"{ors(number * 7)} OR )"), 4)  # parsed to its end, and then refused
+
+    flood(port, hello, bindings())
 
 
 def tiny_frames(port: int) -> None:
@@ -359,6 +386,8 @@ ATTACKS: Final[dict[str, Callable[[int], None]]] = {
         unfinished_frames,
         unread_ranges,
         unread_peeks,
+        unread_deliveries,
+        costly_bindings,
         tiny_frames,
         connections,
         link_states,

@@ -1,14 +1,16 @@
 """Whatever a client asks for, on whichever path: everything that it obtains matches its permission, and what it asked for.
 
-The paths are those on which a message can reach a client of the overlay: live from the same broker, live from another one, while
-catching up from the log after an absence, by range from either broker's log, as one message by its id, and by the filter of a
-bound queue. Filters are random; some are written to escape from a careless conjunction.
+The paths are those on which a message can reach a client of the overlay: live from the same broker, live and repaired from
+another one, while catching up from the log after an absence, by range from either broker's log, as one message by its id, and by
+the filter of a bound queue. `tests/security/test_every_path.py` has the others, with a running broker. Filters are random; some
+are written to escape from a careless conjunction.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import nullcontext
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +21,7 @@ from tests.tracking.overlay import FakeOverlay
 from postroad.core.filters.filter import Filter
 from postroad.core.filters.language.text import to_text
 from postroad.core.protocol.orders import ClientUp
-from postroad.core.protocol.packets import RangeRead, ReadRange, pubend_id
+from postroad.core.protocol.packets import Knowledge, RangeRead, ReadRange, pubend_id
 from postroad.core.protocol.rights import OPEN, Rights
 from postroad.errors import FilterError, PostroadError
 from postroad.queues.permissions import QueuePermissions
@@ -77,8 +79,10 @@ def obtained(rights: Rights, wanted: str, published: list[Attributes]) -> dict[s
     overlay.run(1.0)
     durable.disconnect()
     for number, attributes in enumerate(published):
-        publisher.publish(str(number), **attributes)  # type: ignore[arg-type]
-    overlay.run(1.0)
+        with overlay.losing(Knowledge, to=2) if number % 2 else nullcontext():  # which is then asked for, and repaired
+            publisher.publish(str(number), **attributes)  # type: ignore[arg-type]
+            overlay.run(0.1)
+    overlay.run(2.0)
     found = {"live": near.received, "live from another broker": far.received}
     back = overlay.subscriber(2, wanted, name="d", wait=False)
     overlay.run(3.0)
