@@ -15,7 +15,7 @@ from postroad.core.broker.admission.measured_capacity import CpuCapacity
 from postroad.core.broker.admission_settings import AdmissionSettings, Criterion, Policy
 from postroad.core.broker.context import BrokerConfig
 from postroad.core.filters.filter import Filter
-from postroad.core.protocol.admission import Advertisements, Reserve, Verdict
+from postroad.core.protocol.admission import Advertisements, Decision, Reserve, Verdict
 
 PUBEND = 1
 LEFT, HERE = Holder(7, 2), Holder(LOCAL, 1)
@@ -359,6 +359,33 @@ def test_verdicts_return_on_the_way_of_the_request_and_the_last_broker_decides(p
     if subscriber.rejected is not None:
         assert sorted(subscriber.rejected.brokers) == [FIRST, MIDDLE, LAST]
         assert [each.broker for each in subscriber.rejected.refusals] == [MIDDLE]
+
+
+def test_a_broker_sends_a_request_on_though_it_refuses() -> None:
+    """Section 4.3, step 1: under a percentage all brokers are heard, and those that admit keep what they reserved."""
+    overlay = line(Criterion(Policy.PERCENTAGE, 40.0), cpu_rate=5.0)
+    overlay.publisher(at=FIRST).advertise("price > 2", 10.0)
+    overlay.run(0.2)
+    overlay.subscriber(LAST, "price > 5")
+    reserved = {number: node.broker.admission.ledger.brought(CPU) for number, node in overlay.nodes.items()}
+    assert reserved == {FIRST: 10_000, MIDDLE: 10_000, LAST: 10_000}, "the middle one has more than its 5 a second"
+
+
+# Section 4.4
+
+
+@pytest.mark.parametrize("brokers", [3, 6])
+def test_a_request_costs_a_few_packets_for_each_broker_of_its_path(brokers: int) -> None:
+    """O(m): over each link one request, one verdict and one decision, however many brokers there are."""
+    settings = AdmissionSettings(Criterion(Policy.FULL), cpu_rate=100.0)
+    overlay = Overlay.line(*range(1, brokers + 1), config=BrokerConfig(admission=settings))
+    overlay.publisher(at=1).advertise("price > 2", 10.0)
+    overlay.run(0.2)
+    overlay.travels.clear()
+    assert overlay.subscriber(brokers, "price > 5").is_subscribed
+    overlay.run(0.2)
+    for kind in (Reserve, Verdict, Decision):
+        assert len(overlay.sent(kind)) == brokers - 1
 
 
 # Section 5.2

@@ -21,6 +21,7 @@ from postroad.cli.pipeline import audit as pipeline_audit
 from postroad.cli.pipeline import report as pipeline_report
 from postroad.cli.pipeline import trace as pipeline_trace
 from postroad.cli.pipeline import upkeep as pipeline_upkeep
+from postroad.runtime.rate_profile import publisher_rates
 from postroad.spark.jobs.running import Cluster, plain_errors
 from postroad.tracking.histories.settings import TrackingSettings
 from postroad.tracking.histories.tracker import omitted
@@ -103,7 +104,12 @@ def test_ingest_rates_report_and_compact_run(mixed: Opened, run: object, tmp_pat
     done = run("ingest", *data, "--lake", str(tmp_path / "lake"))
     assert f"{len(mixed.world.truth.published):,} rows" in done.output, done.output
     assert run("rates", "--lake", str(tmp_path / "lake"), "--out", str(tmp_path / "p.json")).exit_code == 0
-    assert len(json.loads((tmp_path / "p.json").read_bytes())["entries"]) == 6
+    entries = json.loads((tmp_path / "p.json").read_bytes())["entries"]
+    assert len(entries) == 6
+    for broker in (1, 5):  # as that broker reads it for its admission control
+        peaks = {each["publisher"]: each["peak_1s"] for each in entries if each["broker"] == broker}
+        assert peaks
+        assert dict(publisher_rates(tmp_path / "p.json", broker)) == peaks
     assert run("report", *data, "--out", str(tmp_path / "report")).exit_code == 0
     assert (tmp_path / "report" / "report.html").read_text().count("<svg") == 2
     compacted = run("compact", *data, "--out", str(tmp_path / "small"))

@@ -272,12 +272,16 @@ def test_the_recent_history_of_a_client_comes_before_the_configured_default() ->
     link = 9_999
     role = overlay.nodes[A].broker.admission
     role.own.client_up(link, "feed")
-    for second in range(4):
+    for second in range(11):
         role.own.published(link, 20, float(second))
-    role.own.link_lost(link)
-    role.own.client_up(link, "feed")
-    role.own.publisher_opened(link, 7, pubend_id(A), 5.0)
-    assert [rate for _, rate in known(overlay, A)] == [40], "twice the peak"
+        if second in {9, 10}:
+            role.own.link_lost(link)
+            role.own.client_up(link, "feed")
+            role.own.publisher_opened(link, second, pubend_id(A), float(second))
+            overlay.run(0.1)
+            assert [rate for _, rate in known(overlay, A)] == [100 if second == 9 else 40], (
+                "twice the peak, once it is known for long"
+            )
 
 
 def test_a_history_keeps_the_most_of_a_second_and_forgets_it_after_some_minutes() -> None:

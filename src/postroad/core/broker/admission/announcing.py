@@ -40,6 +40,7 @@ OF_CLIENT_MAX: Final = 1_024
 OF_ALL_CLIENTS_MAX: Final = 1 << 15
 HISTORIES_MAX: Final = 4_096
 HISTORY_FACTOR: Final = 2.0
+HISTORY_S: Final = 10.0  # a shorter one says little
 EVERYTHING: Final = Filter("")
 
 
@@ -184,7 +185,7 @@ class OwnAdvertisements:
         if history is None:
             while len(self._history) >= HISTORIES_MAX:
                 del self._history[next(iter(self._history))]
-            history = self._history[name] = RateHistory(since=now, period_from=now)
+            history = self._history[name] = RateHistory(since=now, period_from=now, began=now)
         history.add(count, now)
 
     def sample(self, link: LinkId, publisher: int, rows: Iterable[Mapping[str, AttributeValue]], now: float) -> None:
@@ -241,7 +242,7 @@ class OwnAdvertisements:
         if known:
             return max(int(max(known) * 1000), 1)
         history = self._history.get(self._names.get(link, ""))
-        if history is not None and history.peak:
+        if history is not None and history.seconds >= HISTORY_S:
             return max(int(history.peak * HISTORY_FACTOR * 1000), 1000)
         return int(self._context.config.admission.default_rate * 1000)
 

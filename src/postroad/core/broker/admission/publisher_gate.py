@@ -118,6 +118,7 @@ class RateHistory:
     most: int = 0  # in a second of this period
     most_before: int = 0  # in a second of the period before
     period_from: float = 0.0
+    began: float = 0.0
 
     def add(self, count: int, now: float) -> None:
         if now - self.since >= PEAK_WINDOW_S:
@@ -127,6 +128,11 @@ class RateHistory:
             self.most_before = self.most if now - self.period_from < 2 * PEAK_PERIOD_S else 0
             self.most, self.period_from = 0, now
         self.count += count
+
+    @property
+    def seconds(self) -> float:
+        """Over how long it was seen."""
+        return self.since - self.began
 
     @property
     def peak(self) -> float:
