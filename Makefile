@@ -24,8 +24,8 @@ $(STAMP): requirements/dev.txt pyproject.toml hatch_build.py src/postroad/compil
 
 setup: $(STAMP) ## Install everything into .venv (quick when nothing changed)
 
-demo: setup ## A short tour on embedded defaults
-	@$(BIN)/postroad demo
+demo: setup ## A short tour on embedded defaults; KEEP=1 keeps it running, with traffic, for the web console
+	@$(BIN)/postroad demo $(if $(KEEP),--keep)
 
 test: setup ## Run the tests
 	$(BIN)/python -m pytest -n $(WORKERS)
@@ -57,7 +57,8 @@ $(VENV)/.browser: $(STAMP) requirements/browser.txt
 	@touch $@
 
 browser: $(VENV)/.browser ## The console in a real browser (installs Debian's chromium where it may); makes docs/images
-	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } || true
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } \
+	  || echo "No Chromium, and this is not root on Debian, so it cannot be installed here: the tests in a browser are skipped."
 	$(BIN)/python -m pytest -n 0 -m browser tests/browser
 
 $(VENV)/.site: $(STAMP) requirements/docs.txt

@@ -21,11 +21,11 @@ PACKAGES: Final = {  # package -> version, files in it -> names here
     "htm": ("3.1.1", {"dist/htm.mjs": "htm.mjs"}),
     "@preact/signals": ("2.11.4", {"dist/signals.mjs": "signals.mjs"}),
     "@preact/signals-core": ("1.14.5", {"dist/signals-core.mjs": "signals-core.mjs"}),
-    "uplot": ("1.6.32", {"dist/uPlot.esm.js": "uPlot.esm.js", "dist/uPlot.min.css": "uPlot.min.css"}),
     "d3-force": ("3.0.1", {"dist/d3-force.min.mjs": "d3-force.mjs"}),
     "d3-quadtree": ("3.0.2", {"dist/d3-quadtree.min.mjs": "d3-quadtree.mjs"}),
     "d3-dispatch": ("3.0.2", {"dist/d3-dispatch.min.mjs": "d3-dispatch.mjs"}),
     "d3-timer": ("3.0.2", {"dist/d3-timer.min.mjs": "d3-timer.mjs"}),
+    "@fontsource-variable/inter": ("5.3.0", {"files/inter-latin-wght-normal.woff2": "inter-latin.woff2"}),
 }
 
 

@@ -2,7 +2,7 @@
 
 import http.client
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +26,7 @@ class Site:
     console: ConsoleService
     directory: Path
     cookie: str = ""
+    traffic: Any = None
     _configs: dict[int, NodeConfig] = field(default_factory=dict)
 
     def url(self, broker: int = 1) -> str:
@@ -94,25 +95,35 @@ class Site:
 
 
 @contextmanager
-def site(directory: Path, brokers: int = 2) -> Iterator[Site]:
-    """Run brokers in a line, the first with a console and queues."""
+def site(
+    directory: Path,
+    brokers: int = 2,
+    *,
+    names: Sequence[str] = (),
+    neighbours: Mapping[int, Sequence[int]] | None = None,
+    topics: Sequence[str] = (),
+    **sections: Any,
+) -> Iterator[Site]:
+    """Run brokers, by default in a line, the first with a console and queues. `sections` are settings that all of them have."""
     loop = BackgroundLoop("postroad-console")
     ports = free_ports(brokers)
     nodes: list[BrokerServer] = []
     console = None
     try:
         for number in range(1, brokers + 1):
+            others = [number - 1] * (number > 1) if neighbours is None else neighbours.get(number, ())
             config = NodeConfig(
                 id=number,
-                name=f"site-{number}",
+                name=names[number - 1] if names else f"site-{number}",
                 data_dir=str(directory / f"b{number}"),
                 listen=f"127.0.0.1:{ports[number - 1]}",
                 log_level="warning",
-                neighbours=(Neighbour(address=f"127.0.0.1:{ports[number - 2]}"),) if number > 1 else (),
-                console=Console(listen="127.0.0.1:0", books="books.json") if number == 1 else Console(),
+                neighbours=tuple(Neighbour(address=f"127.0.0.1:{ports[other - 1]}") for other in others),
+                console=Console(listen="127.0.0.1:0", books="books.json", topics=tuple(topics)) if number == 1 else Console(),
                 overlay=Overlay(silence_s=0.2),
                 links=Links(heartbeat_s=0.3, timeout_s=2.0),
                 tracking=Tracking(persistence_ms=200),
+                **sections,
             )
             queues = queues_of(config) if number == 1 else None
             services = [] if queues is None else [queues]

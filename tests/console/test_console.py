@@ -22,13 +22,15 @@ from postroad.console.app import PAGES, Console
 from postroad.console.messages import show_payload, show_value, show_whole
 from postroad.console.picture import ASKED_PER_ROUND, Picture
 from postroad.console.service import ConsoleService
+from postroad.console.topics import describe_topics
 from postroad.core.filters.filter import Filter
 from postroad.core.protocol.rights import NOTHING, Rights
 from postroad.errors import ConfigError, PermissionDeniedError
 from postroad.queues.broker_service import BrokerQueues
+from postroad.runtime.config import Admission, NodeConfig
 from postroad.runtime.config import Console as ConsoleSettings
-from postroad.runtime.config import NodeConfig
 from postroad.storage.queues.base import Lease, NewMessage, QueueSettings, TakeRequest
+from postroad.topics.inquiry import ServiceReports
 from postroad.wire.packets.telesto import ClientMode
 
 
@@ -67,7 +69,7 @@ def test_every_route_but_the_open_ones_answers_401_without_a_session(shared: Sit
             status, _, answer = anonymous.ask(method, path, {} if method == "POST" else None)
             assert (status, answer["error"]) == (401, "log in first"), (method, path)
             closed += 1
-    assert closed == 13
+    assert closed == 15
     assert anonymous.ask("GET", "/api/unknown")[0] == anonymous.ask("GET", "/unknown")[0] == 401
 
 
@@ -353,7 +355,45 @@ def test_dead_letters_go_back_to_the_queue_they_came_from(shared: Site) -> None:
     assert shared.ask("POST", "/api/queues/dead/redrive", {}, Origin=origin)[0] == 400
 
 
-# --- books ---
+# --- admission, topics, books ---
+
+
+def test_admission_is_shown_with_what_would_fit(tmp_path: Path) -> None:
+    """Capacity, advertisements and reservations; and for a filter that does not fit, who refuses it and why."""
+
+    async def use(own: Site) -> None:
+        async with postroad.connect(own.url(1)) as client:
+            await client.advertise("price > 100", max_rate=80)
+            await client.advertise("price < 50", max_rate=60)
+            await client.subscribe("price > 150")
+            shown = await asyncio.to_thread(own.get, "/api/more/admission")
+            assert next((each["name"], each["used"], each["limit"]) for each in shown["resources"]) == ("cpu", 80, 100)
+            advertised = [(each["filter"], each["per_s"], each["brokers"]) for each in shown["advertised"]]
+            assert advertised == [("price > 100", 80, [1]), ("price < 50", 60, [1])]
+            assert [(each["filter"], each["decided"]) for each in shown["reservations"]] == [("price > 150", True)]
+            fits = await asyncio.to_thread(own.get, "/api/admission?filter=price%20%3E%20160")
+            assert (fits["admitted"], fits["refusals"]) == (True, [])
+            refused = await asyncio.to_thread(own.get, "/api/admission?filter=price%20%3C%2040")
+            assert not refused["admitted"]
+            assert "CPU" in refused["refusals"][0]
+
+    with site(tmp_path, 1, admission=Admission(policy="full", cpu_rate=100)) as own:
+        own.enter()
+        until(lambda: own.ask("GET", "/readyz")[0] == 200)
+        asyncio.run(use(own))
+
+
+def test_topics_are_shown_with_their_owners() -> None:
+    """A server that does not answer is named as down; its topics are not invented."""
+    topic = {"topic": "news", "state": "served", "subscribers": 2, "unread": 3, "messages": 5, "bytes": 70}
+    found = ServiceReports(
+        [("127.0.0.1:7101", {"proxy": "p", "servers": [], "topics": []}), ("127.0.0.1:7102", None)],
+        {"left": ("127.0.0.1:1", {"count": 1, "topics": [topic]}), "right": ("127.0.0.1:2", None)},
+    )
+    shown = describe_topics(found)
+    assert [(each["topic"], each["owner"], each["unread"]) for each in shown["topics"]] == [("news", "left", 3)]
+    assert [(each["address"], each["up"]) for each in shown["proxies"]] == [("127.0.0.1:7101", True), ("127.0.0.1:7102", False)]
+    assert [(each["name"], each["up"]) for each in shown["servers"]] == [("left", True), ("right", False)]
 
 
 def test_the_last_audit_is_shown(shared: Site) -> None:

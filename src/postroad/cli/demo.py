@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import random
 import subprocess
 import sys
@@ -21,8 +23,10 @@ from rich.table import Table
 from postroad.cli.use.trees import draw, draw_explanation
 from postroad.client.connection import Client, ClientConfig, connect
 from postroad.client.subscription import Subscription
+from postroad.console.access import ADDRESS_NAME
 from postroad.core.filters.filter import Filter
 from postroad.errors import FilterSyntaxError, OverlayError
+from postroad.runtime.config import Console as WebConsole
 from postroad.runtime.config import Links, Neighbour, NodeConfig, Overlay
 from postroad.runtime.process import BrokerProcess
 from postroad.testing import free_ports
@@ -36,6 +40,9 @@ READERS: Final = (  # name, broker, filter, durable
     ("halts", 2, "halted OR symbol LIKE 'B%'", True),
 )
 CONVERGE_S: Final = 60.0
+QUOTE_EVERY_S: Final = 0.02
+SHOWN_BY: Final = 4  # the broker with the console: one that does not crash
+BOOKS: Final = "books.json"
 
 
 @dataclass(slots=True)
@@ -55,6 +62,12 @@ class _Reader:
             if self.durable:
                 await subscription.ack()
 
+    async def drain(self, subscription: Subscription) -> None:
+        """Follow without remembering, for as long as it lasts."""
+        async for _ in subscription:
+            if self.durable:
+                await subscription.ack()
+
 
 @dataclass(slots=True)
 class _Books:
@@ -71,7 +84,9 @@ class _Books:
     "--messages", type=click.IntRange(100, 1_000_000), default=12_000, show_default=True, help="Number of messages to publish."
 )
 @click.option("--seed", type=int, default=1, show_default=True, help="Seed of the random quotes.")
-def demo(messages: int, seed: int) -> None:
+@click.option("--keep", is_flag=True, help="Go on afterwards, with traffic, until Ctrl-C: for the web console.")
+@click.option("--audit/--no-audit", default=True, show_default=True, help="Whether to audit on Spark at the end.")
+def demo(messages: int, seed: int, keep: bool, audit: bool) -> None:
     """Demonstrate filters, four brokers, traffic, two crashes, a trace, a check of all deliveries, and an audit.
 
     Everything runs on this machine, on free ports and in a temporary directory that is removed at the end.
@@ -83,11 +98,19 @@ def demo(messages: int, seed: int) -> None:
         brokers = _diamond(Path(directory))
         try:
             asyncio.run(_show_overlay(console, brokers, messages, seed))
+            _stop(brokers)
+            if audit:
+                _show_audit(console, Path(directory))
+            if keep:
+                _keep_running(console, brokers, seed)
         finally:
-            for broker in brokers.values():
-                if broker.running:
-                    broker.stop()
-        _show_audit(console, Path(directory))
+            _stop(brokers)
+
+
+def _stop(brokers: dict[int, BrokerProcess]) -> None:
+    for broker in brokers.values():
+        if broker.running:
+            broker.stop()
 
 
 def _show_filters(console: Console) -> None:
@@ -103,9 +126,51 @@ def _show_filters(console: Console) -> None:
         console.print(f"  the position of a mistake is shown:\n    [red]{str(error).replace(chr(10), chr(10) + '    ')}[/red]")
 
 
+def _has_console() -> bool:
+    return all(find_spec(module) is not None for module in ("starlette", "uvicorn"))
+
+
+def _show_address(console: Console, brokers: dict[int, BrokerProcess]) -> None:
+    """Say where to look. A broker writes the address, with the key, before it listens."""
+    if not _has_console():
+        console.print("  no web console: pip install 'postroad\\[console]'")
+        return
+    address = (Path(brokers[SHOWN_BY].config.data_dir) / ADDRESS_NAME).read_text(encoding="utf-8").strip()
+    console.print(f"  watch it in a browser: [bold]{address}[/bold]", soft_wrap=True, highlight=False)
+
+
+def _keep_running(console: Console, brokers: dict[int, BrokerProcess], seed: int) -> None:
+    """Start the brokers again on their files, and publish until Ctrl-C."""
+    console.rule("The overlay goes on, until Ctrl-C")
+    for broker in brokers.values():
+        broker.start()
+    _show_address(console, brokers)
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_publish_on(brokers, seed))
+    console.print("  stopped")
+
+
+async def _publish_on(brokers: dict[int, BrokerProcess], seed: int) -> None:
+    rng = random.Random(seed)  # noqa: S311  # quotes, not secrets
+    async with _Clients(brokers) as clients:
+        readers = [_Reader(name, at, Filter(text), durable) for name, at, text, durable in READERS]
+        for reader in readers:
+            client = await clients.at(reader.broker)
+            subscription = await client.subscribe(reader.filter, name=reader.name if reader.durable else None)
+            reader.task = asyncio.create_task(reader.drain(subscription))
+        publisher = (await clients.at(1)).publisher()
+        for number in itertools.count():
+            await publisher.publish(_quote(rng), f"quote {number}".encode())
+            await asyncio.sleep(QUOTE_EVERY_S)
+
+
+def _quote(rng: random.Random) -> dict[str, str | float | bool]:
+    return {"symbol": rng.choice(SYMBOLS), "price": round(rng.uniform(20, 160), 2), "halted": rng.random() < 0.01}
+
+
 def _diamond(directory: Path) -> dict[int, BrokerProcess]:
     """Four brokers: two paths from 1 to 4."""
-    ports = free_ports(4)
+    *ports, pages = free_ports(5)
     neighbours = {1: (), 2: (1,), 3: (1,), 4: (2, 3)}
     brokers = {}
     for broker, others in neighbours.items():
@@ -116,6 +181,9 @@ def _diamond(directory: Path) -> dict[int, BrokerProcess]:
             neighbours=tuple(Neighbour(f"127.0.0.1:{ports[other - 1]}") for other in others),
             links=Links(heartbeat_s=0.3, timeout_s=2.0, retry_s=0.05, retry_s_max=0.5),
             overlay=Overlay(silence_s=0.3),
+            console=WebConsole(listen=f"127.0.0.1:{pages}", books=BOOKS)
+            if broker == SHOWN_BY and _has_console()
+            else WebConsole(),
         )
         brokers[broker] = BrokerProcess(config, directory)
     return brokers
@@ -125,6 +193,7 @@ async def _show_overlay(console: Console, brokers: dict[int, BrokerProcess], cou
     console.rule("2. Four brokers, one process each")
     for broker in brokers.values():
         await asyncio.to_thread(broker.start)
+    _show_address(console, brokers)
     console.print(
         "        2\n      /   \\\n    1       4     publishers at 1, subscribers at 2, 3 and 4\n      \\   /\n        3"
     )
@@ -180,12 +249,7 @@ async def _publish(
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("publishing quotes", total=count)
         for number in range(count):
-            symbol = rng.choice(SYMBOLS)
-            attributes: dict[str, str | float | bool] = {
-                "symbol": symbol,
-                "price": round(rng.uniform(20, 160), 2),
-                "halted": rng.random() < 0.01,
-            }
+            attributes = _quote(rng)
             message_id = await publisher.publish(attributes, f"quote {number}".encode())
             books.published.append((message_id, attributes))
             if number % 50 == 0:
@@ -261,6 +325,7 @@ def _show_audit(console: Console, directory: Path) -> None:
         return
     with console.status("  postroad pipeline audit (about twenty seconds)"):
         command = [sys.executable, "-m", "postroad.cli", "pipeline", "audit", "--data", str(directory)]
+        command += ["--books", str(directory / f"broker-{SHOWN_BY}" / BOOKS)]
         audit = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # our own command
     console.print(audit.stdout.rstrip(), markup=False, highlight=False)
     if audit.returncode != 0:

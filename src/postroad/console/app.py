@@ -8,6 +8,7 @@ console's own pages.
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -20,7 +21,8 @@ import msgspec
 from postroad.client.connection import Client
 from postroad.console.access import COOKIE
 from postroad.console.action_log import ActionLog
-from postroad.console.messages import show_whole
+from postroad.console.admission import explain_admission
+from postroad.console.messages import explain_others, show_explanation, show_whole
 from postroad.console.picture import Picture
 from postroad.console.queue_actions import QueueActions
 from postroad.console.tail import tail
@@ -49,7 +51,8 @@ except ImportError as missing:  # pragma: no cover - depends on what is installe
     raise OverlayError("the console needs starlette and uvicorn: pip install 'postroad[console]'") from missing
 
 STATIC: Final = Path(__file__).parent / "static"
-KINDS: Final = {".js": "text/javascript", ".mjs": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+TEXTS: Final = {".js": "text/javascript", ".mjs": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+KINDS: Final = {**TEXTS, ".woff2": "font/woff2"}
 PAGES: Final = ("", "message", "tail", "subscriptions", "publishers", "queues", "topics", "admission", "books")
 BODY_BYTES_MAX: Final = 1 << 20
 STREAMS_MAX: Final = 32  # pages that are sent live data
@@ -72,6 +75,22 @@ class ConsoleParts:
     more: dict[str, Callable[[], Awaitable[Any]]]
 
 
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file of the pages. `packed` is its gzip, where that is worth something."""
+
+    content: bytes
+    packed: bytes | None
+    kind: str
+    tag: str
+
+    @classmethod
+    def read(cls, path: Path) -> _File:
+        content = path.read_bytes()
+        packed = gzip.compress(content, mtime=0) if path.suffix in TEXTS else None
+        return cls(content, packed, KINDS[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+
+
 class Console:
     """The routes, over the parts of one console."""
 
@@ -80,7 +99,7 @@ class Console:
         self._streams = 0
         self._index = (STATIC / "index.html").read_text(encoding="utf-8")
         self._files = {
-            path.relative_to(STATIC).as_posix(): path.read_bytes() for path in STATIC.rglob("*") if path.suffix in KINDS
+            path.relative_to(STATIC).as_posix(): _File.read(path) for path in sorted(STATIC.rglob("*")) if path.suffix in KINDS
         }
 
     def app(self) -> ASGIApp:
@@ -95,12 +114,14 @@ class Console:
             Route("/api/brokers/{broker:int}", self._guard(self._broker)),
             Route("/api/messages/{id}", self._guard(self._message)),
             Route("/api/messages/{id}/explain", self._guard(self._explain)),
+            Route("/api/messages/{id}/others", self._guard(self._others)),
             Route("/api/filter", self._guard(self._filter)),
             Route("/api/tail", self._guard(self._tail)),
             Route("/api/durables", self._guard(self._durables)),
             Route("/api/queues", self._guard(self._queues)),
             Route("/api/queues/{name}/messages", self._guard(self._peek)),
             Route("/api/queues/{name}/{action}", self._guard(self._act_on_queue), methods=["POST"]),
+            Route("/api/admission", self._guard(self._explain_admission)),
             Route("/api/more/{page}", self._guard(self._more)),
             *(Route(f"/{page}", self._page) for page in PAGES),
             Route("/message/{id}", self._page),
@@ -115,7 +136,7 @@ class Console:
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         return (
             f"default-src 'none'; script-src 'self' 'sha256-{digest}'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-            "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+            "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
         )
 
     def _guard(self, handle: Callable[[Request, HttpSession], Awaitable[Response]]) -> Callable[..., Awaitable[Response]]:
@@ -150,11 +171,15 @@ class Console:
         return Response(self._index, media_type="text/html")
 
     async def _file(self, request: Request) -> Response:
-        path = request.path_params["path"]
-        content = self._files.get(path)
-        if content is None:
+        file = self._files.get(request.path_params["path"])
+        if file is None:
             return _JSON({"error": "there is no such file"}, 404)
-        return Response(content, media_type=KINDS[Path(path).suffix], headers={"Cache-Control": "no-cache"})
+        headers = {"Cache-Control": "no-cache", "ETag": file.tag, "Vary": "Accept-Encoding"}
+        if request.headers.get("if-none-match") == file.tag:
+            return Response(status_code=304, headers=headers)
+        if file.packed is not None and "gzip" in request.headers.get("accept-encoding", ""):
+            return Response(file.packed, media_type=file.kind, headers={**headers, "Content-Encoding": "gzip"})
+        return Response(file.content, media_type=file.kind, headers=headers)
 
     async def _enter(self, request: Request) -> Response:
         try:
@@ -214,16 +239,13 @@ class Console:
         session.rights.traceable()
         wanted = MessageId.parse(request.path_params["id"])
         found = await self._parts.client.explain(wanted, request.query_params.get("subscriber", ""))
-        return _JSON(
-            {
-                "verdict": found.verdict.value,
-                "reason": found.reason,
-                "subscriber": found.subscriber,
-                "broker": found.broker,
-                "filter": found.filter,
-                "probability": found.probability,
-            }
-        )
+        return _JSON(show_explanation(found))
+
+    async def _others(self, request: Request, session: HttpSession) -> Response:
+        """Tell why durable subscriptions did not get a message."""
+        session.rights.traceable()
+        session.rights.administer()
+        return _JSON(await explain_others(self._parts.client, MessageId.parse(request.path_params["id"])))
 
     async def _filter(self, request: Request, session: HttpSession) -> Response:
         """Tell whether a text is a filter, and if not, what is wrong where."""
@@ -313,6 +335,10 @@ class Console:
         if read is None:
             return _JSON({"served": False})
         return _JSON({"served": True, **await read()})
+
+    async def _explain_admission(self, request: Request, session: HttpSession) -> Response:
+        wanted = request.query_params.get("filter", "")
+        return _JSON(await explain_admission(self._parts.client, session.rights, wanted))
 
 
 class _Checks:

@@ -21,7 +21,6 @@ class BooksRow(msgspec.Struct, frozen=True):
     expected: int
     delivered: int
     missing: int
-    filter: str = ""
 
 
 class NamedMessage(msgspec.Struct, frozen=True):
@@ -30,10 +29,11 @@ class NamedMessage(msgspec.Struct, frozen=True):
     verdict: str
     id: str
     subscriber: str
+    reason: str = ""
 
 
 class BooksFile(msgspec.Struct, frozen=True):
-    """One audit. `told` is its verdict in a sentence."""
+    """One audit. `told` says in a sentence or two what it compared."""
 
     verdict: Annotated[str, Meta(max_length=64)]
     told: str
@@ -42,6 +42,7 @@ class BooksFile(msgspec.Struct, frozen=True):
     expected: int
     delivered: int
     missing: int
+    explained: int = 0
     subscribers: list[BooksRow] = []
     named: list[NamedMessage] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import math
 from collections.abc import Mapping
@@ -9,10 +10,13 @@ from typing import Any, Final
 
 from postroad.client.connection import Client
 from postroad.core.protocol.rights import Rights
+from postroad.tracking.queries.explanation import Explanation
 from postroad.tracking.queries.reconstruction import Trace
 from postroad.types import AttributeValue, MessageId
 
 PAYLOAD_SHOWN_MAX: Final = 4096
+EXPLAINED_MAX: Final = 20
+EXPLAINED_AT_ONCE: Final = 4
 SAFE_INTEGER: Final = (1 << 53) - 1  # beyond it, JavaScript would round
 
 
@@ -92,3 +96,29 @@ async def show_whole(client: Client, rights: Rights, id: MessageId) -> dict[str,
     else:
         hidden = "Your identity may not see this message."
     return {"trace": show_trace(trace), "message": shown, "hidden": hidden}
+
+
+def show_explanation(found: Explanation) -> dict[str, Any]:
+    return {
+        "verdict": found.verdict.value,
+        "reason": found.reason,
+        "subscriber": found.subscriber,
+        "broker": found.broker,
+        "filter": found.filter,
+        "probability": found.probability,
+    }
+
+
+async def explain_others(client: Client, id: MessageId) -> dict[str, Any]:  # noqa: A002
+    """Explain why durable subscriptions did not get a message: those furthest behind first, and not all where there are many."""
+    trace, durables = await asyncio.gather(client.trace(id), client.durables())
+    got = {receipt.subscriber for receipt in trace.subscribers if not receipt.isolated}
+    others = [entry.name for entry in sorted(durables, key=lambda entry: (-entry.behind_ms, entry.name)) if entry.name not in got]
+    turns = asyncio.Semaphore(EXPLAINED_AT_ONCE)
+
+    async def explain(name: str) -> dict[str, Any]:
+        async with turns:
+            return show_explanation(await client.explain(id, name))
+
+    explained = await asyncio.gather(*(explain(name) for name in others[:EXPLAINED_MAX]))
+    return {"others": explained, "left_out": max(0, len(others) - EXPLAINED_MAX)}

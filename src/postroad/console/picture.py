@@ -54,6 +54,7 @@ class _Point:
     at_ms: int
     published_per_s: float
     bytes_per_s: float
+    lag_ms: int
 
 
 @dataclass(slots=True)
@@ -126,7 +127,8 @@ class Picture:
         await asyncio.gather(*(self._ask_one(broker) for broker in self._due()))
         points = [(known.rate(_sum_published), known.rate(_sum_carried)) for known in self._known.values()]
         now_ms = time.time_ns() // 1_000_000
-        self._history.append(_Point(now_ms, sum(each[0] for each in points), sum(each[1] for each in points)))
+        lag_ms = max((_lag_of(known.report) for known in self._known.values() if not known.failed), default=0)
+        self._history.append(_Point(now_ms, sum(each[0] for each in points), sum(each[1] for each in points), lag_ms))
 
     def _due(self) -> list[int]:
         """Return whom to ask in this round."""
@@ -156,7 +158,9 @@ class Picture:
             "brokers": [self._describe_broker(broker, known) for broker, known in sorted(self._known.items())],
             "links": self._describe_links(),
             "pubends": self._describe_pubends(),
-            "history": [(point.at_ms, round(point.published_per_s, 2), round(point.bytes_per_s)) for point in self._history],
+            "history": [
+                (point.at_ms, round(point.published_per_s, 2), round(point.bytes_per_s), point.lag_ms) for point in self._history
+            ],
         }
 
     def report(self, broker: int) -> BrokerReport | None:
@@ -184,7 +188,7 @@ class Picture:
                 "clients": int(figures.get("clients", 0)),
                 "backlog_bytes": int(figures.get("backlog_bytes", 0)),
                 "cache_bytes": int(figures.get("cache_bytes", 0)),
-                "lag_ms": max((stream.lag_ms for stream in report.streams), default=0),
+                "lag_ms": _lag_of(report),
                 "disk_full": bool(figures.get("disk_full", 0)),
                 "notices": report.notices,
             }
@@ -251,6 +255,10 @@ def _describe_hosted(stream: StreamReport) -> dict[str, Any]:
         "throttled_since_ms": stream.throttled_since_ms,
         "throttled_by": stream.throttled_by,
     }
+
+
+def _lag_of(report: BrokerReport | None) -> int:
+    return 0 if report is None else max((stream.lag_ms for stream in report.streams), default=0)
 
 
 def _sum_published(report: BrokerReport) -> float:

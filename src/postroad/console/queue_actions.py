@@ -56,8 +56,13 @@ class QueueActions:
         storage = self._queues.service.storage
         found = await storage.get_messages_from_queue(queue.queue_id, after=after, limit=PEEK_MAX, bytes_max=PEEK_BYTES_MAX)
         sees_all = rights.may_use_queue("manage", name)
-        shown = [_show(each) for each in found if sees_all or each.receiver_id is None]
-        return {"queue": name, "messages": shown, "more": len(found) == PEEK_MAX}
+        counts = await storage.depth_by_priority(queue.queue_id) if sees_all else {}
+        return {
+            "queue": name,
+            "messages": [_show(each) for each in found if sees_all or each.receiver_id is None],
+            "more": len(found) == PEEK_MAX,
+            "by_priority": sorted(counts.items(), reverse=True),
+        }
 
     async def put(self, rights: Rights, name: str, payload: bytes, priority: int) -> dict[str, Any]:
         rights.use_queue("put", name)

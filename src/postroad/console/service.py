@@ -18,6 +18,7 @@ from typing import Any, Final
 from postroad.client.connection import Client, ClientConfig, connect
 from postroad.console.access import allowed_hosts, read_or_make_key, write_address
 from postroad.console.action_log import ActionLog
+from postroad.console.admission import describe_admission
 from postroad.console.app import Console, ConsoleParts
 from postroad.console.books import read_books
 from postroad.console.picture import Picture
@@ -58,6 +59,7 @@ class ConsoleService:
         self._directory = Path(config.data_dir)
         self._broker = config.id
         self._queues = queues
+        self._admits = config.admission.policy != "off"
         self._stack = AsyncExitStack()
         self._connected = False
         self._picture: Picture
@@ -92,7 +94,7 @@ class ConsoleService:
             ActionLog(self._directory),
             allowed_hosts(name, self.port, self._settings.hosts),
             lambda: self._connected,
-            self._more_pages(),
+            self._more_pages(client),
         )
         server = _Server(
             uvicorn.Config(
@@ -115,9 +117,15 @@ class ConsoleService:
         await asyncio.to_thread(write_address, self._directory, self.address)
         log.info("the console of broker %d is at http://%s:%d/", self._broker, name, self.port)
 
-    def _more_pages(self) -> dict[str, Callable[[], Awaitable[Any]]]:
+    def _more_pages(self, client: Client) -> dict[str, Callable[[], Awaitable[Any]]]:
         """Return what further pages show, by name."""
         pages: dict[str, Callable[[], Awaitable[Any]]] = {}
+        if self._admits:
+            pages["admission"] = partial(describe_admission, client)
+        if self._settings.topics:
+            from postroad.console.topics import read_topics  # noqa: PLC0415  # pyzmq is an optional extra
+
+            pages["topics"] = partial(asyncio.to_thread, read_topics, self._settings.topics)
         if self._settings.books:
             pages["books"] = partial(asyncio.to_thread, read_books, self._directory / self._settings.books)
         return pages

@@ -351,6 +351,10 @@ class Console(_Section, frozen=True):
     books: Annotated[
         str, described("A file written by `postroad pipeline audit --books FILE`, shown as the last audit; empty for none.")
     ] = ""
+    topics: Annotated[
+        tuple[str, ...],
+        described("Addresses of proxies of a topics service, as `host:port`; their topics are shown. Needs the extra `topics`."),
+    ] = ()
 
 
 class Overlay(_Section, frozen=True):

@@ -21,6 +21,7 @@ from postroad.cli.pipeline import audit as pipeline_audit
 from postroad.cli.pipeline import report as pipeline_report
 from postroad.cli.pipeline import trace as pipeline_trace
 from postroad.cli.pipeline import upkeep as pipeline_upkeep
+from postroad.console.books import read_books
 from postroad.runtime.rate_profile import publisher_rates
 from postroad.spark.jobs.running import Cluster, plain_errors
 from postroad.tracking.histories.settings import TrackingSettings
@@ -136,7 +137,10 @@ def test_audit_runs_as_a_program_of_its_own(tmp_path: Path) -> None:
         str(tmp_path / "data"),
     ]
     done = subprocess.run(
-        [*command, "--out", str(tmp_path / "out"), "--format", "json"], capture_output=True, text=True, check=False
+        [*command, "--out", str(tmp_path / "out"), "--format", "json", "--books", str(tmp_path / "books.json")],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 1, done.stderr
     assert "The books do not close." in done.stdout
@@ -146,6 +150,11 @@ def test_audit_runs_as_a_program_of_its_own(tmp_path: Path) -> None:
         json.loads(line) for file in (tmp_path / "out" / "findings").glob("*.json") for line in file.read_text().splitlines()
     ]
     assert {row["id"] for row in written if row["verdict"] == "missing"} == {str(MessageId.from_bytes(item)) for item in missing}
+    books = read_books(tmp_path / "books.json")
+    assert (books["verdict"], books["published"]) == ("does not close", len(world.truth.published))
+    assert books["missing"] == sum(row["missing"] for row in books["subscribers"]) == len(missing)
+    assert {each["id"] for each in books["named"]} >= {str(MessageId.from_bytes(item)) for item in missing}
+    assert sum(row["expected"] - row["delivered"] for row in books["subscribers"]) == len(missing)
 
 
 def test_without_spark_the_command_says_what_to_install() -> None:

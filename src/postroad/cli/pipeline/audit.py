@@ -6,12 +6,14 @@ import logging
 import sys
 import time
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final, Literal
 
 import click
 from rich.console import Console
 from rich.table import Table
 
+from postroad.cli.pipeline.books import write_books
 from postroad.cli.pipeline.options import (
     SHOWN_MAX,
     checked,
@@ -55,6 +57,11 @@ _STYLES: Final = {Verdict.CLOSES: "bold green", Verdict.DOES_NOT_CLOSE: "bold re
     help="Do not use the files of this broker, and state that in the result.",
 )
 @out_option
+@click.option(
+    "--books",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the result to this file for the web console (`books` under `[console]`).",
+)
 @on_damage_option
 @cluster_options
 def audit(
@@ -64,6 +71,7 @@ def audit(
     without: tuple[int, ...],
     out: str | None,
     form: Literal["parquet", "csv", "json"],
+    books: Path | None,
     on_damage: Literal["fail", "skip"],
     cluster: Cluster,
 ) -> None:
@@ -87,6 +95,8 @@ def audit(
             if out is not None:
                 for name, table in (("counts", done.counts), ("hops", done.hops), ("findings", done.findings)):
                     write(table, f"{out}/{name}", form)
+            if books is not None:
+                write_books(books, done, scope.now_ms)
             _tell_audit(done, scope)
             verdict = done.summary.verdict
             done.close()

@@ -13,15 +13,14 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from postroad.errors import PostroadError, TopicsNotSubscribedError, TopicsUnavailableError
+from postroad.errors import TopicsNotSubscribedError, TopicsUnavailableError
 from postroad.topics.client import to_bytes
 from postroad.topics.drivers import Process, proxy_process, server_process
-from postroad.topics.keys import KEY, Door, create_client_key, create_service_key, key_of_environment, read_key
-from postroad.topics.machines import messages as m
+from postroad.topics.inquiry import inquire_service
+from postroad.topics.keys import KEY, Door, create_client_key, create_service_key, read_key
 from postroad.topics.machines.options import CallOptions, ClientOptions, ServerOptions
-from postroad.topics.machines.server import REPORT, readable
+from postroad.topics.machines.server import readable
 from postroad.topics.proxies_file import load_proxies
-from postroad.topics.sockets import Dealer, endpoint, import_zmq
 from postroad.topics.sync import TopicClient
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -210,12 +209,8 @@ def _run(process: Process, kind: str) -> None:
 )
 def status(*, proxies: tuple[str, ...], as_json: bool, timeout: float) -> None:
     """Show proxies, servers, topics with their owners, and sizes."""
-    seen = [(address, _inquire(address, timeout)) for address in proxies]
-    addresses: dict[str, str] = {}
-    for _, report in seen:
-        for entry in (report or {}).get("servers", []):
-            addresses[entry["server"]] = entry["address"]
-    servers = {name: (address, _inquire(address, timeout)) for name, address in sorted(addresses.items())}
+    found = inquire_service(proxies, timeout)
+    seen, servers = found.proxies, found.servers
     if as_json:
         whole = {
             "proxies": [{"address": address, "up": report is not None, "report": report} for address, report in seen],
@@ -227,26 +222,8 @@ def status(*, proxies: tuple[str, ...], as_json: bool, timeout: float) -> None:
         click.echo(json.dumps(whole))
     else:
         _show(seen, servers)
-    if not any(report for _, report in seen):
+    if not found.is_reachable:
         raise TopicsUnavailableError(f"no proxy answers at {', '.join(proxies)}; start one with: postroad topics proxy ID")
-
-
-def _inquire(address: str, timeout: float) -> Any:
-    """Ask a proxy or a server for its report; None when it does not answer."""
-    zmq = import_zmq()
-    context = zmq.Context()
-    try:
-        dealer = Dealer(context, endpoint(address).encode(), key_of_environment())
-        dealer.send(1, m.format_message(m.Status(b"status", REPORT, extensions=m.extend(t=0))))
-        if not dealer.socket.poll(int(timeout * 1000)):
-            return None
-        for answer in dealer.receive():
-            return json.loads(m.parse_status(answer.payload).body)
-    except (PostroadError, ValueError):
-        return None
-    finally:
-        context.destroy(linger=0)
-    return None
 
 
 def _show(seen: list[tuple[str, Any]], servers: dict[str, tuple[str, Any]]) -> None:

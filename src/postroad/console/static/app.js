@@ -2,7 +2,7 @@
 import { render } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { askWho, enter, followPicture, leave, live, session } from "./api.js";
-import { Dot, Note, html } from "./parts.js";
+import { Dot, Name, Note, html } from "./parts.js";
 import { listen, path } from "./router.js";
 import { MapPage } from "./map.js";
 import { MessagePage } from "./message.js";
@@ -11,28 +11,42 @@ import { PublishersPage, SubscriptionsPage } from "./lists.js";
 import { QueuesPage } from "./queues.js";
 import { AdmissionPage, BooksPage, TopicsPage } from "./more.js";
 
+// address, title, page, icon; a text alone begins a group
 const PAGES = [
-  ["/", "Map", MapPage], ["/tail", "Live tail", TailPage], ["/message", "Message", MessagePage], ["/subscriptions", "Subscriptions", SubscriptionsPage],
-  ["/publishers", "Publishers", PublishersPage], ["/queues", "Queues", QueuesPage], ["/topics", "Topics", TopicsPage], ["/admission", "Admission", AdmissionPage], ["/books", "Books", BooksPage],
+  ["/", "Map", MapPage, "M5 7a2 2 0 1 0 0-4 2 2 0 0 0 0 4ZM15 12a2 2 0 1 0 0-4 2 2 0 0 0 0 4ZM6 17a2 2 0 1 0 0-4 2 2 0 0 0 0 4ZM7 6l6 3M8 14l5-3"],
+  "Messages",
+  ["/tail", "Live tail", TailPage, "M3 5h14M3 10h9M3 15h6M14 12v5M11.5 14.500l2.500 2.500 2.500-2.500"],
+  ["/message", "Message", MessagePage, "M3 5h14v10H3ZM3 6l7 5 7-5"],
+  ["/queues", "Queues", QueuesPage, "M3 4h14v3H3ZM3 8.500h14v3H3ZM3 13h14v3H3Z"],
+  ["/topics", "Topics", TopicsPage, "M10 3v14M10 10l-6-4M10 10l6-4M10 14l-6-3M10 14l6-3"],
+  "Who",
+  ["/subscriptions", "Subscriptions", SubscriptionsPage, "M4 11v5h12v-5M10 3v9M7 9l3 3 3-3"],
+  ["/publishers", "Publishers", PublishersPage, "M4 11v5h12v-5M10 12V3M7 6l3-3 3 3"],
+  "Promises",
+  ["/admission", "Admission", AdmissionPage, "M4 17V8M8 17V4M12 17v-7M16 17v-4"],
+  ["/books", "Books", BooksPage, "M4 4h5a2 2 0 0 1 2 2v11a2 2 0 0 0-2-2H4ZM17 4h-4a2 2 0 0 0-2 2v11a2 2 0 0 1 2-2h4Z"],
 ];
 
 function Frame() {
   useEffect(followPicture, []);
+  const [open, setOpen] = useState(false);
   const parts = path.value.split("/");
-  const [, title, Page] = PAGES.find(([at]) => at === `/${parts[1]}`) || PAGES[0];
-  useEffect(() => { document.title = `${title} · Postroad`; }, [title]);
+  const here = `/${parts[1]}`;
+  const [, title, Page] = PAGES.find(([at]) => at === here) || PAGES[0];
+  useEffect(() => { document.title = `${title} · Postroad`; setOpen(false); }, [path.value]);
   return html`<a class="skip" href="#content" onClick=${(event) => { event.preventDefault(); document.getElementById("content").focus(); }}>Skip to the content</a>
-    <header><a class="brand" href="/"><img src="/static/icon.svg" alt="" width="26" height="26" /> Postroad</a>
-      <nav aria-label="Pages">${PAGES.map(([at, text]) => html`<a href=${at} aria-current=${at === `/${parts[1]}` ? "page" : null}>${text}</a>`)}</nav>
-      <div class="who"><span><${Dot} state=${live.value ? "up" : "down"} label=${live.value ? "live" : "not connected"} /> broker ${session.value.home}${session.value.identity ? ` as ${session.value.identity}` : ""}</span>
-        <${Theme} /><button class="plain" onClick=${leave}>Leave</button></div></header>
-    <main id="content" tabindex="-1"><${Page} id=${parts[2] ? decodeURIComponent(parts[2]) : ""} /></main>`;
+    <div class="frame"><header class="side ${open ? "open" : ""}"><a class="brand" href="/"><img src="/static/icon.svg" alt="" width="28" height="28" /> Postroad</a>
+      <button class="menu" aria-expanded=${open} onClick=${() => setOpen(!open)}>${open ? "Close" : `Menu · ${title}`}</button>
+      <nav aria-label="Pages">${PAGES.map((each) => (typeof each === "string" ? html`<b>${each}</b>` : html`<a href=${each[0]} aria-current=${each[0] === here ? "page" : null}><svg viewBox="0 0 20 20" aria-hidden="true"><path d=${each[3]} /></svg>${each[1]}</a>`))}</nav>
+      <div class="who"><span><${Dot} state=${live.value ? "up" : "down"} label=${live.value ? "live" : "not connected"} /> broker ${session.value.home}${session.value.identity ? html` as <${Name} of=${session.value.identity} most=${40} />` : ""}</span>
+        <span class="buttons"><${Theme} /><button onClick=${leave}>Leave</button></span></div></header>
+    <main id="content" tabindex="-1"><${Page} id=${parts[2] ? decodeURIComponent(parts[2]) : ""} /></main></div>`;
 }
 
 function Theme() {
   const [theme, setTheme] = useState(document.documentElement.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"));
   const next = theme === "dark" ? "light" : "dark";
-  return html`<button class="plain" onClick=${() => { document.documentElement.dataset.theme = next; localStorage.setItem("theme", next); setTheme(next); }}>${next === "dark" ? "Dark" : "Light"}</button>`;
+  return html`<button onClick=${() => { document.documentElement.dataset.theme = next; localStorage.setItem("theme", next); setTheme(next); }}>${next === "dark" ? "Dark" : "Light"}</button>`;
 }
 
 function Entrance() {

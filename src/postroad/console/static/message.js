@@ -1,48 +1,55 @@
 // One message: where it came from, which way it went, who got it, and why somebody did not.
 import { useState } from "preact/hooks";
 import { call, picture } from "./api.js";
-import { Attributes, Empty, Name, Note, Payload, clock, html, useLoaded } from "./parts.js";
+import { Attributes, Badge, Empty, Name, Note, Page, Payload, Table, clock, html, moment, useLoaded } from "./parts.js";
 import { Graph } from "./graph.js";
 import { drawing } from "./map.js";
 import { go } from "./router.js";
 
+const KINDS = { delivered: "good", filtered: "", missing: "bad", gap: "bad", "in doubt": "warn", "cannot tell": "warn" };
+
 export function MessagePage({ id }) {
   const [wanted, setWanted] = useState(id || "");
   const open = (event) => { event.preventDefault(); if (wanted.trim()) go(`/message/${encodeURIComponent(wanted.trim())}`); };
-  return html`<h1>One message</h1>
+  return html`<${Page} title="One message" about="Where it came from, which way it went, who got it, and why somebody did not.">
     <form class="bar" onSubmit=${open}><label for="message-id">Message id</label>
-      <input id="message-id" value=${wanted} onInput=${(event) => setWanted(event.target.value)} placeholder="32 hexadecimal digits, as publish --ids and subscribe print them" spellcheck="false" autocomplete="off" />
+      <input id="message-id" class="code" value=${wanted} onInput=${(event) => setWanted(event.target.value)} placeholder="00000000-00000001-01a1f29ef87c-0000" spellcheck="false" autocomplete="off" />
       <button>Trace</button></form>
-    ${id ? html`<${Traced} id=${id} key=${id} />` : html`<${Empty} title="Which message?">Paste an id, or choose one in the <a href="/tail">live tail</a>.<//>`}`;
+    ${id ? html`<${Traced} id=${id} key=${id} />` : html`<${Empty} title="Which message?">Paste an id, as <code>postroad publish --ids</code> and <code>postroad subscribe</code> print it, or choose a message in the <a href="/tail">live tail</a>.<//>`}<//>`;
 }
 
-function percent(probability) {
-  if (!probability) return "";
-  return probability < 0.0001 ? ` (error ${probability.toExponential(1)})` : ` (error ${(100 * probability).toFixed(2)}%)`;
+function chance(probability) {
+  if (!probability) return "exact";
+  return probability < 0.0001 ? probability.toExponential(1) : `${(100 * probability).toFixed(2)}%`;
 }
 
 function Traced({ id }) {
   const [found, error, again] = useLoaded(() => call(`/api/messages/${encodeURIComponent(id)}`), [id]);
   if (error) return html`<${Note} kind="error">${error}<//>`;
-  if (!found) return html`<p class="loading">Asking the brokers on the way…</p>`;
+  if (!found) return html`<div class="waiting">Asking the brokers on the way…</div>`;
   const { trace, message } = found;
   const saw = new Map(trace.brokers.filter((each) => !each.isolated).map((each) => [each.broker, each]));
   if (trace.published_probability !== null || saw.size) saw.set(trace.origin, saw.get(trace.origin) || { upstream: null, probability: trace.published_probability });
+  const worst = Math.max(0, trace.published_probability || 0, ...trace.brokers.map((each) => each.probability), ...trace.subscribers.map((each) => each.probability));
   return html`${trace.problem && html`<${Note} kind="warning">${trace.problem}<//>`}
     ${!trace.found && html`<${Note} kind="warning">No broker knows this message yet. Tracks appear within seconds after publishing. <button class="plain" onClick=${again}>Ask again</button><//>`}
     <div class="columns">
-      <section class="card wide"><h2>Path</h2>${picture.value && html`<${PathDrawing} trace=${trace} saw=${saw} />`}
-        <ol class="path">${[...saw.keys()].map((broker) => html`<li key=${broker}>broker ${broker}${broker === trace.origin ? " published it" : saw.get(broker).upstream ? ` got it from broker ${saw.get(broker).upstream}` : " saw it"}${percent(saw.get(broker).probability)}</li>`)}</ol></section>
-      <aside class="card"><h2>Message</h2>
-        <dl class="facts"><div><dt>Published</dt><dd>${new Date(trace.time_ms).toISOString().slice(0, 10)} ${clock(trace.time_ms)}</dd></div>
-          <div><dt>Publisher</dt><dd>${trace.publisher} at broker ${trace.origin}</dd></div></dl>
-        ${message ? html`<h3>Attributes</h3><${Attributes} of=${message.attributes} /><h3>Payload</h3><${Payload} of=${message.payload} />` : html`<p class="faint">${found.hidden}</p>`}</aside>
+      <section class="card"><h2>Path</h2>${picture.value ? html`<${PathDrawing} trace=${trace} saw=${saw} />` : html`<div class="waiting">Asking for the map…</div>`}
+        <ol class="path">${[...saw.keys()].map((broker) => html`<li key=${broker}><${Badge} kind="good">broker ${broker}<//>${broker === trace.origin ? "published it" : saw.get(broker).upstream ? `got it from broker ${saw.get(broker).upstream}` : "saw it"}</li>`)}</ol></section>
+      <aside><section class="card"><h2>Message</h2>
+        <dl class="facts"><div><dt>Published</dt><dd>${moment(trace.time_ms).slice(0, 10)} ${clock(trace.time_ms)}</dd></div>
+          <div><dt>Publisher</dt><dd>number ${trace.publisher} at broker ${trace.origin}</dd></div>
+          <div><dt>Chance of error</dt><dd>${worst ? `at most ${chance(worst)} for each answer` : "none: tracks are exact"}</dd></div></dl>
+        ${message ? html`<h3>Attributes</h3><${Attributes} of=${message.attributes} /><h3>Payload</h3><${Payload} of=${message.payload} />` : html`<p class="faint">${found.hidden}</p>`}</section></aside>
     </div>
-    <section class="card"><h2>Who got it</h2>
-      ${trace.subscribers.length === 0 ? html`<p class="faint">No delivery is recorded.</p>` : html`<ul class="receipts">${trace.subscribers.map((each) => html`<li key=${each.subscriber + each.broker}>✓ <${Name} of=${each.subscriber} /> at broker ${each.broker}${percent(each.probability)}${each.isolated ? " – unconfirmed: its broker does not have the message" : ""}</li>`)}</ul>`}
+    <section><h2>Who got it</h2>
+      ${trace.subscribers.length === 0 ? html`<${Empty} title="No delivery is recorded">Nobody wanted it, or its tracks are not written yet. <button class="plain" onClick=${again}>Ask again</button><//>`
+        : html`<${Table} caption="Who got it" className="receipts" heads=${["Subscriber", "At broker", "Record", { text: "Chance of error", number: true }]}
+          rows=${trace.subscribers.map((each) => html`<tr key=${each.subscriber + each.broker}><td><${Name} of=${each.subscriber} /></td><td>${each.broker}</td><td>${each.isolated ? html`<${Badge} kind="warn">unconfirmed: its broker does not have the message<//>` : html`<${Badge} kind="good">delivered<//>`}</td><td class="number">${chance(each.probability)}</td></tr>`)} />`}
       ${trace.unasked.map((each) => html`<${Note} kind="warning">Broker ${each.broker} may have seen it and could not be asked: ${each.reason || each.status}.<//>`)}
       ${trace.holes.map((each) => html`<${Note} kind="warning">The tracks of broker ${each.broker} have a hole there: ${each.reason}.<//>`)}
     </section>
+    ${trace.found && html`<${Others} id=${id} />`}
     <${Explain} id=${id} />`;
 }
 
@@ -50,11 +57,11 @@ function PathDrawing({ trace, saw }) {
   const { nodes, links } = drawing(picture.value);
   const got = new Map();
   for (const each of trace.subscribers) if (!each.isolated) got.set(each.broker, (got.get(each.broker) || 0) + 1);
-  const shown = nodes.map((node) => ({
-    ...node, mark: "", state: saw.has(node.id) ? (node.id === trace.origin ? "origin" : "saw") : "unseen",
-    detail: node.id === trace.origin ? "published here" : got.has(node.id) ? `${got.get(node.id)} got it` : saw.has(node.id) ? "passed it on" : "",
-    spoken: saw.has(node.id) ? "saw the message" : "did not see it",
-  }));
+  const shown = nodes.map((node) => {
+    const delivered = got.has(node.id) ? `${got.get(node.id)} got it` : "";
+    const detail = node.id === trace.origin ? (delivered ? `origin · ${delivered}` : "published here") : delivered || (saw.has(node.id) ? "passed it on" : "not involved");
+    return { ...node, mark: "", state: saw.has(node.id) ? (node.id === trace.origin ? "origin" : "saw") : "unseen", detail, spoken: saw.has(node.id) ? "saw the message" : "did not see it" };
+  });
   const taken = links.map((link) => {
     const to = [[link.a, link.b], [link.b, link.a]].find(([from, next]) => saw.get(next)?.upstream === from);
     return { ...link, label: "", weight: to ? 3 : 0, state: to ? "taken" : "unused", arrow: to ? to[1] : null };
@@ -62,11 +69,21 @@ function PathDrawing({ trace, saw }) {
   return html`<${Graph} nodes=${shown} links=${taken} selected=${null} onSelect=${() => {}} label="The way of the message" />`;
 }
 
+// The durable subscriptions that did not get it, each with its reason.
+function Others({ id }) {
+  const [found, error] = useLoaded(() => call(`/api/messages/${encodeURIComponent(id)}/others`), [id]);
+  return html`<section><h2>Who did not, and why</h2>
+    ${error && html`<${Note} kind="error">${error}<//>`}
+    ${!found && !error && html`<div class="waiting">Asking for the reasons…</div>`}
+    ${found && (found.others.length === 0 ? html`<p class="faint">Every durable subscription got it, or there is none.</p>` : html`<${Table} caption="Who did not get it" className="others" heads=${["Subscriber", "Verdict", "Reason", "Its filter"]}
+      rows=${found.others.map((each) => html`<tr key=${each.subscriber} data-verdict=${each.verdict}><td><${Name} of=${each.subscriber} /></td><td><${Badge} kind=${KINDS[each.verdict] ?? "warn"}>${each.verdict}<//></td><td>${each.reason}</td><td>${each.filter === null ? "–" : html`<code>${each.filter || "everything"}</code>`}</td></tr>`)} />`)}
+    ${found && found.left_out > 0 && html`<p class="faint">${found.left_out} more are not asked here; name one below.</p>`}</section>`;
+}
+
 function Explain({ id }) {
   const [subscriber, setSubscriber] = useState("");
   const [answer, setAnswer] = useState(null);
   const [error, setError] = useState("");
-  const [names] = useLoaded(() => call("/api/durables").catch(() => ({ durables: [] })), []);
   const ask = async (event) => {
     event.preventDefault();
     setError("");
@@ -77,13 +94,12 @@ function Explain({ id }) {
       setError(failure.message);
     }
   };
-  return html`<section class="card"><h2>Why did a subscriber get it, or not?</h2>
+  return html`<section class="card"><h2>Ask about one subscriber</h2>
     <form class="bar" onSubmit=${ask}><label for="subscriber">Subscriber</label>
-      <input id="subscriber" list="subscribers" value=${subscriber} onInput=${(event) => setSubscriber(event.target.value)} placeholder="name of a durable subscription" autocomplete="off" />
-      <datalist id="subscribers">${(names?.durables || []).slice(0, 100).map((each) => html`<option value=${each.name} />`)}</datalist>
+      <input id="subscriber" value=${subscriber} onInput=${(event) => setSubscriber(event.target.value)} placeholder="name of a durable subscription, now or in the past" autocomplete="off" />
       <button>Explain</button></form>
     ${error && html`<${Note} kind="error">${error}<//>`}
-    ${answer && html`<div class="verdict ${answer.verdict.replaceAll(" ", "-")}"><b>${answer.verdict}</b>: ${answer.reason}.
-      ${answer.filter && html`<br />Its filter: <code>${answer.filter}</code>`}</div>`}
+    ${answer && html`<div class="verdict ${KINDS[answer.verdict] || "warn"}" data-verdict=${answer.verdict}><b>${answer.verdict}</b>: ${answer.reason}.
+      ${answer.filter && html`<div>Its filter: <code>${answer.filter}</code></div>`}</div>`}
   </section>`;
 }

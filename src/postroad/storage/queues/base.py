@@ -230,6 +230,9 @@ class QueueStorage(Protocol):
 
     async def depth(self, queue_id: int) -> QueueDepth: ...
 
+    async def depth_by_priority(self, queue_id: int) -> dict[int, int]:
+        """Count the waiting messages of each priority that has some."""
+
     # bound queues
     async def bind(self, queue_id: int, filter_text: str, *, priority: int = 5) -> Binding: ...
 

@@ -302,6 +302,11 @@ class MemoryQueueStorage:
         oldest = max(0, self._clock_ms() - min(arrivals)) if arrivals else None
         return QueueDepth(states[State.WAITING], states[State.SCHEDULED], states[State.LEASED], oldest)
 
+    async def depth_by_priority(self, queue_id: int) -> dict[int, int]:
+        self._queue(queue_id)
+        rows = (r.message for r in self._rows.values())
+        return dict(Counter(m.priority for m in rows if m.queue_id == queue_id and m.state is State.WAITING))
+
     # bound queues
 
     async def bind(self, queue_id: int, filter_text: str, *, priority: int = 5) -> Binding:

@@ -383,6 +383,11 @@ class PostgresQueueStorage:
         age = row["oldest_age_ms"]
         return QueueDepth(row["waiting"], row["scheduled"], row["leased"], None if age is None else max(0, age))
 
+    async def depth_by_priority(self, queue_id: int) -> dict[int, int]:
+        await self.get_queue_name(queue_id)
+        counts = "SELECT priority, count(*) AS waiting FROM messages WHERE queue_id = $1 AND state = $2 GROUP BY priority"
+        return {row["priority"]: row["waiting"] for row in await self._rows(counts, queue_id, State.WAITING)}
+
     # bound queues
 
     async def bind(self, queue_id: int, filter_text: str, *, priority: int = 5) -> Binding:

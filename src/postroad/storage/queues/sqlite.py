@@ -301,6 +301,14 @@ class SqliteQueueStorage:
 
         return await self._writer.run(work)
 
+    async def depth_by_priority(self, queue_id: int) -> dict[int, int]:
+        def work(db: sqlite3.Connection) -> dict[int, int]:
+            _get_queue(db, queue_id)
+            counts = "SELECT priority, count(*) FROM messages WHERE queue_id = ? AND state = ? GROUP BY priority"
+            return dict(db.execute(counts, (queue_id, State.WAITING)).fetchall())
+
+        return await self._writer.run(work)
+
     # bound queues
 
     async def bind(self, queue_id: int, filter_text: str, *, priority: int = 5) -> Binding:
