@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from pathlib import Path
 from urllib.request import urlopen
@@ -14,6 +15,16 @@ from postroad.queues.broker_service import BrokerQueues
 from postroad.queues.client import QueueClient
 from postroad.runtime.broker_server import BrokerServer
 from postroad.runtime.config import Congestion, NodeConfig, Tracking
+
+DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana-dashboard.json"
+
+
+def dashboard_metrics() -> set[str]:
+    """Return the metrics that the Grafana dashboard asks for."""
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    return {
+        name for panel in panels for target in panel.get("targets", ()) for name in re.findall(r"postroad_\w+", target["expr"])
+    }
 
 
 async def until_tracked(node: BrokerServer, entries: int) -> None:
@@ -64,6 +75,24 @@ def test_a_broker_shows_its_figures_and_those_of_its_queues(tmp_path: Path) -> N
     assert 'postroad_tracking_entries{broker="7"} 5.0' in text
     assert 'postroad_tracking_dropped{broker="7"} 0.0' in text
     assert other.startswith(b"HTTP/1.1 404")
+    missing = dashboard_metrics() - set(re.findall(r"^(postroad_\w+)\{", text, re.MULTILINE))
+    assert not missing, f"{DASHBOARD.name} shows what no broker reports"
+
+
+def test_the_dashboard_is_whole() -> None:
+    """Panels have titles, units and a place of their own, and ask the data source that is chosen above them."""
+    dashboard = json.loads(DASHBOARD.read_text())
+    panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+    assert len(panels) > 20
+    assert {variable["name"] for variable in dashboard["templating"]["list"]} == {"datasource", "instance"}
+    for panel in panels:
+        assert panel["title"]
+        assert panel["fieldConfig"]["defaults"]["unit"]
+        assert panel["datasource"]["uid"] == "${datasource}"
+        assert all('instance=~"$instance"' in target["expr"] for target in panel["targets"])
+    ids = [panel["id"] for panel in dashboard["panels"]]
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in dashboard["panels"]]
+    assert len(set(ids)) == len(set(places)) == len(ids)
 
 
 def test_every_metric_has_a_meaning_and_every_meaning_a_metric(tmp_path: Path) -> None:
