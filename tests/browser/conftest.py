@@ -143,7 +143,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     (root / "topics").mkdir()
     with Service(root / "topics", proxies=1, servers=2) as service:
         settings = {
-            "congestion": Congestion(rule="improved", query_s=0.3, no_alert_s=0.6),
+            "congestion": Congestion(rule="improved", query_s=0.3, no_alert_s=0.6, margin_live=0.6, lag_ms_max=5000),
             "admission": Admission(policy="full", cpu_rate=2000, link_rate=1000),
         }
         ways = {2: (1,), 3: (1,), 4: (2, 3)}

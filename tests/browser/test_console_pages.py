@@ -230,7 +230,7 @@ def test_hostile_names_are_text_everywhere(page: Any, running: Site, goto: Goto)
         async with postroad.connect(running.url(1), postroad.ClientConfig(name=LONG)) as client:
             await client.advertise(f"hostile = 1 OR note = '{HOSTILE.replace(chr(39), chr(39) * 2)}'", max_rate=10)
             reading = asyncio.create_task(read(await client.subscribe("hostile = 1", name=LONG)))
-            other = await client.subscribe("hostile = 2", name="other" + LONG[5:])
+            other = await client.subscribe("hostile = 2", name="other " + LONG[:200])
             publisher = client.publisher()
             while not done.is_set():
                 values: dict[str, int | str] = {"hostile": 1, HOSTILE: HUGE}

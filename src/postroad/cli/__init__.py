@@ -24,6 +24,7 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
         "status",
         "Show the brokers: links, clients, subscriptions and how far they are behind.",
     ),
+    "top": ("postroad.cli.operate.top", "top", "Watch brokers, links, streams and subscriptions, live in the terminal."),
     "subscriptions": ("postroad.cli.operate.subscriptions", "subscriptions", "List, show or delete durable subscriptions."),
     "admission": ("postroad.cli.operate.admission", "admission", "Show what is advertised and reserved, and what is free."),
     "link": ("postroad.cli.operate.link", "link", "Limit what a broker sends to a neighbour, while it runs."),

@@ -39,8 +39,9 @@ export function drawing(data) {
   const nodes = data.brokers.map((broker) => {
     const state = stateOf(broker, throttling);
     const words = { up: "up", down: "down", slow: `${span(broker.lag_ms)} behind`, bad: broker.disk_full ? "disk full" : "slows publishers" };
+    const short = state === "bad" && !broker.disk_full ? "throttles" : words[state];
     const calm = broker.published_per_s ? `${rate(broker.published_per_s)} msg/s` : broker.subscriptions ? `${count(broker.subscriptions)} subscr.` : "relays";
-    return { id: broker.id, title: broker.name, detail: state === "up" ? calm : words[state], state, mark: hosts.has(broker.id) ? "throttled" : "", spoken: words[state] + (hosts.has(broker.id) ? ", its publishers are throttled" : "") };
+    return { id: broker.id, title: broker.name, detail: state === "up" ? calm : short, state, mark: hosts.has(broker.id) ? "throttled" : "", spoken: words[state] + (hosts.has(broker.id) ? ", its publishers are throttled" : "") };
   });
   const most = Math.max(1, ...data.links.map(traffic));
   const links = data.links.map((link) => ({

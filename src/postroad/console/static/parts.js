@@ -159,9 +159,9 @@ export function useMedia(query) {
 // A chart of one figure over the last two minutes. `points` are pairs of milliseconds and value.
 export function Chart({ title, points, format }) {
   const last = points.length ? points[points.length - 1] : [0, 0];
-  const most = Math.max(...points.map((point) => point[1]), 0);
-  const at = ([ms, value]) => `${(100 * (1 - (last[0] - ms) / CHART_MS)).toFixed(2)},${(39 - (37 * value) / (most || 1)).toFixed(2)}`;
   const shown = points.filter(([ms]) => last[0] - ms <= CHART_MS);
+  const most = Math.max(...shown.map((point) => point[1]), 0);
+  const at = ([ms, value]) => `${(100 * (1 - (last[0] - ms) / CHART_MS)).toFixed(2)},${(39 - (37 * value) / (most || 1)).toFixed(2)}`;
   const line = shown.map(at).join(" L");
   const first = shown.length ? at(shown[0]).split(",")[0] : 0;
   return html`<figure class="chart"><figcaption><span>${title}</span><strong>${format(last[1])}</strong></figcaption>
