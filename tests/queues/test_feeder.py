@@ -9,8 +9,9 @@ from collections.abc import AsyncGenerator, Mapping
 
 import pytest
 from tests.private_postgres import PrivatePostgres
+from tests.waiting import until
 
-from postroad.errors import ConnectionLostError
+from postroad.errors import ConnectionLostError, DurableFilterError
 from postroad.queues.feeder import FedBatch, Feeder
 from postroad.queues.service import QueueService
 from postroad.storage.queues.base import Binding, FeedRow, QueueStorage, TakeRequest
@@ -97,6 +98,40 @@ def test_two_brokers_feed_a_binding_once_also_when_the_feeder_is_replaced(
             await service.stop()
 
     asyncio.run(body())
+
+
+def test_the_operator_is_told_once_why_a_queue_gets_nothing_and_it_goes_on_when_that_is_mended(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An error that is not retryable ended the feeding for good, and nobody was told."""
+
+    async def body() -> None:
+        service = QueueService(MemoryQueueStorage())
+        await service.start()
+        queue = await service.storage.create_queue("jobs")
+        binding = await service.storage.bind(queue.queue_id, "x > 1")
+        tries = 0
+
+        async def stream(_binding: Binding, _cursors: Mapping[int, int]) -> AsyncGenerator[FedBatch, None]:
+            nonlocal tries
+            tries += 1
+            if tries < 3:
+                raise DurableFilterError("the durable subscription has another filter")
+            yield FedBatch(1, 1, [])
+            await asyncio.sleep(3_600)
+
+        async with Feeder(service, stream, look_s=0.02):
+            await until(lambda: tries == 3)
+            async with asyncio.timeout(20):
+                while await service.storage.cursors(binding.binding_id) != {1: 1}:  # noqa: ASYNC110 - the database does not call back
+                    await asyncio.sleep(0.02)
+        await service.stop()
+
+    with caplog.at_level("WARNING", "postroad.queues"):
+        asyncio.run(body())
+    (record,) = caplog.records
+    assert record.levelname == "ERROR"
+    assert "x > 1" in record.message
 
 
 def test_an_ended_binding_is_no_longer_fed() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
@@ -20,6 +21,8 @@ from typing import Final, Self
 from postroad.errors import PostroadError, UnknownBindingError
 from postroad.queues.service import QueueService
 from postroad.storage.queues.base import Binding, FeedRow
+
+log = logging.getLogger("postroad.queues")
 
 CLAIM_MS: Final = 10_000
 LOOK_S: Final = 2.0
@@ -98,19 +101,30 @@ class Feeder:
             await self._on_unbound(binding)
 
     async def _keep_feeding(self, binding: Binding) -> None:
-        """Feed while the claim holds; after a failure begin again from the cursors."""
-        pause = RETRY_S
+        """Feed while the claim holds; after a failure begin again from the cursors.
+
+        The operator is told once of a failure that lasts, or that is not retryable; what that rests on may be mended.
+        """
+        pause, told = RETRY_S, False
         while True:
-            before = self._batches
+            before, failure = self._batches, None
             try:
                 if await self._storage.claim(binding.binding_id, for_ms=self._claim_ms):
                     await self._feed(binding)
             except UnknownBindingError:
                 return
             except PostroadError as error:
-                if not error.retryable:
-                    raise
-            pause = RETRY_S if self._batches > before else min(RETRY_S_MAX, pause * 2)
+                failure = error
+            if self._batches > before:
+                pause, told = RETRY_S, False
+            else:
+                pause = min(RETRY_S_MAX, pause * 2)
+            if failure is not None and not told and (pause == RETRY_S_MAX or not failure.retryable):
+                told = True
+                level = logging.WARNING if failure.retryable else logging.ERROR
+                text = "the queue bound to %r gets no messages now: %s [error %d]"
+                log.log(level, text, binding.filter_text, failure, failure.code)
+            told = told and failure is not None
             await asyncio.sleep(pause)
 
     async def _feed(self, binding: Binding) -> None:

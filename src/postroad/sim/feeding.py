@@ -122,7 +122,7 @@ class QueueDatabase:
         self.fed = 0
 
     def bind(self, filter_text: str) -> Binding:
-        number = len(self.bound) + 1
+        number = len(self.cursors) + 1
         self.bound[number] = binding = Binding(number, number, filter_text, 5)
         self.cursors[number] = {}
         return binding
@@ -197,6 +197,9 @@ class QueueClient(ClientNode):
         if following is not None:
             self.history.add(seen.Arrived(self.world.now, *self._hearing, following.name or "", ids_of(event.batch)))
             self.rows.put_nowait((event.pubend, event.batch))
+
+    def is_rejected(self) -> bool:
+        return any(self._is_rejected(following) for following in self.following if not following.ended)
 
     def acknowledge(self, pubend: int, tick: int) -> None:
         """Tell the broker that rows are in the queue."""
@@ -310,6 +313,15 @@ class BoundQueues:
         name = queue_name(binding.binding_id)
         self._world.note("bound", f"{name}: {filter_text}")
         self._history.add(seen.Asked(self._world.now, name, filter_text, durable=True, earliest=False, name=_durable(binding)))
+
+    def give_up_rejected(self) -> None:
+        """Unbind queues for whose subscription there is no room. Nobody deletes that, so its home goes on to hold the logs."""
+        for feeder in self.feeders:
+            for number, client in list(feeder.clients.items()):
+                if client.is_rejected():
+                    self.database.bound.pop(number, None)
+                    self._history.add(seen.Ended(self._world.now, queue_name(number)))
+                    client.crash()
 
     def open_ends(self, last: Mapping[int, int]) -> Iterator[str]:
         """Say which queues do not have everything yet."""

@@ -221,6 +221,7 @@ class Overlay:
         self._converge(until)
         for client in self.clients.values():
             client.give_up_rejected()
+        self.queues.give_up_rejected()
         self._converge(until)
         if self.failure is not None:
             return False
