@@ -11,7 +11,7 @@ import pytest
 from postroad.core.protocol.packets import pubend_id
 from postroad.sim.brokers import WALL_MS_AT_START
 from postroad.sim.clients import Habits
-from postroad.sim.history import Delivered, Gapped, Logged, Refused
+from postroad.sim.history import Began, Delivered, Gapped, Logged, Refused
 from postroad.sim.overlay import Overlay
 from postroad.sim.predicates import everything
 from postroad.tracking.tap.tracked_broker import TrackedConfig
@@ -331,3 +331,26 @@ def test_a_clock_far_behind_does_not_let_a_new_life_repeat_ticks_that_no_other_b
     assert overlay.settle(60.0)
     assert overlay.violations() == []
     assert logged_after(overlay, 6.9) <= received(overlay, "reader")
+
+
+def test_a_broker_that_lost_its_files_does_not_vouch_that_a_name_is_new() -> None:
+    """With one that never heard of the name it was a majority: the name began as new, and messages were skipped."""
+    overlay = Overlay(1, config=CONFIG)
+    overlay.brokers(1, 2, 3)
+    overlay.link(1, 2)
+    overlay.link(1, 3)
+    overlay.client("writer", 1)
+    overlay.client("reader", 1, habits=Habits(keeps_file=False))
+    overlay.at(0.9, overlay.cable(1, 3).cut)
+    follow(overlay, "reader", 1.0, "kept")
+    overlay.at(3.0, overlay.clients["reader"].crash)
+    publish(overlay, "writer", 3.5, 5.0)
+    overlay.at(5.5, overlay.cable(1, 2).cut)
+    overlay.at(5.5, overlay.cable(1, 3).heal)
+    lose(overlay, 1, 6.5, 7.0)
+    overlay.at(8.0, overlay.clients["reader"].start)
+    overlay.run(14.0)
+    assert not any(isinstance(each, Began) and each.at > 7.0 for each in overlay.history), "only broker 2 knows of the name"
+    overlay.cable(1, 2).heal()
+    assert_nothing_is_silent(overlay)
+    assert P1 in [pubend for pubend, _, _ in told(overlay, "kept")]

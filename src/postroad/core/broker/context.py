@@ -91,6 +91,7 @@ class Context:
     known: dict[int, list[int]] = field(default_factory=dict)  # every other broker ever seen, with its pubends; stored
     known_changed: bool = False  # since it was stored
     wall_ms: int = 0
+    files_lost: bool = False  # of a former life: this broker may have forgotten what others were told then
     keep_all_until: float = 0.0  # nothing is released before: other brokers must repeat their holds on our logs first
     writes: dict[int, Write] = field(default_factory=dict)
     newest: dict[str, bytes | None] = field(default_factory=dict)  # keys `store_newest` writes -> the value that follows

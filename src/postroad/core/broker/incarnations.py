@@ -150,6 +150,7 @@ class Incarnations:
             else:
                 pubends[pubend].is_open = False
                 stream.close()
+        context.files_lost = self.anew_ms != 0
         for pubend, loss in losses:
             if not loss.lo and pubend in pubends:
                 pubends[pubend].released = max(pubends[pubend].released, loss.hi)
@@ -277,6 +278,7 @@ class Incarnations:
     def _note(self, pubend: int, lo: int, hi: int, now: float) -> tuple[str, bytes]:
         context = self._context
         context.keep_all_until = max(context.keep_all_until, now + context.config.subscriber_grace_s)
+        context.files_lost = context.files_lost or not lo
         text = f"the messages of pubend {pubend:x} in ({lo}, {hi}] were lost with this broker's former files"
         if context.config.replaces:
             context.orders.append(Notice(f"{text}; subscribers that did not receive them get a gap"))

@@ -624,7 +624,8 @@ class NameAnswer(Unicast, frozen=True, array_like=True):
 
     If it is granted, the `creator` is a retired broker that had reserved it before, 0 if there was none.
 
-    `version` is the newest that is known of the name, and `members` are the brokers the source knows, itself included.
+    `version` is the newest that is known of the name, and `members` are the brokers the source knows, itself included. A source
+    that lost its files `forgot` which names there were.
     """
 
     name: Name
@@ -635,6 +636,7 @@ class NameAnswer(Unicast, frozen=True, array_like=True):
     created_ms: WallMs
     creator: U32
     members: Annotated[list[U32], Meta(max_length=4096)]
+    forgot: bool = False
 
 
 class NameRelease(Unicast, frozen=True, array_like=True):

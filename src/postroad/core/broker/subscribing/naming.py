@@ -14,6 +14,10 @@ A reservation ends when the name's home is announced, or when its creator ends i
 have existed, so who creates it next is told, and its client gets a gap. While a creator that may have won
 is down, nobody else can create the name: it may exist there, and a client may have been told so.
 
+A broker that lost its files may have forgotten a name that a majority with it had granted. So its vote counts only towards a
+majority when every member that lost none has granted the name, too. A creator that lost its files has perhaps created the name in
+its former life, if a voter still holds its reservation of then: then its client gets a gap.
+
 The members of a vote are the brokers that this one knows and those that the answers name, without retired ones. They are counted
 with each answer, so a broker that appears during the vote takes part. Of two brokers, both are needed. A broker that is
 configured with neighbours but has never met one has no majority: it waits until it knows one, which names the others.
@@ -51,7 +55,7 @@ class Reservation(msgspec.Struct, frozen=True, array_like=True):
 
     creator: int
     number: int
-    retired: int = 0  # a broker that had reserved the name before and was retired: the name may have existed there
+    retired: int = 0  # who had reserved the name before, a broker that is retired or lost its files: it may have existed there
 
 
 @dataclass(slots=True)
@@ -68,7 +72,8 @@ class Creation:
     members: dict[int, None]
     granted: dict[int, None] = field(default_factory=dict)
     answered: dict[int, None] = field(default_factory=dict)
-    existed: bool = False  # perhaps, at a broker that is retired now
+    forgetful: dict[int, None] = field(default_factory=dict)  # voters that lost their files
+    existed: bool = False  # perhaps, at a broker that is retired now, or here before the files were lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +142,8 @@ class Naming:
         if creation is None or answer.number != creation.number:
             return
         creation.answered[answer.source] = None
+        if answer.forgot:
+            creation.forgetful[answer.source] = None
         fresh = self._new_members(creation, answer.members)
         if answer.home:
             home = DurableHome(answer.name, answer.version, answer.home, settled=True, created_ms=answer.created_ms)
@@ -146,7 +153,9 @@ class Naming:
         if answer.granted:
             self._durables.outbid(answer.name, answer.version)
             creation.granted[answer.source] = None
-            creation.existed |= answer.creator != 0
+            creation.existed |= answer.creator not in (0, self._context.broker) or (
+                answer.creator == self._context.broker and self._context.files_lost
+            )
         elif answer.creator:
             self._meet(creation, answer.creator)
         self._ask(creation, fresh, now)
@@ -241,7 +250,7 @@ class Naming:
     def _reserve(self, packet: NameReserve, version: int, before: Reservation | None) -> None:
         retired = 0
         if before is not None:
-            retired = before.retired if before.creator == packet.source else before.creator
+            retired = before.retired if before.creator == packet.source and before.retired else before.creator
         reservation = Reservation(packet.source, packet.number, retired)
         self._reservations[packet.name] = reservation
         change = NAME_KEY + packet.name, msgspec.msgpack.encode(reservation)
@@ -278,6 +287,7 @@ class Naming:
             created_ms,
             creator,
             members[:MEMBERS_MAX],
+            self._context.files_lost,
         )
         if packet.source == me:
             self.answered(answer, now)
@@ -290,7 +300,13 @@ class Naming:
             self._context.unicast(HomeQuery(creator, self._context.broker, FULL_HOPS, creation.name, creation.number))
 
     def _is_taken(self, creation: Creation) -> bool:
-        return 2 * len(creation.granted) > len(creation.members) and not self._is_stranger()
+        """Tell whether a majority has granted a name, and one that remembers the names there were."""
+        members, granted, forgetful = creation.members, creation.granted, creation.forgetful
+        if self._is_stranger() or 2 * len(granted) <= len(members):
+            return False
+        remember = [each for each in members if each not in forgetful]
+        sure = sum(each in granted for each in remember)
+        return 2 * sure > len(members) or sure == len(remember)
 
     def _is_stranger(self) -> bool:
         """Tell whether this broker is configured with neighbours and has never met one."""
@@ -343,9 +359,11 @@ class Naming:
             )
         needed = len(creation.members) // 2 + 1
         silent = [each for each in creation.members if each not in creation.answered]
+        lost = [each for each in creation.forgetful if each in creation.granted]
+        but = f" ({lost} lost their files: then all others are needed)" if lost else ""
         return DurableElsewhereError(
             f"cannot create the durable subscription {creation.name!r}: {needed} of the {len(creation.members)} known brokers "
-            f"must store the name, and {len(creation.granted)} did; no answer from {silent}; start them, or list brokers "
+            f"must store the name, and {len(creation.granted)} did{but}; no answer from {silent}; start them, or list brokers "
             "that will never return under `retired`"
         )
 
