@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
+import pytest
+
+from postroad.core.protocol.packets import DurableEntry
+
+pytest.importorskip("textual", reason="textual is not installed: the extra `top`")
 from textual.widgets import DataTable, Static
 
-from postroad.cli.operate.top import Top
-from postroad.core.protocol.packets import DurableEntry
+from postroad.cli.operate.top_screen import Top
 
 PICTURE: dict[str, Any] = {
     "at_ms": 100_000,
