@@ -176,6 +176,17 @@ def test_alerts_of_one_query_become_one_and_the_rest_counts_in_the_next() -> Non
     assert consolidation.take(live(0.7, sequence=2)) == live(0.2, sequence=2, broker=OTHER_SHB)
 
 
+def test_an_intermediate_broker_relays_a_query_to_all_its_children() -> None:
+    """Fig. 5, line 2: the query that arrived, unchanged, to each broker below."""
+    overlay = fork()
+    overlay.run(3.0)
+    relayed = [query for query in overlay.sent(CongestionQuery, target=2) if query.pubend == pubend_id(1)]
+    assert len(relayed) >= 3
+    for child in (SHB, OTHER_SHB):
+        passed = [query for query in overlay.sent(CongestionQuery, source=2, target=child) if query.pubend == pubend_id(1)]
+        assert passed[-3:] == relayed[-3:]
+
+
 def test_live_and_recovering_minima_are_kept_apart() -> None:
     """Fig. 5: minNonRecSHBRate and minRecSHBRate."""
     consolidation = Consolidation()
@@ -335,6 +346,17 @@ def test_every_parameter_of_table_1_has_the_papers_value() -> None:
     assert (settings.smoothing, settings.margin_live, settings.margin_recovering) == (0.1, 0.05, 1.0)
     assert (settings.lag_ms_max, settings.nack_window_ms) == (4_000, 100)
     assert (settings.nack_increase, settings.nack_decrease) == (0.1, 0.3)
+    assert BrokerConfig().silence_s == 1.0
+
+
+def test_both_windows_begin_at_the_doubt_horizon_and_the_nack_window_is_the_smaller_one() -> None:
+    """4: "they advance together with the doubt horizon"; the NACK window "is a subset of the receive window"."""
+    settings = replace(SETTINGS, receive_window_ms=500)
+    window = NackWindow(settings)
+    sizes = answer_in_rounds(window, [0.1] * 20)
+    assert max(sizes) == settings.receive_window_ms
+    for horizon in (0, ticks(7.0)):
+        assert window.end(horizon) - horizon == ticks(0.5)
 
 
 # --- 3 and 4 between brokers: publisher at 1, relay 2, subscribers at 3 ---
@@ -342,6 +364,20 @@ def test_every_parameter_of_table_1_has_the_papers_value() -> None:
 
 def line(settings: CongestionSettings = SETTINGS) -> Overlay:
     return Overlay.line(1, 2, 3, config=BrokerConfig(congestion=settings))
+
+
+def fork(configs: dict[int, BrokerConfig] | None = None) -> Overlay:
+    """Return a publisher's broker 1, a relay 2, and subscribers at 3 and 4."""
+    overlay = Overlay(BrokerConfig(congestion=SETTINGS))
+    overlay.configs = configs or {}
+    for number in (1, 2, SHB, OTHER_SHB):
+        overlay.start(number)
+    for one, two in ((1, 2), (2, SHB), (2, OTHER_SHB)):
+        overlay.link(one, two)
+    overlay.run(0.2)
+    for number in (SHB, OTHER_SHB):
+        overlay.subscriber(number)
+    return overlay
 
 
 def publish_slowly(overlay: Overlay, publisher: Publisher, names: list[str], *, every_s: float = 0.05) -> None:
@@ -388,6 +424,36 @@ def test_a_slow_subscribing_application_is_no_congestion() -> None:
     assert slow.received == []
     assert overlay.sent(CongestionAlert) == []
     assert overlay.nodes[1].broker.throttles() == {}
+
+
+def test_a_broker_that_is_down_or_cut_off_throttles_nobody() -> None:
+    """1.1: "lack of feedback is not used as a trigger", since brokers may be "down or partitioned from the rest"."""
+    for is_down in (True, False):
+        overlay = fork()
+        publisher = overlay.publisher(1)
+        if is_down:
+            overlay.crash(SHB)
+        else:
+            overlay.unlink(2, SHB)
+        publish_slowly(overlay, publisher, [f"m{number}" for number in range(200)])
+        assert len(publisher.acknowledged) == 200
+        assert overlay.sent(CongestionAlert) == []
+        assert overlay.nodes[1].broker.throttles() == {}
+
+
+def test_a_broker_recovers_by_its_window_also_without_control_at_the_publisher() -> None:
+    """3: "these two congestion control mechanisms can be used independently": SDCC needs no queries and no alerts."""
+    none = BrokerConfig(congestion=CongestionSettings(rule=Rule.NONE))
+    overlay = Overlay.line(1, 2, 3, configs={1: none, 3: BrokerConfig(congestion=SETTINGS)})
+    subscriber, publisher = overlay.subscriber(3), overlay.publisher(1)
+    names = [f"m{number}" for number in range(100)]
+    with overlay.losing(Knowledge, to=3):
+        publish_slowly(overlay, publisher, names)
+    overlay.until(lambda: subscriber.received == names)
+    asked = [sum(hi - lo for lo, hi in nack.ranges) for nack in overlay.sent(Nack, source=3)]
+    assert asked[0] <= ticks(SETTINGS.nack_window_ms / 1000)
+    assert max(asked) < ticks(2.0)  # without a window, all that was missed would be asked for at once
+    assert not [query for query in overlay.sent(CongestionQuery) if query.pubend == pubend_id(1)]
 
 
 def test_acknowledgements_are_withheld_beyond_the_rate() -> None:

@@ -36,6 +36,24 @@ def test_what_becomes_known_lets_the_next_nack_leave() -> None:
     assert window.ask(ms(50), gaps, 0.1) == [(ms(100), ms(150))]
 
 
+def answer_rounds(window: NackWindow, rtts: list[float], *, horizon: int = 0, now: float = 0.0) -> int:
+    """Answer all that is asked for, one round for each of these round trip times; return the size at the end."""
+    end = ms(1_000_000)
+    for rtt_s in rtts:
+        asked = window.ask(horizon, [(horizon, end)], now)
+        now, horizon = now + rtt_s, max(hi for _, hi in asked)
+        window.known(horizon, [(horizon, end)], now)
+    return window.size_ms
+
+
+def test_a_window_that_was_halved_from_outside_does_not_close_further() -> None:
+    """It recovers half as fast because it is half as wide, not because of congestion: it opens again, NACK by NACK."""
+    window = NackWindow(CongestionSettings(nack_ms=20))
+    assert answer_rounds(window, [0.05] * 5) == 200
+    window.resize(20)
+    assert answer_rounds(window, [0.05] * 5, horizon=ms(100_000), now=10.0) >= 20 + 4 * 20
+
+
 def test_an_overdue_nack_is_repeated_less_and_less_often() -> None:
     """The pause doubles up to its bound; after enough tries the window gives up."""
     window = NackWindow(SETTINGS)

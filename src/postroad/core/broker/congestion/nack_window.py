@@ -180,7 +180,7 @@ class NackWindow:
         rtt_s = max(self._round_trip_s(self._round), 1e-4)
         self._round.clear()
         before = self.size_ms
-        self.resize(self._next_size(rtt_s, now))
+        self.size_ms = self._bounded(self._next_size(rtt_s, now))
         self._is_resized |= self.size_ms != before
 
     def _round_trip_s(self, samples: Sequence[float]) -> float:
@@ -188,7 +188,12 @@ class NackWindow:
         return sum(samples) / len(samples)
 
     def resize(self, size_ms: int) -> None:
-        self.size_ms = min(max(size_ms, self._settings.nack_ms), self._settings.receive_window_ms)
+        """Set the size from outside. The rate to compare with changes in proportion: a fall of that rate is no congestion."""
+        before, self.size_ms = self.size_ms, self._bounded(size_ms)
+        self._rate *= self.size_ms / before
+
+    def _bounded(self, size_ms: int) -> int:
+        return min(max(size_ms, self._settings.nack_ms), self._settings.receive_window_ms)
 
     def take_resized(self) -> bool:
         """Tell whether the size has changed by a round trip since the last call."""
