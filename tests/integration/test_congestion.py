@@ -139,7 +139,7 @@ def test_a_limited_link_slows_the_publisher_until_the_limit_is_lifted(tmp_path: 
                 await asyncio.to_thread(broker.kill)
 
     async def whole() -> None:
-        async with asyncio.timeout(150):
+        async with asyncio.timeout(400):
             await scenario()
 
     asyncio.run(whole())
