@@ -358,6 +358,16 @@ def test_a_broker_that_never_began_a_pubend_may_write_off_what_was_before() -> N
     assert kinds_by(GapsAreEarned, [asked(durable=True), Began(2.4, "t", P, 2, 1), *late]) == ["released"]
 
 
+def test_a_gap_may_reach_over_what_only_a_lost_home_knew_to_be_empty() -> None:
+    """The log let go of what did not match. The home knew; the positions of the client are older."""
+    gone = [*three(durable=True), got(1), Committed(3.5, "s", P, 1), RecordCreated(3.6, 1, "durable/"), Freed(4.0, P, 3)]
+    gap = Gapped(5.0, "s", P, 1, 3)
+    assert kinds_by(GapsAreEarned, [*gone, gap]) == ["released"]
+    assert kinds_by(GapsAreEarned, [*gone, DiskLost(4.5, 2, ()), gap]) == ["released"]
+    assert kinds_by(GapsAreEarned, [*gone, DiskLost(4.5, 1, ()), gap]) == []
+    assert kinds_by(GapsAreEarned, [*gone, DiskLost(4.5, 1, ()), Gapped(5.0, "s", P, 1, 4)]) == ["released"]
+
+
 def test_a_gap_over_a_damaged_record_is_as_wide_as_the_damage() -> None:
     """It may also join what else is gone, and nothing more."""
     damaged = [*three(durable=True), Spoiled(4.0, P, 1, 2)]

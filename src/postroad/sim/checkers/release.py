@@ -92,8 +92,9 @@ class GapsAreEarned:
 
     One that wants all there is may get early messages from a cache before it meets what the log let go before it began. No gap
     covers what the application got, and none what is published later. One whose home lost its files, and whose client has no
-    position either, is told a gap over all that was before. A broker that stopped before it had begun a pubend may write off what
-    came before: it cannot know that there was nothing, and there was nothing.
+    position either, is told a gap over all that was before; with a position, over what was released after it. A broker that
+    stopped before it had begun a pubend may write off what came before: it cannot know that there was nothing, and there was
+    nothing.
     """
 
     def check(self, history: History, matches: Matches) -> Iterator[Violation]:  # noqa: ARG002
@@ -123,6 +124,9 @@ class GapsAreEarned:
                 (astray.add if lost else astray.discard)((event.subscription, event.pubend))
             if isinstance(event, DiskLost):
                 empty.update(event.pubends)
+                for follower in followers:
+                    if follower.durable and event.broker in follower.homes:  # nobody else knew that nothing matched there
+                        earned |= {(follower.name, pubend): freed.get(pubend, 0) for pubend in follower.streams}
             if isinstance(event, WrittenOff) and used.get(event.pubend, event.hi + 1) > event.hi:
                 empty.add(event.pubend)
             if isinstance(event, Spoiled) or (isinstance(event, WrittenOff) and event.pubend in empty):

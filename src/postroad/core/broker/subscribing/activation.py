@@ -146,6 +146,7 @@ class Activation:
         self._wait_for(fresh)
         for pubend in concerned:
             self._activate_waiting(pubend, None)
+            self._catching_up.route_changed(pubend, now)
         self._ready.update(self._unsettled)
         self.answer_ready(now)
 

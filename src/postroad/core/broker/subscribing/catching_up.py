@@ -31,7 +31,9 @@ from postroad.core.protocol.orders import LogRead, ReadLog
 from postroad.core.protocol.packets import CatchUp, CatchUpReply, pubend_broker
 
 CATCH_UP_AT_ONCE: Final = 256
-CATCH_UP_BACKOFF_MAX: Final = 2  # doublings
+CATCH_UP_WAIT_S_MAX: Final = 32.0  # for the answer of another broker: it may stand in the queue of a slow link
+LOG_WAIT_S_MAX: Final = 4.0  # for our own log
+ROUND_TRIPS: Final = 2  # of the last answer, which the next one may take
 CATCH_UP_SPREAD_S: Final = 0.15
 PIECES_AT_ONCE: Final = 4  # from the cache, before other subscriptions have their turn
 
@@ -51,6 +53,7 @@ class _Asked:
 
     pubend: int
     takers: list[int]  # the subscriptions whose filters are in it
+    at: float
     piece: PieceOfPast | None = None  # what their cluster shares; others of it may wait for this to end
 
 
@@ -67,17 +70,26 @@ class CatchingUp:
         self._log_reads = log_reads
         self._requests: dict[int, _Asked] = {}
         self._shares = context.config.congestion.rule is not Rule.NONE
+        self._round_trips: dict[int, float] = {}  # by pubend: the last one
         self._pasts: dict[int, SharedPast] = {}  # by pubend, while somebody is behind
 
     def serve(self, pubend: int, now: float) -> None:
         """Get the next piece for up to `CATCH_UP_AT_ONCE` subscriptions that are behind."""
         if not self._edge.anyone_is_behind(pubend):
             self._pasts.pop(pubend, None)
+            self._round_trips.pop(pubend, None)
             return
         for count, (subscription, progress) in enumerate(self._edge.catching_up(pubend)):
             if count >= CATCH_UP_AT_ONCE:
                 break
             self.next_piece(subscription, pubend, progress, now)
+
+    def route_changed(self, pubend: int, now: float) -> None:
+        """Repeat soon what was asked on the former route: it may be lost, and whoever did not answer may be back."""
+        self._round_trips.pop(pubend, None)
+        for _, progress in self._edge.behind(pubend):
+            if progress.piece is not None and progress.piece.retry_at > now + CATCH_UP_RETRY_S:
+                progress.piece = PieceAsked(0, now + CATCH_UP_RETRY_S)
 
     def take_reply(self, reply: CatchUpReply, batch: Batch | None, now: float) -> None:
         """Use a piece that another broker sent, for all that it was asked for."""
@@ -86,6 +98,7 @@ class CatchingUp:
             self._requests.pop(reply.request, None)
         if asked is None or asked.pubend != reply.pubend:
             return
+        self._round_trips[reply.pubend] = now - asked.at
         rows = [batch] if batch is not None else []
         if asked.piece is None:
             for subscription in self._present(asked.takers):
@@ -154,14 +167,15 @@ class CatchingUp:
         request = self._context.next_request()
         # Spread the retries: subscriptions whose requests were dropped together must not repeat them together.
         tries = progress.piece.tries if progress.piece is not None else 0
-        wait = CATCH_UP_RETRY_S * 2 ** min(tries, CATCH_UP_BACKOFF_MAX)
+        usual = max(CATCH_UP_RETRY_S, ROUND_TRIPS * self._round_trips.get(pubend, 0.0))
+        wait = min(usual * 2 ** min(tries, 8), LOG_WAIT_S_MAX if pubend in self._pubends else CATCH_UP_WAIT_S_MAX)
         progress.piece = PieceAsked(tries + 1, now + wait + CATCH_UP_SPREAD_S * (request % 8))
         lo = progress.position
         if pubend in self._pubends:
             order = ReadLog(pubend, 0, lo, min(target, self._pubends[pubend].horizon), CATCH_UP_BYTES)
             self._log_reads.ask(order, PastFromLog(subscription.number, pubend, lo))
             return
-        self._send(request, _Asked(pubend, [subscription.number]), str(subscription.filter), lo, target)
+        self._send(request, _Asked(pubend, [subscription.number], now), str(subscription.filter), lo, target)
 
     def _ask_together(self, subscription: Subscription, pubend: int, progress: Progress, now: float) -> None:
         """Ask for the next piece of a subscription's cluster, or wait with it for the one that is under way."""
@@ -187,7 +201,7 @@ class CatchingUp:
         piece = past.ask(first, last, [each.number for each in takers], tries, len(str(wanted)), now)
         for each in takers:
             each.progress[pubend].piece = PieceAsked(tries, piece.due)
-        asked = _Asked(pubend, piece.members[:taken], piece)
+        asked = _Asked(pubend, piece.members[:taken], now, piece)
         self._send(self._context.next_request(), asked, str(wanted), first, target, piece.size)
 
     def _send(self, request: int, asked: _Asked, filter_: str, lo: int, hi: int, size: int = 0) -> None:
