@@ -234,7 +234,7 @@ def test_a_message_is_traced_shown_and_explained(shared: Site) -> None:
     assert shared.get(f"/api/messages/{name}/explain?subscriber=dear")["verdict"] == "delivered"
     explained = shared.get(f"/api/messages/{name}/explain?subscriber=cheap")
     assert (explained["verdict"], explained["filter"]) == ("filtered", "price < 10")
-    assert {each["name"] for each in shared.get("/api/durables")["durables"]} >= {"dear", "cheap"}
+    until(lambda: {each["name"] for each in shared.get("/api/durables")["durables"]} >= {"dear", "cheap"})
 
 
 def test_a_message_is_shown_only_to_those_who_may_subscribe_to_it(shared: Site) -> None:

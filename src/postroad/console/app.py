@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
+import heapq
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from postroad.console.admission import explain_admission
 from postroad.console.messages import explain_others, show_explanation, show_whole
 from postroad.console.picture import Picture
 from postroad.console.queue_actions import QueueActions
+from postroad.console.shared import SharedAnswer
 from postroad.console.tail import tail
 from postroad.core.filters.filter import Filter
 from postroad.errors import (
@@ -57,6 +59,7 @@ PAGES: Final = ("", "message", "tail", "subscriptions", "publishers", "queues", 
 BODY_BYTES_MAX: Final = 1 << 20
 STREAMS_MAX: Final = 32  # pages that are sent live data
 PAGE_ROWS: Final = 100
+DURABLES_SHOWN_MAX: Final = 500
 SAFE_METHODS: Final = ("GET", "HEAD")
 _JSON = JSONResponse
 
@@ -97,6 +100,7 @@ class Console:
     def __init__(self, parts: ConsoleParts) -> None:
         self._parts = parts
         self._streams = 0
+        self._shared_durables = SharedAnswer(self._read_durables)
         self._index = (STATIC / "index.html").read_text(encoding="utf-8")
         self._files = {
             path.relative_to(STATIC).as_posix(): _File.read(path) for path in sorted(STATIC.rglob("*")) if path.suffix in KINDS
@@ -229,8 +233,13 @@ class Console:
 
     async def _durables(self, _: Request, session: HttpSession) -> Response:
         session.rights.administer()
-        entries = sorted(await self._parts.client.durables(), key=lambda entry: (-entry.behind_ms, entry.name))
-        return _JSON({"durables": [_fields(each) for each in entries[:1000]], "count": len(entries)})
+        return _JSON(await self._shared_durables.get())
+
+    async def _read_durables(self) -> dict[str, Any]:
+        """Return those furthest behind, and how many there are in all."""
+        entries = await self._parts.client.durables()
+        shown = heapq.nsmallest(DURABLES_SHOWN_MAX, entries, key=lambda entry: (-entry.behind_ms, entry.name))
+        return {"durables": [_fields(each) for each in shown], "count": len(entries)}
 
     async def _message(self, request: Request, session: HttpSession) -> Response:
         return _JSON(await show_whole(self._parts.client, session.rights, MessageId.parse(request.path_params["id"])))
