@@ -2,9 +2,9 @@
 
 Turns without a page, with the map, and with the list of subscriptions follow each other in random order on one broker, so that
 other work on the machine meets all alike. A page is what a browser asks for: the stream of pictures, and the list every three
-seconds. Printed are the median CPU seconds per second, and the median of the differences between a turn and its neighbours.
+seconds. What a turn used above the CPU time of as many messages without a page is what the page costs.
 
-    python -m benchmarks.console --rate 2000 --turns 10
+    python -m benchmarks.console --rate 5000 --turns 10
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -31,6 +32,14 @@ from postroad.testing import free_ports
 
 PAGES: Final = {"none": (), "map": (), "subscriptions": ("/api/durables", "/api/brokers/1?page=100&after=0&wanted=")}
 LIST_EVERY_S: Final = 3.0
+PAUSE_S: Final = 1.5  # the picture of a page that was closed is taken once more
+
+
+@dataclass(frozen=True)
+class Turn:
+    cpu_s: float
+    messages: int
+    seconds: float
 
 
 class Page:
@@ -50,6 +59,10 @@ class Page:
         answer = connection.getresponse()
         assert answer.status == 200, answer.read()
         return answer
+
+    def rows(self) -> int:
+        """Return how many messages the broker has written."""
+        return int(json.loads(self._ask("GET", "/api/brokers/1?page=0").read())["figures"]["appended_rows"])
 
     @contextmanager
     def open(self, lists: tuple[str, ...]) -> Iterator[None]:
@@ -75,11 +88,11 @@ class Page:
             stream.close()
 
 
-def measure(rate: float, turns: int, turn_s: float) -> dict[str, list[float]]:
-    """Return for each page the CPU seconds per second of the broker, turn by turn; those of one place belong together."""
+def measure(rate: float, turns: int, turn_s: float) -> dict[str, list[Turn]]:
+    """Return the turns with each page; those of one place belong together."""
     order = [random.Random(turn).sample(list(PAGES), len(PAGES)) for turn in range(turns)]
-    seconds = turns * len(PAGES) * turn_s + 15.0
-    found: dict[str, list[float]] = {name: [] for name in PAGES}
+    seconds = turns * (len(PAGES) * turn_s + PAUSE_S) + 30.0
+    found: dict[str, list[Turn]] = {name: [] for name in PAGES}
     with tempfile.TemporaryDirectory(prefix="postroad-bench-") as directory:
         listen, pages = (f"127.0.0.1:{port}" for port in free_ports(2))
         config = NodeConfig(
@@ -102,33 +115,36 @@ def measure(rate: float, turns: int, turn_s: float) -> dict[str, list[float]]:
     return found
 
 
-def _take_turn(process: BrokerProcess, page: Page, name: str, turn_s: float) -> float:
+def _take_turn(process: BrokerProcess, page: Page, name: str, turn_s: float) -> Turn:
     if name == "none":
-        time.sleep(1.5)  # the picture of a page that was closed is taken once more
-        before, began = cpu_s(process.pid), time.monotonic()
-        time.sleep(turn_s)
-    else:
-        with page.open(PAGES[name]):
-            before, began = cpu_s(process.pid), time.monotonic()
-            time.sleep(turn_s)
-    return (cpu_s(process.pid) - before) / (time.monotonic() - began)
+        time.sleep(PAUSE_S)
+        return _count(process, page, turn_s)
+    with page.open(PAGES[name]):
+        return _count(process, page, turn_s)
+
+
+def _count(process: BrokerProcess, page: Page, turn_s: float) -> Turn:
+    rows, cpu, began = page.rows(), cpu_s(process.pid), time.monotonic()
+    time.sleep(turn_s)
+    return Turn(cpu_s(process.pid) - cpu, page.rows() - rows, time.monotonic() - began)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rate", type=float, default=2000.0, help="messages per second; 0 for none")
+    parser.add_argument("--rate", type=float, default=5000.0, help="messages per second; 0 for none")
     parser.add_argument("--turns", type=int, default=10, help="turns with each page")
     parser.add_argument("--turn-s", type=float, default=5.0, help="seconds of a turn")
     options = parser.parse_args()
     found = measure(options.rate, options.turns, options.turn_s)
-    base = statistics.median(found["none"])
-    for name, values in found.items():
-        differences = [value - without for value, without in zip(values, found["none"], strict=True)]
-        more = statistics.median(differences)
-        print(
-            f"{name:14} {statistics.median(values):.4f} CPU s/s   {more * 1000:+.1f} ms/s   {more / base:+.1%}"
-            f"   (turns: {' '.join(f'{each:.3f}' for each in values)})"
-        )
+    base = statistics.median(turn.cpu_s / turn.seconds for turn in found["none"])
+    each = statistics.median(turn.cpu_s / max(1, turn.messages) for turn in found["none"])
+    print(f"without a page: {base:.3f} CPU s/s, {each * 1e6:.0f} CPU us a message")
+    for name, turns in found.items():
+        expected = [turn.messages * each if options.rate else base * turn.seconds for turn in turns]
+        more = statistics.median((turn.cpu_s - due) / turn.seconds for turn, due in zip(turns, expected, strict=True))
+        rate = statistics.median(turn.messages / turn.seconds for turn in turns)
+        used = " ".join(f"{turn.cpu_s / turn.seconds:.3f}" for turn in turns)
+        print(f"{name:14} {rate:,.0f} msg/s   {more * 1000:+.1f} CPU ms/s   {more / base:+.1%}   (CPU s/s by turn: {used})")
 
 
 if __name__ == "__main__":

@@ -175,6 +175,8 @@ def test_every_call_on_an_unknown_queue_says_so(bench: Bench) -> None:
         with pytest.raises(UnknownQueueError):
             await b.storage.depth(77)
         with pytest.raises(UnknownQueueError):
+            await b.storage.depth_by_priority(77)
+        with pytest.raises(UnknownQueueError):
             await b.storage.bind(77, "TRUE")
         with pytest.raises(UnknownQueueError):
             await b.storage.configure_queue(77, QueueSettings())
@@ -746,6 +748,23 @@ def test_depth_counts_by_state_and_tells_the_oldest_age(bench: Bench) -> None:
         assert (depth.waiting, depth.scheduled, depth.leased) == (2, 1, 1)
         assert depth.oldest_age_ms is not None
         assert 4_000 <= depth.oldest_age_ms < 8_000
+
+    bench.run(body)
+
+
+def test_depth_by_priority_counts_what_waits(bench: Bench) -> None:
+    """Scheduled and leased messages, and those of other queues, do not count."""
+
+    async def body(b: Bench) -> None:
+        queue_id, other = await b.queue(), await b.queue("other")
+        assert await b.storage.depth_by_priority(queue_id) == {}
+        for priority in (9, 5, 5, 5):
+            await b.put(queue_id, b"", priority=priority)
+        await b.put(queue_id, b"", priority=7, delay_ms=60_000)
+        await b.put(other, b"", priority=3)
+        (taken,) = await b.take(queue_id)
+        assert taken.priority == 9
+        assert await b.storage.depth_by_priority(queue_id) == {5: 3}
 
     bench.run(body)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import gzip
 import hashlib
 import json
 import stat
@@ -21,10 +22,11 @@ from postroad.console.action_log import ACTION_LOG_NAME
 from postroad.console.app import PAGES, Console
 from postroad.console.messages import show_payload, show_value, show_whole
 from postroad.console.picture import ASKED_PER_ROUND, Picture
+from postroad.console.queue_actions import QueueActions
 from postroad.console.service import ConsoleService
 from postroad.console.topics import describe_topics
 from postroad.core.filters.filter import Filter
-from postroad.core.protocol.rights import NOTHING, Rights
+from postroad.core.protocol.rights import NOTHING, OPEN, Grant, Rights
 from postroad.errors import ConfigError, PermissionDeniedError
 from postroad.queues.broker_service import BrokerQueues
 from postroad.runtime.config import Admission, NodeConfig
@@ -120,6 +122,18 @@ def test_answers_carry_a_strict_policy(shared: Site) -> None:
         assert shared.ask("GET", path)[0] == 200, path
     assert shared.ask("GET", "/static/../service.py")[0] == 404
     assert shared.ask("GET", "/static/vendor/manifest.json")[0] == 404
+
+
+def test_files_are_sent_packed_and_once(shared: Site) -> None:
+    """A browser that has a file is told so; text comes packed to whoever can read that."""
+    status, headers, plain = shared.ask("GET", "/static/map.js")
+    assert (status, "content-encoding" in headers) == (200, False)
+    _, packed_headers, packed = shared.ask("GET", "/static/map.js", Accept_Encoding="gzip")
+    assert packed_headers["content-encoding"] == "gzip"
+    assert gzip.decompress(packed) == plain
+    assert len(packed) < len(plain) / 2
+    assert shared.ask("GET", "/static/map.js", If_None_Match=headers["etag"])[0] == 304
+    assert shared.ask("GET", "/static/vendor/inter-latin.woff2")[1]["content-type"] == "font/woff2"
 
 
 def test_hostile_requests_are_refused_and_the_console_goes_on(shared: Site) -> None:
@@ -234,6 +248,9 @@ def test_a_message_is_traced_shown_and_explained(shared: Site) -> None:
     assert shared.get(f"/api/messages/{name}/explain?subscriber=dear")["verdict"] == "delivered"
     explained = shared.get(f"/api/messages/{name}/explain?subscriber=cheap")
     assert (explained["verdict"], explained["filter"]) == ("filtered", "price < 10")
+    others = shared.get(f"/api/messages/{name}/others")
+    assert {(each["subscriber"], each["verdict"]) for each in others["others"]} >= {("cheap", "filtered")}
+    assert "dear" not in {each["subscriber"] for each in others["others"]}
     until(lambda: {each["name"] for each in shared.get("/api/durables")["durables"]} >= {"dear", "cheap"})
 
 
@@ -330,6 +347,30 @@ def test_queue_actions_do_what_they_say_and_are_recorded(shared: Site) -> None:
         ("purge", "jobs"),
     ]
     assert lines[-2]["outcome"].startswith("refused")
+
+
+def test_a_queue_shows_and_allows_what_its_viewer_may(shared: Site) -> None:
+    """Whoever may only take sees the queue and cannot put, redrive or purge; whoever may do nothing does not see it."""
+    taker, nobody = Rights("taker", queues=(Grant("take", "watched"),)), Rights("nobody", queues=())
+
+    async def look(storage: Any) -> None:
+        queue = await storage.create_queue("watched", QueueSettings())
+        await storage.put([NewMessage(queue.queue_id, 1, b"x", priority=6)])
+        actions = QueueActions(next(each for each in shared.nodes[0]._services if isinstance(each, BrokerQueues)))
+        assert [(each["name"], each["allowed"]) for each in await actions.describe(taker)] == [("watched", ["take"])]
+        assert await actions.describe(nobody) == []
+        assert len((await actions.peek(taker, "watched", 0))["messages"]) == 1
+        assert (await actions.peek(OPEN, "watched", 0))["by_priority"] == [(6, 1)]
+        for refused in (
+            actions.put(taker, "watched", b"", 5),
+            actions.redrive(taker, "watched"),
+            actions.purge(taker, "watched"),
+            actions.peek(nobody, "watched", 0),
+        ):
+            with pytest.raises(PermissionDeniedError):
+                await refused
+
+    on_queues(shared, look)
 
 
 def test_dead_letters_go_back_to_the_queue_they_came_from(shared: Site) -> None:
