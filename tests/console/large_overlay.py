@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from postroad.core.broker.status_report import report_subscriptions
 from postroad.core.broker.subscribing.edge import Edge
@@ -59,5 +59,6 @@ class LargeOverlay:
         streams = [StreamReport(pubend_id(broker), True, 0, 0, 0, 0, 0, published_rows=self._now_ms)]
         figures = {"clients": 1.0, "backlog_bytes": 0.0, "cache_bytes": 0.0}
         count = SUBSCRIPTIONS if broker == 1 else 0
-        shape: tuple[Any, ...] = (broker, f"broker-{broker}", "postroad", "127.0.0.1:1", 1, 1, self._now_ms, figures)
-        return BrokerReport(*shape, links, streams, [], rows, count)
+        return BrokerReport(
+            broker, f"broker-{broker}", "postroad", "127.0.0.1:1", 1, 1, self._now_ms, figures, links, streams, [], rows, count
+        )

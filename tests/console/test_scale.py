@@ -40,13 +40,12 @@ def test_subscriptions_come_in_pages_and_are_searched() -> None:
 
     async def scenario() -> None:
         overlay = LargeOverlay()
-        seen, after = 0, 0
+        after = 0
         for _ in range(5):
             page = await overlay.status(1, after=after, page=100)
             assert [each.number for each in page.subscriptions] == list(range(after + 1, after + 101))
-            seen, after = seen + len(page.subscriptions), page.subscriptions[-1].number
-        assert seen == 500
-        assert page.subscription_count == SUBSCRIPTIONS
+            assert page.subscription_count == SUBSCRIPTIONS
+            after = page.subscriptions[-1].number
         last = await overlay.status(1, after=SUBSCRIPTIONS - 50, page=100)
         assert len(last.subscriptions) == 50
         began = time.process_time()
