@@ -199,6 +199,10 @@ async def _receive(subscription: postroad.Subscription, received: list[Ids]) -> 
 class Result:
     """What is printed at the end."""
 
+    persistence_ms: int = 0  # T_p
+    strategy: str = ""
+    subscribers: int = 0
+    kills: int = 0
     messages: int = 0
     deliveries: int = 0
     not_exactly_once: int = 0
@@ -297,10 +301,18 @@ def check_names(done: Audit, acts: Sequence[Act], one_in: int, result: Result) -
 
 
 def close_books(
-    directory: Path, messages: int, subscribers: int, strategy: Strategy, seed: int, master: str, second: int
+    directory: Path,
+    messages: int,
+    subscribers: int,
+    strategy: Strategy,
+    seed: int,
+    master: str,
+    second: int,
+    persistence_ms: int,
 ) -> Result:
-    books, result = Books(directory, subscribers, seed), Result()
-    tracking = Tracking(strategy=strategy, persistence_ms=2_000, few_as_ids=False)
+    books = Books(directory, subscribers, seed)
+    result = Result(persistence_ms=persistence_ms, strategy=strategy, subscribers=subscribers, kills=len(KILLED))
+    tracking = Tracking(strategy=strategy, persistence_ms=persistence_ms, few_as_ids=False)
     one_in = max(second // 20, 10)
 
     def timed(name: str, began: float) -> float:
@@ -337,6 +349,7 @@ def main() -> int:
     parser.add_argument("--second", type=int, default=6_000, help="messages of the second act")
     parser.add_argument("--subscribers", type=int, default=40)
     parser.add_argument("--strategy", choices=["exact", "bloom", "async"], default="bloom")
+    parser.add_argument("--persistence-ms", type=int, default=2_000, help="T_p of the brokers")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--master", default="local[2]")
     parser.add_argument("--directory", type=Path, help="keep everything here; otherwise a temporary directory is used")
@@ -344,7 +357,16 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="postroad-books-") as temporary:
         directory = given.directory or Path(temporary)
         directory.mkdir(parents=True, exist_ok=True)
-        result = close_books(directory, given.messages, given.subscribers, given.strategy, given.seed, given.master, given.second)
+        result = close_books(
+            directory,
+            given.messages,
+            given.subscribers,
+            given.strategy,
+            given.seed,
+            given.master,
+            given.second,
+            given.persistence_ms,
+        )
     print(json.dumps({name: getattr(result, name) for name in Result.__slots__} | {"sound": result.sound}, indent=2))
     return 0 if result.sound else 1
 

@@ -306,3 +306,19 @@ def test_brokers_that_do_not_track_leave_the_others_alone() -> None:
     overlay.at(1.0, partial(reader.follow, overlay.filter(everything()), subscription="all"))
     publish(overlay, *every(0.1, 2.0, 4.0))
     assert tally_of(finish(overlay, 5.0)).entries == 20 + 20 + 20
+
+
+@pytest.mark.parametrize("persistence_s", [1.0, 4.0])
+def test_a_crash_costs_what_was_tracked_within_t_p(persistence_s: float) -> None:
+    """However it falls between two flushes: of 20 messages a second in three histories, no more than those of T_p are lost."""
+    windows = []
+    for offset in (0.55, 1.4, 2.9):
+        overlay = line(replace(EXACT, persistence_ms=int(persistence_s * 1000)))
+        publish(overlay, *every(0.05, 2.0, 11.0))
+        overlay.at(5.0 + offset, overlay.node(3).crash)
+        overlay.at(5.45 + offset, overlay.node(3).start)
+        tally = tally_of(finish(overlay, 12.0))
+        windows.append(tally.window_s)
+        assert 0 < tally.window_s <= persistence_s + 0.1
+        assert 0 < tally.lost <= 3 * 20 * (tally.window_s + 0.1)
+    assert max(windows) > persistence_s / 2, "some crash falls late between two flushes"
