@@ -813,6 +813,17 @@ class LakeError(SparkError):
         super().__init__(f"the lake {path}: {reason}")
 
 
+class VerdictTableError(SparkError):
+    """A table of verdicts cannot be read, or another audit wrote to it."""
+
+    code = 824
+
+    def __init__(self, path: str, reason: str) -> None:
+        self.path = path
+        self.reason = reason
+        super().__init__(f"the table of verdicts {path}: {reason}")
+
+
 class SparkOptionError(SparkError):
     """An option of the Spark source or sink `postroad` is unknown, missing or has an invalid value."""
 

@@ -74,16 +74,16 @@ def test_exactly_the_deliveries_that_were_left_out_are_named(spark: SparkSession
 def test_counts_sweep_touching_intervals_together() -> None:
     """Rows of one account that touch in time are one interval, over any borders of batches; others are not."""
     rows = [(1, 0, 3, 5, 0), (1, 2, 6, 0, 4), (1, 7, 7, 1, 0), (2, 0, 0, 2, 2), (2, 0, 9, 1, 0), (2, 9, 9, 0, 1)]
-    columns = np.array(rows).T
+    columns = np.array([(*row, 100 * row[3], -100 * row[4], row[4]) for row in rows]).T
 
     def batches(size: int) -> list[pa.RecordBatch]:
-        names = ["target", "lo", "hi", "expected", "counted"]
+        names = ["target", "lo", "hi", "expected", "counted", "low", "high", "unlisted"]
         return [
             pa.RecordBatch.from_arrays([pa.array(column[start : start + size]) for column in columns], names=names)
             for start in range(0, len(rows), size)
         ]
 
-    expected = [(1, 0, 6_999, 5, 4), (1, 7_000, 7_999, 1, 0), (2, 0, 9_999, 3, 3)]
+    expected = [(1, 0, 6_999, 5, 4, 500, -400, 4), (1, 7_000, 7_999, 1, 0, 100, 0, 0), (2, 0, 9_999, 3, 3, 300, -300, 3)]
     for size in (1, 2, 6):
         swept = pa.Table.from_batches([batch for batch in sweep(batches(size)) if batch.num_rows])
         assert [tuple(row.values()) for row in swept.to_pylist()] == expected

@@ -7,7 +7,7 @@ id is searched in the histories of the accounts concerned and compared with its 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Any, Final
@@ -33,15 +33,22 @@ from postroad.spark.jobs.expectations import (
     Claims,
     CountKernel,
     Standing,
+    Target,
     WantedKernel,
+    behind,
     claims_of,
+    decided,
     lost_with_files,
+    routed,
 )
-from postroad.spark.jobs.histories import NumberedHistory, histories_of
+from postroad.spark.jobs.histories import NumberedHistory, histories_of, numbered
 from postroad.spark.jobs.matching import Flags, Floats, Longs
 from postroad.spark.jobs.published import Published
 from postroad.spark.jobs.search import find_hits
 from postroad.spark.jobs.tracks import TrackHole, Tracks
+from postroad.spark.jobs.verdicts import balances
+from postroad.spark.jobs.verdicts.digests import element_digests
+from postroad.spark.jobs.verdicts.settled import Outcome, State, Totals, carried_rows
 from postroad.tracking.histories.elements import ID_DTYPE
 from postroad.tracking.queries.answers import HoleKind
 from postroad.types import COUNTER_BITS, MILLISECONDS_MAX
@@ -52,6 +59,10 @@ NAMED: Final = (MISSING, UNEXPECTED, "explained", "skipped")
 _STANDING_NAMES: Final = {standing: standing.name.lower() for standing in Standing}
 
 FINDINGS: Final = "id binary, pubend long, tick long, target int, verdict string, reason string, probability double, count long"
+
+
+class NotContinuedError(Exception):
+    """An account does not close behind an earlier audit; only one that reads everything can say why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +87,7 @@ class Summary:
     unread: tuple[str, ...]  # stated ranges of logs
     unexplained: int = 0  # open intervals that no finding, hole or stated range explains
     doubts: tuple[str, ...] = ()  # evidence that should be there and is not
+    continued: bool = False  # only what an earlier audit left was read; the numbers are of all
 
     @property
     def unexpected_max(self) -> float:
@@ -99,41 +111,166 @@ class Audit:
     counts: DataFrame  # intervals of accounts
     hops: DataFrame  # totals per origin, broker and upstream neighbour
     findings: DataFrame  # messages with a verdict other than delivered
+    outcome: Outcome  # for the audit that continues behind this one
     _kept: tuple[DataFrame, ...]
 
     def close(self) -> None:
         for frame in self._kept:
             frame.unpersist()
+        self.outcome.tracks.close()
 
 
 def audit(
-    published: Published, tracks: Tracks, *, full: bool = False, tolerant: bool = False, scope: Scope | None = None
+    published: Published,
+    tracks: Tracks,
+    *,
+    full: bool = False,
+    tolerant: bool = False,
+    scope: Scope | None = None,
+    former: State | None = None,
+    kept: DataFrame | None = None,
+    digests: bool = False,
+    by_id: bool = False,
 ) -> Audit:
-    """Audit what is at hand. With `full` every message is looked up, also where the counts close."""
+    """Audit what is at hand. With `full` every message is looked up, also where the counts close.
+
+    With `by_id` messages are looked up and counts are not compared, since those of `published` are not all there are.
+
+    With `former`, what an earlier audit decided is not looked at again, and `tracks` were opened with what it knew of them; an
+    account that does not close then raises `NotContinuedError`. With `kept`, counts that earlier audits kept of messages stand
+    for those up to `former`, and `tracks` are all of them. With `digests`, balances can be kept of this one, and where tracks
+    list ids, digests are compared as well as counts.
+    """
     spark = published.spark
     scope = scope or Scope(time.time_ns() // 1_000_000)
+    goes_on = former is not None and kept is None
     histories = histories_of(tracks.elements)
+    if former is not None and goes_on:
+        histories = numbered((*former.histories, *histories))
+    claims = _claims(published, tracks)
+    promised = decided(claims), routed(claims)
+    still: set[Target] = set()
+    if former is not None:
+        still = behind(claims, former.settled() if goes_on else replace(former.settled(), waiting=()))
+        published = published.behind(_unread_ticks(claims, former), former.seen)
+    unknown = sorted({claim.pubend for claim in claims.claims} - published.ranges.keys())
+    if not tolerant and (refused := [pubend for pubend in unknown if pubend_broker(pubend) not in scope.without]):
+        raise UnclaimedPubendError(refused[0])
+    counts = _count(published, claims, former if goes_on else None, still, kept, digests=digests)
+    counts = counts.persist(StorageLevel.MEMORY_AND_DISK)
+    carried = carried_rows(claims, former.carried) if former is not None and goes_on else []
+    mixed = element_digests(tracks) if digests and not goes_on else None
+    closing = reconcile.close_books(spark, claims, histories, tracks.elements, counts, carried, mixed)
+    closing = (closing.limit(0) if by_id else closing).persist(StorageLevel.MEMORY_AND_DISK)
+    named = reconcile.with_targets(spark, claims, closing).withColumn("closes", reconcile.closes())
+    if goes_on and not evidence.unexplained(_find_open(spark, claims, closing), counts, {}).count():
+        findings = spark.createDataFrame([], FINDINGS)
+    else:
+        findings = _findings(published, tracks, claims, histories, closing, full=full or by_id).persist(
+            StorageLevel.MEMORY_AND_DISK
+        )
+        findings = _certain(findings) if goes_on else findings
+    summary = _summary(published, tracks, counts, named, findings, claims, unknown, full=full)
+    if by_id:
+        summary = _by_id(summary, counts, findings, claims)
+    if former is not None and goes_on:
+        summary = _with_former(summary, former, claims, carried)
+    summary = _weigh(summary, published, tracks, claims, histories, closing, counts, unknown, scope, former)
+    told = reconcile.with_targets(spark, claims, findings.filter(F.col("verdict").isin(*NAMED))).drop("count")
+    outcome = Outcome(tracks, claims, *promised, published.ranges, counts, closing, _totals_of(summary))
+    return Audit(summary, named, hops(spark, histories), told, outcome, (counts, closing, findings))
+
+
+def _certain(findings: DataFrame) -> DataFrame:
+    """Return what an audit that goes on can say: what is claimed and nowhere. The rest may be known of before."""
+    lost = findings.filter(F.col("verdict").isin(MISSING, "skipped"))
+    if lost.isEmpty():
+        raise NotContinuedError("some intervals do not close")
+    return lost
+
+
+def _claims(published: Published, tracks: Tracks) -> Claims:
     starts = {
         (durable.subscriber, pubend): tick
         for directory in published.directories
         for durable in directory.durables
         for pubend, tick in durable.starts.items()
     }
-    claims = claims_of(tracks, published.ranges, starts)
-    unknown = sorted({claim.pubend for claim in claims.claims} - published.ranges.keys())
-    if not tolerant and (refused := [pubend for pubend in unknown if pubend_broker(pubend) not in scope.without]):
-        raise UnclaimedPubendError(refused[0])
-    counts = published.map(CountKernel(claims), COUNTS, _attributes(claims))
-    counts = (
-        counts.groupBy("target", "standing", "grain").agg(F.sum("count").alias("count")).persist(StorageLevel.MEMORY_AND_DISK)
+    return claims_of(tracks, published.ranges, starts)
+
+
+def _unread_ticks(claims: Claims, former: State) -> dict[int, int]:
+    """Return of each pubend the tick behind which messages have to be read."""
+    ticks = dict(former.seen)
+    for claim in claims.claims:
+        if claim.pubend in ticks:
+            ticks[claim.pubend] = min(ticks[claim.pubend], claim.lo)
+    return ticks
+
+
+def _count(
+    published: Published,
+    claims: Claims,
+    former: State | None,
+    still: Collection[Target],
+    kept: DataFrame | None,
+    *,
+    digests: bool,
+) -> DataFrame:
+    """Count claimed messages by account, standing and grain: those at hand, and what an earlier audit or several counted."""
+    counts = published.map(CountKernel(claims, digests=digests), COUNTS, _attributes(claims))
+    if former is not None:
+        rows = [
+            (claims.target(target), int(Standing.WAITING), grain, count, 0, 0)
+            for target, grain, count in former.waiting
+            if target in still
+        ]
+        counts = counts.unionByName(published.spark.createDataFrame(rows, COUNTS)) if rows else counts
+    if kept is not None:
+        counts = counts.unionByName(balances.numbered(kept, claims))
+    sums = (F.sum(name).alias(name) for name in ("count", "low", "high"))
+    return counts.groupBy("target", "standing", "grain").agg(*sums)
+
+
+def _by_id(found: Summary, counts: DataFrame, findings: DataFrame, claims: Claims) -> Summary:
+    """Take the numbers of deliveries from messages that were looked up."""
+    own = F.col("target").isin([number for number, target in enumerate(claims.targets) if target.kind == "subscriber"])
+    promised = F.col("standing").isin(int(Standing.EXPECTED), int(Standing.SKIPPED))
+    expected = counts.filter(own & promised).agg(F.sum("count")).first()
+    counted = findings.filter(own & (F.col("verdict") == DELIVERED)).agg(F.sum("count")).first()
+    assert expected is not None
+    assert counted is not None
+    return replace(found, full=True, expected=int(expected[0] or 0), counted=int(counted[0] or 0) + found.unexpected)
+
+
+def _with_former(found: Summary, former: State, claims: Claims, carried: Sequence[tuple[int, int, int, int, int]]) -> Summary:
+    """Add what was counted before to the numbers of an audit that goes on."""
+    own = [row for row in carried if claims.targets[row[0]].kind == "subscriber"]
+    before = former.totals
+    return replace(
+        found,
+        continued=True,
+        published=before.published + found.published,
+        expected=before.expected + found.expected - sum(row[3] for row in own),
+        counted=before.counted + found.counted - sum(row[4] for row in own),
+        explained=before.explained + found.explained,
+        lost=before.lost + found.lost,
+        unread=(*found.unread, *former.accepted),
+        unexpected=before.unexpected,
+        unexpected_by_chance=before.unexpected_by_chance,
     )
-    closing = reconcile.close_books(spark, claims, histories, tracks.elements, counts).persist(StorageLevel.MEMORY_AND_DISK)
-    named = reconcile.with_targets(spark, claims, closing).withColumn("closes", reconcile.closes())
-    findings = _findings(published, tracks, claims, histories, closing, full=full).persist(StorageLevel.MEMORY_AND_DISK)
-    summary = _summary(published, tracks, counts, named, findings, claims, unknown, full=full)
-    summary = _weigh(summary, published, tracks, claims, histories, closing, counts, unknown, scope)
-    told = reconcile.with_targets(spark, claims, findings.filter(F.col("verdict").isin(*NAMED))).drop("count")
-    return Audit(summary, named, hops(spark, histories), told, (counts, closing, findings))
+
+
+def _totals_of(found: Summary) -> Totals:
+    return Totals(
+        published=found.published,
+        expected=found.expected,
+        counted=found.counted,
+        explained=found.explained,
+        lost=found.lost,
+        unexpected=found.unexpected,
+        unexpected_by_chance=found.unexpected_by_chance,
+    )
 
 
 def _weigh(
@@ -146,16 +283,19 @@ def _weigh(
     counts: DataFrame,
     unknown: Sequence[int],
     scope: Scope,
+    former: State | None,
 ) -> Summary:
     """Add what the numbers do not say: intervals that nothing explains, and evidence that is not there."""
     doubts = [*evidence.doubts(published, tracks, claims, histories, unknown, scope)]
     lost = evidence.lost_ranges(tracks)
     told = scope.without | {pubend_broker(hole.pubend) for hole in lost}
-    lost_disks = evidence.lost_disks(published, tracks, claims, histories, counts)
+    first_ms = former.first_ms if former is not None else {}
+    is_part = summary.full and not summary.intervals  # of the time: what was published before is not known
+    lost_disks = [] if is_part else evidence.lost_disks(published, tracks, claims, histories, counts, first_ms)
     doubts += [str(each) for each in lost_disks if each.broker not in told]
     doubts += evidence.overdue(counts, claims, scope, tracks.persistence_ms or evidence.T_P_MS)
     left = 0
-    if summary.open_intervals:
+    if summary.open_intervals and not summary.continued:
         stretches = evidence.stretches_of((*published.holes, *published.absent, *lost), tracks, claims, histories)
         unread = {pubend_broker(pubend) for pubend in unknown} | scope.without
         twice = len({directory.broker for directory in published.directories}) < len(published.directories)

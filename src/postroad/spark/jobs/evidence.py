@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import IntEnum
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -177,9 +178,17 @@ class LostDisk(NamedTuple):
 
 
 def lost_disks(
-    published: Published, tracks: Tracks, claims: Claims, histories: Sequence[NumberedHistory], counts: DataFrame
+    published: Published,
+    tracks: Tracks,
+    claims: Claims,
+    histories: Sequence[NumberedHistory],
+    counts: DataFrame,
+    first_ms: Mapping[int, int] = MappingProxyType({}),
 ) -> list[LostDisk]:
-    """Find brokers that returned with empty disks: neither their logs nor their tracks know what others have of them."""
+    """Find brokers that returned with empty disks: neither their logs nor their tracks know what others have of them.
+
+    `first_ms` says when brokers published first, as far as an earlier audit saw it.
+    """
     begins: dict[int, int] = {}
     for file in tracks.files:
         if not file.previous and not file.copies and file.written_ms:
@@ -192,14 +201,19 @@ def lost_disks(
     late -= {pubend_broker(hole.pubend) for hole in published.absent}
     if not late:
         return []
-    own = {number: target.origin for number, target in enumerate(claims.targets) if target.kind == "publisher"}
-    rows = counts.filter(F.col("target").isin(*own)).groupBy("target").agg(F.min("grain").alias("grain")).collect()
-    logged = {own[row["target"]]: row["grain"] * GRAIN_MS for row in rows}
+    logged = {**first_published(claims, counts), **first_ms}
     return [
         LostDisk(broker, seen[broker], begins[broker])
         for broker in sorted(late)
         if logged.get(broker, begins[broker]) > seen[broker] + LATE_MS
     ]
+
+
+def first_published(claims: Claims, counts: DataFrame) -> dict[int, int]:
+    """Return the time of the first message in the logs of each broker."""
+    own = {number: target.origin for number, target in enumerate(claims.targets) if target.kind == "publisher"}
+    rows = counts.filter(F.col("target").isin(*own)).groupBy("target").agg(F.min("grain").alias("grain")).collect()
+    return {own[row["target"]]: row["grain"] * GRAIN_MS for row in rows}
 
 
 def is_overdue(milliseconds: int, now_ms: int, persistence_ms: int = T_P_MS) -> bool:
@@ -294,4 +308,5 @@ def unexplained(opened: DataFrame, counts: DataFrame, stretches: Mapping[int, St
     inside = (F.col("of") == F.col("target")) & F.col("at_ms").between(F.col("from_ms"), F.col("to_ms"))
     summed = left.join(soft, inside, "left").groupBy(*left.columns).agg(F.coalesce(F.sum("soft"), F.lit(0)).alias("soft"))
     surplus = F.col("counted") - F.col("expected")
-    return summed.filter((surplus < 0) | (surplus > F.col("soft"))).drop("soft")
+    swapped = (surplus == 0) & (F.col("soft") == 0)  # it is open although the counts agree: digests differ
+    return summed.filter((surplus < 0) | (surplus > F.col("soft")) | swapped).drop("soft")

@@ -34,6 +34,7 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 
 from postroad.core.batch.batch import Batch
+from postroad.core.batch.digest import lanes
 from postroad.core.filters.filter import Filter
 from postroad.core.filters.index.filter_index import FilterIndex
 from postroad.core.protocol.packets import pubend_broker
@@ -89,6 +90,8 @@ class Claims:
     claims: list[Claim] = field(default_factory=list)
     routing_of: dict[tuple[int, int], int] = field(default_factory=dict)  # (broker, origin) -> target
     broker_of: list[int] = field(default_factory=list)  # of each claim: where the span was
+    seen: Mapping[int, int] = field(default_factory=dict)  # pubend -> tick up to which an earlier audit counted messages
+    routed: Mapping[tuple[int, int], int] = field(default_factory=dict)  # (broker, pubend) -> the same for routing histories
     _targets: dict[Target, int] = field(default_factory=dict)
     _filters: dict[str, int] = field(default_factory=dict)
 
@@ -114,6 +117,58 @@ class Claims:
         if lo < hi:
             self.claims.append(Claim(self.target(target), pubend, self.filter(text), lo, hi, standing))
             self.broker_of.append(broker)
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What earlier audits decided and counted, by account and pubend: the next one looks at what lies behind.
+
+    `waiting` are accounts whose waiting messages were counted up to `seen`; it holds while nothing more of them is decided.
+    """
+
+    reached: Mapping[tuple[Target, int], int]
+    seen: Mapping[int, int]
+    routed: Mapping[tuple[int, int], int]
+    waiting: Collection[Target]
+
+
+_DECIDED: Final = (Standing.EXPECTED, Standing.EXPLAINED, Standing.SKIPPED)
+
+
+def decided(claims: Claims) -> dict[tuple[Target, int], int]:
+    """Return up to which tick it is decided what each account was promised of each pubend."""
+    found: dict[tuple[Target, int], int] = {}
+    for claim in claims.claims:
+        if claim.standing in _DECIDED and claim.hi < TICK_END:
+            key = (claims.targets[claim.target], claim.pubend)
+            found[key] = max(found.get(key, -1), claim.hi)
+    return found
+
+
+def routed(claims: Claims) -> dict[tuple[int, int], int]:
+    """Return up to which tick of each pubend something was promised at each broker."""
+    found: dict[tuple[int, int], int] = {}
+    for claim, broker in zip(claims.claims, claims.broker_of, strict=True):
+        if claim.standing == Standing.EXPECTED:
+            found[broker, claim.pubend] = max(found.get((broker, claim.pubend), -1), claim.hi)
+    return found
+
+
+def behind(claims: Claims, settled: Settled) -> set[Target]:
+    """Cut off what is settled; return the accounts whose waiting messages are as they were counted."""
+    moved = {target for (target, pubend), tick in decided(claims).items() if tick > settled.reached.get((target, pubend), -1)}
+    still = set(settled.waiting) - moved
+    kept: list[tuple[Claim, int]] = []
+    for claim, broker in zip(claims.claims, claims.broker_of, strict=True):
+        target = claims.targets[claim.target]
+        lo = max(claim.lo, settled.reached.get((target, claim.pubend), -1))
+        if claim.standing == Standing.WAITING and target in still:
+            lo = max(lo, settled.seen.get(claim.pubend, -1))
+        if lo < claim.hi:
+            kept.append((claim._replace(lo=lo), broker))
+    claims.claims, claims.broker_of = [claim for claim, _ in kept], [broker for _, broker in kept]
+    claims.seen, claims.routed = settled.seen, settled.routed
+    return still
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,14 +409,14 @@ def milliseconds_of(batch: Batch) -> Longs:
 
 
 EVERYTHING: Final = -1  # the target under which all messages are counted
-COUNTS: Final = "target int, standing int, grain long, count long"
+COUNTS: Final = "target int, standing int, grain long, count long, low long, high long"
 
 
 class CountKernel:
-    """Counts claimed messages per target, standing and grain of time."""
+    """Counts claimed messages per target, standing and grain of time, on request with the digests of their ids."""
 
-    def __init__(self, claims: Claims) -> None:
-        self._claims = claims
+    def __init__(self, claims: Claims, *, digests: bool = False) -> None:
+        self._claims, self._digests = claims, digests
 
     def __call__(self, rows: Numbered) -> Iterator[pa.RecordBatch]:
         judge = _Judge(self._claims)
@@ -369,9 +424,9 @@ class CountKernel:
             yield self._count(judge, pubend, batch)
 
     def _count(self, judge: _Judge, pubend: int, batch: Batch) -> pa.RecordBatch:
-        grain = milliseconds_of(batch) // GRAIN_MS
-        grains, code = np.unique(grain, return_inverse=True)
-        totals: dict[tuple[int, int], Longs] = {(EVERYTHING, Standing.EXPECTED): np.bincount(code, minlength=len(grains))}
+        ticks = batch.ticks().astype(np.int64)
+        cells = _Cells(milliseconds_of(batch) // GRAIN_MS, lanes(batch.ids()) if self._digests else None)
+        cells.add((EVERYTHING, Standing.EXPECTED), np.flatnonzero(ticks > self._claims.seen.get(pubend, -1)))
         lost: dict[int, Flags] = {}
         at_broker: dict[int, Flags] = {}
         found = list(judge.matches(pubend, batch))
@@ -382,21 +437,40 @@ class CountKernel:
             which = rows[~lost[claim.target][rows]] if claim.target in lost and claim.standing != Standing.LOST else rows
             if claim.standing == Standing.EXPECTED and (broker, pubend_broker(pubend)) in self._claims.routing_of:
                 at_broker.setdefault(broker, np.zeros(len(batch), np.bool_))[which] = True
-            key = (claim.target, claim.standing)
-            counted = np.bincount(code[which], minlength=len(grains))
-            totals[key] = totals[key] + counted if key in totals else counted
+            cells.add((claim.target, claim.standing), which)
         for broker, seen in at_broker.items():
             target = self._claims.routing_of[broker, pubend_broker(pubend)]
-            totals[target, Standing.EXPECTED] = np.bincount(code[seen], minlength=len(grains))
-        return _count_rows(grains, totals)
+            fresh = seen & (ticks > self._claims.routed.get((broker, pubend), -1))
+            cells.add((target, Standing.EXPECTED), np.flatnonzero(fresh))
+        return cells.rows()
 
 
-def _count_rows(grains: Longs, totals: Mapping[tuple[int, int], Longs]) -> pa.RecordBatch:
-    keys = np.array(sorted(totals), np.int32).reshape(-1, 2)
-    counts = np.array([totals[key] for key in sorted(totals)], np.int64).reshape(len(keys), len(grains))
-    row, column = np.nonzero(counts)
-    arrays = [array(keys[row, 0]), array(keys[row, 1]), array(grains[column]), array(counts[row, column])]
-    return record_batch(arrays, names=["target", "standing", "grain", "count"])
+class _Cells:
+    """Sums of the rows of a batch by key and grain: how many they are, and the two lanes of their digest."""
+
+    def __init__(self, grain: Longs, mixed: tuple[Longs, Longs] | None) -> None:
+        self._grains, self._code = np.unique(grain, return_inverse=True)
+        self._mixed = mixed
+        self._totals: dict[tuple[int, int], list[Longs]] = {}
+
+    def add(self, key: tuple[int, int], which: Longs) -> None:
+        code, size = self._code[which], len(self._grains)
+        added = [np.bincount(code, minlength=size)]  # sums of 2^21 values of 32 bits are exact as floats
+        added += [np.bincount(code, lane[which], size).astype(np.int64) for lane in self._mixed or ()]
+        former = self._totals.get(key)
+        self._totals[key] = added if former is None else [one + other for one, other in zip(former, added, strict=True)]
+
+    def rows(self) -> pa.RecordBatch:
+        keys = np.array(sorted(self._totals), np.int32).reshape(-1, 2)
+        sums = [
+            np.array([self._totals[key][lane] for key in sorted(self._totals)], np.int64).reshape(len(keys), len(self._grains))
+            for lane in range(1 if self._mixed is None else 3)
+        ]
+        row, column = np.nonzero(sums[0])
+        values = [each[row, column] for each in sums]
+        values += [np.zeros(len(row), np.int64)] * (3 - len(values))
+        arrays = [array(keys[row, 0]), array(keys[row, 1]), array(self._grains[column]), *map(array, values)]
+        return record_batch(arrays, names=["target", "standing", "grain", "count", "low", "high"])
 
 
 WANTED: Final = "id binary, pubend long, tick long, wanted array<int>"

@@ -16,14 +16,14 @@ first kind seen has the attribute's name, another kind gets a column of its own 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 
 from postroad.core.batch.batch import Batch
@@ -32,7 +32,7 @@ from postroad.errors import LakeError
 from postroad.spark.jobs.arrow import array, id_column, ids_of, integers, record_batch
 from postroad.spark.jobs.directories import DataDirectory, data_directories
 from postroad.spark.jobs.filesystems import Place, is_uri, place
-from postroad.spark.jobs.published import Kernel, LogHole, Numbered, joined, log_paths
+from postroad.spark.jobs.published import Kernel, LogHole, Numbered, joined, log_paths, not_checked, tick_bounds, touching
 from postroad.storage.directory import logs_in
 from postroad.storage.segment.external_reader import observe
 from postroad.types import COUNTER_BITS
@@ -216,6 +216,16 @@ class LakeRows:
     attributes: tuple[AttributeColumn, ...]
     absent: tuple[LogHole, ...] = ()
     directories: tuple[DataDirectory, ...] = ()
+    after: Mapping[int, int] | None = None  # of each pubend only what lies behind this tick
+    to: int | None = None  # only what does not lie behind this tick
+
+    def within(self, since_ms: int, until_ms: int) -> LakeRows:
+        lo, hi = tick_bounds(since_ms, until_ms)
+        every = dict.fromkeys(self.ranges, lo)
+        return replace(self, after=every, to=hi, holes=touching(self.holes, lo, hi), absent=touching(self.absent, lo, hi))
+
+    def behind(self, ticks: Mapping[int, int], checked: Mapping[int, int]) -> LakeRows:
+        return replace(self, after=ticks, absent=not_checked(self.absent, checked))
 
     def map(self, kernel: Kernel, schema: str, attributes: Iterable[str] | None = None, *, payloads: bool = False) -> DataFrame:
         wanted = None if attributes is None else set(attributes)
@@ -224,8 +234,21 @@ class LakeRows:
         present = {name.lower() for name in rows.columns}
         columns = [column for column in columns if column.column.lower() in present]
         payload = F.col("payload") if payloads else F.lit(b"").alias("payload")
+        if self.after is not None:
+            rows = rows.filter(self._lies_behind(self.after))
+        if self.to is not None:
+            rows = rows.filter(F.col("tick") <= self.to)
         chosen = rows.select("id", "tick", F.col("pubend").cast("long"), payload, *(_quote(column.column) for column in columns))
         return chosen.mapInArrow(_LakeReader(kernel, columns), schema)
+
+    @staticmethod
+    def _lies_behind(after: Mapping[int, int]) -> Column:
+        """Choose rows, and days, so that files of earlier ones are not read."""
+        wanted = ~F.col("pubend").isin(sorted(after))
+        for pubend, tick in after.items():
+            day = str(np.datetime64(max(tick, 0) >> COUNTER_BITS, "ms").astype("datetime64[D]"))
+            wanted = wanted | ((F.col("pubend") == pubend) & (F.col("day") >= day) & (F.col("tick") > tick))
+        return wanted
 
 
 def open_lake_rows(spark: SparkSession, path: str, directories: Sequence[str] = ()) -> LakeRows:

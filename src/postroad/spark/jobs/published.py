@@ -7,8 +7,8 @@ batch, in batches of a good size, and yields Arrow batches of the schema it stat
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
@@ -22,6 +22,7 @@ from postroad.spark.jobs.arrow import id_column, record_batch
 from postroad.spark.jobs.directories import DataDirectory, data_directories
 from postroad.storage.directory import logs_in
 from postroad.storage.segment.external_reader import LogView, Part, observe, parts, read_part, sound_parts
+from postroad.types import COUNTER_BITS
 
 PART_BYTES: Final = 16 << 20
 ROWS_MIN: Final = 16_384  # smaller batches of one layout are joined, so that work per batch does not dominate
@@ -61,6 +62,17 @@ class Published(Protocol):
     @property
     def directories(self) -> tuple[DataDirectory, ...]: ...
 
+    def behind(self, ticks: Mapping[int, int], checked: Mapping[int, int]) -> Published:
+        """Return the same with only those messages of the named pubends that lie behind a tick.
+
+        What is absent up to `checked` was at hand when it was checked.
+        """
+        ...
+
+    def within(self, since_ms: int, until_ms: int) -> Published:
+        """Return the same with only those messages that were published in [since_ms, until_ms), by their ticks."""
+        ...
+
     def map(self, kernel: Kernel, schema: str, attributes: Iterable[str] | None = None, *, payloads: bool = False) -> DataFrame:
         """Run a function over all messages; it may look at these attributes only, or all when None, and perhaps at payloads."""
         ...
@@ -76,6 +88,17 @@ class LogFiles:
     parts: tuple[Part, ...]
     absent: tuple[LogHole, ...] = ()
     directories: tuple[DataDirectory, ...] = ()
+
+    def behind(self, ticks: Mapping[int, int], checked: Mapping[int, int]) -> LogFiles:
+        left = [part for part in self.parts if part.hi > ticks.get(part.pubend, -1)]
+        parts = tuple(replace(part, lo=max(part.lo, ticks.get(part.pubend, -1))) for part in left)
+        return replace(self, parts=parts, absent=not_checked(self.absent, checked))
+
+    def within(self, since_ms: int, until_ms: int) -> LogFiles:
+        lo, hi = tick_bounds(since_ms, until_ms)
+        left = [part for part in self.parts if part.hi > lo and part.lo < hi]
+        parts = tuple(replace(part, lo=max(part.lo, lo), hi=min(part.hi, hi)) for part in left)
+        return replace(self, parts=parts, holes=touching(self.holes, lo, hi), absent=touching(self.absent, lo, hi))
 
     def map(
         self,
@@ -103,6 +126,21 @@ def open_logs(spark: SparkSession, directories: Sequence[str], *, tolerant: bool
         listed = [part for view in views for part in cut(view, view.released, view.last)]
     absent = tuple(hole for view in views if (hole := released_hole(view)) is not None)
     return LogFiles(spark, ranges, tuple(holes), tuple(listed), absent, data_directories(directories))
+
+
+def tick_bounds(since_ms: int, until_ms: int) -> tuple[int, int]:
+    """Return (lo, hi], the ticks of a period."""
+    return (since_ms << COUNTER_BITS) - 1, (until_ms << COUNTER_BITS) - 1
+
+
+def touching(holes: Iterable[LogHole], lo: int, hi: int) -> tuple[LogHole, ...]:
+    return tuple(hole for hole in holes if hole.hi > lo and hole.lo < hi)
+
+
+def not_checked(absent: Iterable[LogHole], checked: Mapping[int, int]) -> tuple[LogHole, ...]:
+    """Return the absent ranges that reach beyond what was checked, from there on."""
+    cut_off = (hole._replace(lo=max(hole.lo, checked.get(hole.pubend, -1))) for hole in absent)
+    return tuple(hole for hole in cut_off if hole.lo < hole.hi)
 
 
 def released_hole(view: LogView) -> LogHole | None:

@@ -17,6 +17,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 
+from postroad.core.batch.digest import LANE
 from postroad.spark.cluster import parallelism
 from postroad.spark.jobs.arrow import array, integers, record_batch
 from postroad.spark.jobs.expectations import GRAIN_MS, Claims, Intervals, Standing, Target
@@ -24,8 +25,10 @@ from postroad.spark.jobs.histories import NumberedHistory
 from postroad.spark.jobs.matching import Longs
 from postroad.spark.jobs.tracks import HISTORY
 
-BOOKS: Final = "target int, from_ms long, to_ms long, expected long, counted long"
-_NAMES: Final = ("target", "from_ms", "to_ms", "expected", "counted")
+BOOKS: Final = "target int, from_ms long, to_ms long, expected long, counted long, low long, high long, unlisted long"
+_SUMS: Final = ("expected", "counted", "low", "high", "unlisted")
+_NAMES: Final = ("target", "from_ms", "to_ms", *_SUMS)
+_ROW: Final = "target int, lo long, hi long, " + ", ".join(f"{name} long" for name in _SUMS)
 _STRIDE: Final = 1 << 40  # more grains than any clock has
 
 
@@ -41,35 +44,66 @@ def target_of(history: NumberedHistory) -> Target | None:
 
 
 def close_books(
-    spark: SparkSession, claims: Claims, histories: Sequence[NumberedHistory], elements: DataFrame, counts: DataFrame
+    spark: SparkSession,
+    claims: Claims,
+    histories: Sequence[NumberedHistory],
+    elements: DataFrame,
+    counts: DataFrame,
+    carried: Sequence[tuple[int, int, int, int, int]] = (),
+    digests: DataFrame | None = None,
 ) -> DataFrame:
-    """Return rows of `BOOKS`: intervals of accounts, each with what was expected and what the histories counted."""
+    """Return rows of `BOOKS`: intervals of accounts, each with what was expected and what the histories counted.
+
+    `carried` are rows of an earlier audit: (target, lo, hi, expected, counted), the times as grains. `digests` are those of
+    elements; `low` and `high` are the difference between the digests of what was expected and what was counted, and `unlisted` is
+    how many of the entries counted have no digest.
+    """
     promised = counts.filter((F.col("target") >= 0) & F.col("standing").isin(int(Standing.EXPECTED), int(Standing.SKIPPED)))
-    claimed = promised.select("target", F.col("grain").alias("lo"), F.col("grain").alias("hi"), F.col("count").alias("expected"))
-    rows = claimed.withColumn("counted", F.lit(0).cast("long")).unionByName(_count(spark, claims, histories, elements))
+    span = (F.col("grain").alias("lo"), F.col("grain").alias("hi"), F.col("count").alias("expected"))
+    none = F.lit(0).cast("long")
+    rows = promised.select("target", *span, none.alias("counted"), "low", "high", none.alias("unlisted"))
+    rows = rows.unionByName(count(spark, claims, histories, elements, digests))
+    if carried:
+        rows = rows.unionByName(spark.createDataFrame([(*row, 0, 0, row[4]) for row in carried], _ROW))
     tasks = 2 * parallelism(spark)
     return rows.repartition(tasks, "target").sortWithinPartitions("target", "lo").mapInArrow(sweep, BOOKS)
 
 
-def _count(spark: SparkSession, claims: Claims, histories: Sequence[NumberedHistory], elements: DataFrame) -> DataFrame:
+def count(
+    spark: SparkSession,
+    claims: Claims,
+    histories: Sequence[NumberedHistory],
+    elements: DataFrame,
+    digests: DataFrame | None = None,
+) -> DataFrame:
+    """Return elements as rows for the sweep: what each counts, from when to when."""
     keys = [
         (*(getattr(history, name) for name in HISTORY), claims.target(target))
         for history in histories
         if (target := target_of(history)) is not None
     ]
     schema = "broker long, kind string, origin long, peer long, subscriber string, target int"
-    numbered = elements.join(F.broadcast(spark.createDataFrame(keys, schema)), list(HISTORY))
+    rows = elements.join(F.broadcast(spark.createDataFrame(keys, schema)), list(HISTORY))
+    if digests is None:
+        low, high, unlisted = F.lit(0).cast("long"), F.lit(0).cast("long"), F.col("count")
+    else:
+        rows = rows.join(digests, ["file", "row"], "left")
+        low, high = (-F.coalesce(name, F.lit(0)).cast("long") for name in ("low", "high"))
+        unlisted = F.when(F.col("low").isNull(), F.col("count")).otherwise(F.lit(0))
     ranged = F.col("from_ms") <= F.col("to_ms")
-    low = F.least(F.when(ranged, F.col("from_ms")), F.array_min("singletons"))
-    high = F.greatest(F.when(ranged, F.col("to_ms")), F.array_max("singletons"))
-    lo, hi = (F.floor(each / GRAIN_MS).cast("long") for each in (low, high))
-    counted = numbered.select("target", lo.alias("lo"), hi.alias("hi"), F.lit(0).cast("long").alias("expected"), F.col("count"))
-    return counted.filter(F.col("lo").isNotNull()).withColumnRenamed("count", "counted")
+    first = F.least(F.when(ranged, F.col("from_ms")), F.array_min("singletons"))
+    last = F.greatest(F.when(ranged, F.col("to_ms")), F.array_max("singletons"))
+    lo, hi = (F.floor(each / GRAIN_MS).cast("long") for each in (first, last))
+    sums = (F.lit(0).cast("long"), F.col("count"), low, high, unlisted.cast("long"))
+    chosen = rows.select(
+        "target", lo.alias("lo"), hi.alias("hi"), *(each.alias(name) for each, name in zip(sums, _SUMS, strict=True))
+    )
+    return chosen.filter(F.col("lo").isNotNull())
 
 
 def sweep(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Join rows that touch; they come ordered by target and beginning."""
-    state: dict[str, Longs] = {name: np.empty(0, np.int64) for name in ("target", "lo", "hi", "expected", "counted")}
+    state: dict[str, Longs] = {name: np.empty(0, np.int64) for name in ("target", "lo", "hi", *_SUMS)}
     for batch in batches:
         rows = {name: np.concatenate([state[name], integers(batch.column(name))]) for name in state}
         if not len(rows["target"]):
@@ -91,8 +125,7 @@ def _join(rows: dict[str, Longs]) -> dict[str, Longs]:
         "target": rows["target"][starts],
         "lo": rows["lo"][starts],
         "hi": reach[ends] - base[starts],
-        "expected": np.add.reduceat(rows["expected"], starts),
-        "counted": np.add.reduceat(rows["counted"], starts),
+        **{name: np.add.reduceat(rows[name], starts) for name in _SUMS},
     }
 
 
@@ -101,8 +134,7 @@ def _books(rows: dict[str, Longs]) -> pa.RecordBatch:
         array(rows["target"].astype(np.int32)),
         array(rows["lo"] * GRAIN_MS),
         array(rows["hi"] * GRAIN_MS + (GRAIN_MS - 1)),
-        array(rows["expected"]),
-        array(rows["counted"]),
+        *(array(rows[name]) for name in _SUMS),
     ]
     return record_batch(arrays, names=list(_NAMES))
 
@@ -115,9 +147,10 @@ def with_targets(spark: SparkSession, claims: Claims, rows: DataFrame) -> DataFr
 
 
 def closes() -> Any:
-    """Say for a row of `BOOKS` with the kind of its account whether it closes."""
+    """Say for a row of `BOOKS` with the kind of its account whether it closes: by count, and by digest if all ids are listed."""
     least = (F.col("kind") == "routing") & (F.col("counted") >= F.col("expected"))
-    return least | (F.col("counted") == F.col("expected"))
+    same = (F.col("unlisted") > 0) | ((F.col("low") % LANE == 0) & (F.col("high") % LANE == 0))
+    return least | ((F.col("counted") == F.col("expected")) & same)
 
 
 def intervals_of(claims: Claims, rows: Sequence[Any]) -> Intervals:

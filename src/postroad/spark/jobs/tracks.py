@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
+import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
@@ -40,10 +41,13 @@ LISTINGS_MAX: Final = 5  # a broker that runs removes files while we read
 ABSENT: Final = "absent"
 MISSING: Final = "missing"
 UNKNOWN_BROKER: Final = -1
+RECORD: Final = (  # the columns of records
+    *("broker", "incarnation", "sequence", "kind", "subscriber", "number", "opened_ms", "closed_ms", "from_ms", "to_ms"),
+    *("neighbours", "pubend", "from_tick", "to_tick", "filter"),
+)
 HISTORY: Final = ("broker", "kind", "origin", "peer", "subscriber")
 _PATTERNS: Final = ("*.parquet", f"{TRACKS_NAME}/*.parquet", f"*/{TRACKS_NAME}/*.parquet")
 _IDENTITY: Final = ("broker", "incarnation", "number", "kind", "origin", "peer", "subscriber", "opened_ms")
-_RECORD: Final = ("broker", "incarnation", "sequence", "kind")
 _ORDER: Final = re.compile(r"(\d+)-(\d+)(?:\.open|\.merged)?\.parquet$")
 
 
@@ -94,6 +98,19 @@ class FileHead:
 
 
 @dataclass(frozen=True, slots=True)
+class KnownTracks:
+    """What an earlier job kept of tracks that it read, so that their files need not be read again.
+
+    `closed_ms` says up to which moment the finished elements of each broker were counted; a merged file holds older ones as well.
+    """
+
+    heads: Mapping[str, FileHead]
+    records: pa.Table
+    closed_ms: Mapping[int, int]
+    life_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tracks:
     """Open tracks. `elements` and `records` have the columns of a track file (docs/reference/pipeline.md), `close` frees them."""
 
@@ -106,6 +123,7 @@ class Tracks:
     brokers: frozenset[int]
     doubts: tuple[str, ...] = ()  # files that should be there and are not, or are not what they were
     unchained: tuple[str, ...] = ()  # files of which nobody can say whether they were changed
+    life_ms: int = 0  # the longest life of an element
 
     @property
     def persistence_ms(self) -> int:
@@ -126,23 +144,30 @@ def open_tracks(
     on_damage: OnDamage = "fail",
     late_ms: int = LATE_MS,
     trackless: bool = False,
+    known: KnownTracks | None = None,
 ) -> Tracks:
     """Open the tracks of data directories, of directories of tracks, or of globs and URIs of track files.
 
+    With `known` only the other files are read: `elements` are those of them, `records` and `files` are of all.
     Raises `TracksMissingError` where there are none, unless `trackless` allows data directories without tracks, and
     `TrackFileError` for a damaged or missing file, unless `on_damage` is `skip`.
     """
     if trackless:
         sources = [source for source in sources if not (is_data_directory(source) and not _list_local(source))]
     ends = {directory: _chain_ends(directory) for directory in _directories(sources)}
-    index, heads = _steady_index(spark, sources)
+    index, heads = _steady_index(spark, sources, known)
     heads = _with_brokers(heads)
     replaced = {f"{head.directory}/{name}" for head in heads for name in head.replaces if name != head.name}
     heads = [head for head in heads if head.path not in replaced]
     rows = index.filter(~F.col("file").isin(sorted(replaced))) if replaced else index
     elements = _elements(rows, copies=any(head.copies for head in heads))
     records = rows.filter(~F.col("kind").isin(FILE, DAMAGED, GONE, *HISTORY_KINDS))
-    holes = _file_holes(heads, _longest_life(elements) + late_ms)
+    life_ms = _longest_life(elements)
+    if known is not None:
+        elements = _fresh(elements, heads, known)
+        records = spark.createDataFrame(known.records).unionByName(records.select(*RECORD))
+        life_ms = max(life_ms, known.life_ms)
+    holes = _file_holes(heads, life_ms + late_ms)
     if on_damage == "fail" and (bad := next((hole for hole in holes if hole.kind in {HoleKind.DAMAGED, MISSING}), None)):
         index.unpersist()
         file, _, problem = bad.reason.partition(": ")
@@ -150,14 +175,27 @@ def open_tracks(
     holes += _find_dropped(heads) + _crashes(records, late_ms)
     brokers = frozenset(head.broker for head in heads if head.kind == FILE)
     doubts, unchained = _check_chains(heads, ends)
-    return Tracks(spark, index, elements, records, tuple(heads), tuple(sorted(holes)), brokers, doubts, unchained)
+    return Tracks(spark, index, elements, records, tuple(heads), tuple(sorted(holes)), brokers, doubts, unchained, life_ms)
 
 
-def _steady_index(spark: SparkSession, sources: Sequence[str]) -> tuple[DataFrame, list[FileHead]]:
+def _fresh(elements: DataFrame, heads: Sequence[FileHead], known: KnownTracks) -> DataFrame:
+    """Leave out what merged files hold of elements that were counted already."""
+    merged = sorted(head.path for head in heads if head.replaces)
+    if not merged or not known.closed_ms:
+        return elements
+    counted_to = [part for broker, moment in sorted(known.closed_ms.items()) for part in (F.lit(broker), F.lit(moment))]
+    reached = F.coalesce(F.create_map(*counted_to)[F.col("broker")], F.lit(-1))
+    return elements.filter(~F.col("file").isin(merged) | (F.col("closed_ms") > reached))
+
+
+def _steady_index(spark: SparkSession, sources: Sequence[str], known: KnownTracks | None) -> tuple[DataFrame, list[FileHead]]:
     """Read the index; when files vanish meanwhile, list and read again."""
+    former = {} if known is None else known.heads
     for attempt in range(1, LISTINGS_MAX + 1):
-        index = _read_index(spark, track_files(spark, sources))
+        paths = track_files(spark, sources)
+        index = _read_index(spark, [path for path in paths if path not in former])
         heads = [_head(row) for row in index.filter(F.col("kind").isin(FILE, DAMAGED, GONE)).collect()]
+        heads += [former[path] for path in paths if path in former]
         if attempt == LISTINGS_MAX or not any(head.kind == GONE for head in heads):
             return index, heads
         index.unpersist()
@@ -240,7 +278,7 @@ def _head(row: Row) -> FileHead:
         path=row["file"],
         kind=row["kind"],
         broker=UNKNOWN_BROKER if row["broker"] is None else row["broker"],
-        order=_order(row["file"]) or (row["incarnation"] or 0, row["sequence"] or 0),
+        order=order_of(row["file"]) or (row["incarnation"] or 0, row["sequence"] or 0),
         written_ms=said["written_ms"] or 0,
         kept_from_ms=said["kept_from_ms"] or 0,
         previous=said["previous"] or "",
@@ -290,14 +328,14 @@ def _file_holes(heads: Sequence[FileHead], slack_ms: int) -> list[TrackHole]:
         by_directory[head.directory].append(head)
     for directory, files in by_directory.items():
         present = {file.order for file in files if not file.copies}
-        present.update(order for file in files for name in file.replaces if (order := _order(name)) is not None)
+        present.update(order for file in files for name in file.replaces if (order := order_of(name)) is not None)
         oldest = min(present, default=(0, 0))  # what was before it is dropped, as `kept_from_ms` says
         for index, file in enumerate(files):
             before, after = files[:index], files[index:]
             if file.kind != FILE:
                 kind = HoleKind.DAMAGED.value if file.kind == DAMAGED else MISSING
                 holes.append(_between(before, after, slack_ms, kind, f"{file.path}: {file.problem}", file.broker))
-            elif (wanted := _order(file.previous)) is not None and wanted > oldest and wanted not in present:
+            elif (wanted := order_of(file.previous)) is not None and wanted > oldest and wanted not in present:
                 reason = f"{directory}/{file.previous}: the file is missing"
                 holes.append(_between(before, after, slack_ms, MISSING, reason, file.broker))
     return holes
@@ -309,6 +347,12 @@ def _directories(sources: Sequence[str]) -> set[str]:
 
 def _chain_ends(directory: str) -> ChainEnds | None:
     return None if is_uri(directory) else decode_ends(read_chain(Path(directory)))
+
+
+def dropped_to(directory: str) -> tuple[int, int] | None:
+    """Return the last file that a broker dropped by age or size, as the record beside its tracks says."""
+    ends = _chain_ends(directory)
+    return None if ends is None else order_of(ends.dropped)
 
 
 def _check_chains(heads: Sequence[FileHead], before: Mapping[str, ChainEnds | None]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -339,20 +383,20 @@ def _check_chains(heads: Sequence[FileHead], before: Mapping[str, ChainEnds | No
 def _neighbours(files: Sequence[FileHead]) -> Iterator[FileHead]:
     """Yield the files so that each follows on the one it names; where one is missing, which is a hole, the next names none."""
     for number, file in enumerate(files):
-        follows = number > 0 and _order(file.previous) == files[number - 1].order
+        follows = number > 0 and order_of(file.previous) == files[number - 1].order
         yield file if follows or not file.previous_digest else replace(file, previous_digest="")
 
 
 def _check_ends(files: Sequence[FileHead], before: ChainEnds, now: ChainEnds) -> Iterator[str]:
-    wanted = _order(before.newest)
+    wanted = order_of(before.newest)
     at_hand = [file for file in files if file.order == wanted]
     if wanted is not None and not at_hand:
         if files[-1].order < wanted:
             yield f"the newest files up to {before.newest} are missing"
     elif not any(file.kind != FILE or is_named(before.digest, file.digest, file) for file in at_hand):
         yield f"{before.newest} was rewritten"
-    first = _order(files[0].previous)
-    if first is not None and files[0].previous_digest and (_order(now.dropped) or (-1, -1)) < first:
+    first = order_of(files[0].previous)
+    if first is not None and files[0].previous_digest and (order_of(now.dropped) or (-1, -1)) < first:
         yield f"the oldest files up to {files[0].previous} are missing, and the broker did not delete them"
 
 
@@ -364,7 +408,8 @@ def _between(
     return TrackHole(broker, kind, max(low, 0), high, reason)
 
 
-def _order(name: str) -> tuple[int, int] | None:
+def order_of(name: str) -> tuple[int, int] | None:
+    """Return incarnation and sequence of a track file by its name."""
     found = _ORDER.search(name)
     return (int(found.group(1)), int(found.group(2))) if found else None
 

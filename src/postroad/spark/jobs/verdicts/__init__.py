@@ -1,0 +1,1 @@
+"""Audits over time: what earlier ones decided, kept in a table, so that the next one continues behind it."""
