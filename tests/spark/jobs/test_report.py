@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pytest
 from pyspark.sql import SparkSession
 from tests.spark.jobs.conftest import Opened
 from tests.spark.jobs.synthetic import KINDS
 
-from postroad.figures import markdown
+from postroad.figures import markdown, page
+from postroad.spark.jobs.audit import Summary, audit
 from postroad.spark.jobs.published import open_logs
 from postroad.spark.jobs.rates import Profile, encode, profile, rates
-from postroad.spark.jobs.report import document, gather
+from postroad.spark.jobs.report import Account, Books, Facts, document, gather
+from postroad.spark.jobs.tracks import TrackHole
 
 
 def test_a_profile_tells_publishers_and_values_apart(mixed: Opened, spark: SparkSession) -> None:
@@ -34,7 +38,8 @@ def test_a_profile_tells_publishers_and_values_apart(mixed: Opened, spark: Spark
 def test_a_report_shows_traffic_latency_storage_and_links(mixed: Opened, spark: SparkSession) -> None:
     """Its numbers are those of the world: messages per pubend, latencies of the publishers, what came over each link."""
     truth = mixed.world.truth
-    facts = gather(open_logs(spark, mixed.world.data), mixed.tracks)
+    done = audit(open_logs(spark, mixed.world.data), mixed.tracks)
+    facts = gather(open_logs(spark, mixed.world.data), mixed.tracks, done)
     assert sum(row[2] for row in facts.traffic) == len(truth.published)
     assert {pubend: found.total for pubend, found in facts.latencies.items()} == {
         pubend: sum(1 for item in truth.published if item[7] == pubend >> 8) for pubend in (0x100, 0x500)
@@ -47,7 +52,26 @@ def test_a_report_shows_traffic_latency_storage_and_links(mixed: Opened, spark: 
     assert "## Links" in text
     routed = sum(1 for _, broker, upstream in truth.routed if (broker, upstream) == (2, 1))
     assert f"| 1 | 2 | {routed:,} |" in text
-    assert "| quiet | 3 |" in text
+    assert text.index("## Verdict") < text.index("## Overlay") < text.index("## Traffic")
+    assert "The books close." in text
+    of_quiet = len([1 for _, _, name in truth.delivered if name == "quiet"])
+    assert f"| quiet | 3 | kind IN ('quote') AND value >= 9 | {of_quiet:,} | {of_quiet:,} | closes |" in text
+    assert f"| 1 | 2 | {routed:,} |" in text[text.index("## Overlay") : text.index("## Traffic")]
+    assert re.search(r"\| pubend 100 \| 2023-11-14 22:13:2\d \|", text)
+
+
+def test_a_report_of_a_thousand_subscribers_begins_with_those_that_miss_messages() -> None:
+    """Twenty rows are seen, the others are folded away; what is missing is named."""
+    accounts = tuple(Account(f"sub{number}", 1, "price > 1", 10, 10, 0) for number in range(999))
+    bad = Account("unlucky", 2, "", 10, 9, 1)
+    holes = (TrackHole(1, "crash", 0, 1, "incarnation 1 did not shut down cleanly"),)
+    found = Summary(1, 10_000, 9_999, 5, 1, 1, 0, 0, 0.0, 0, 0, 0, 0, False, holes, ("pubend 100: released",), 1)
+    books = Books(found, (bad, *accounts), ("missing: 1-2-3-4, unlucky",))
+    made = page(document(Facts((), 1, {}, (), (), {}, {}, books)))
+    assert '<p class="bad">The books do not close.' in made
+    assert made.index("unlucky</td><td class=number>2</td><td>(everything)") < made.index("sub0<") < made.index("<details>")
+    assert "<summary>980 more</summary>" in made
+    assert "pubend 100: released" in made
 
 
 def test_a_report_of_logs_alone_is_shorter(mixed: Opened, spark: SparkSession) -> None:

@@ -20,6 +20,7 @@ from postroad.cli.pipeline.options import (
 from postroad.cli.shared import console
 from postroad.figures import markdown, page
 from postroad.spark.jobs import rates as measuring
+from postroad.spark.jobs.audit import audit
 from postroad.spark.jobs.report import document, gather
 from postroad.spark.jobs.running import Cluster, running
 from postroad.spark.jobs.tracks import open_tracks
@@ -54,15 +55,21 @@ def rates(data: tuple[str, ...], lake: str | None, by: str | None, out: str | No
 @data_option
 @lake_option
 @click.option("--out", type=click.Path(file_okay=False), required=True, help="Directory for report.md and report.html.")
+@click.option("--no-audit", is_flag=True, help="Leave out the verdict, which takes most of the time.")
 @on_damage_option
 @cluster_options
-def report(data: tuple[str, ...], lake: str | None, out: str, on_damage: Literal["fail", "skip"], cluster: Cluster) -> None:
-    """Write a report of traffic, latencies, storage and links, as Markdown and as HTML with plots."""
+def report(
+    data: tuple[str, ...], lake: str | None, out: str, no_audit: bool, on_damage: Literal["fail", "skip"], cluster: Cluster
+) -> None:
+    """Write a report of the verdict, traffic, latencies, storage and links, as Markdown and as HTML with plots."""
     if not data:
         raise click.UsageError("give --data with the data directory of a broker")
 
     with running(cluster, "report") as spark:
-        made = document(gather(published_in(spark, data, lake, on_damage), open_tracks(spark, data, on_damage=on_damage)))
+        tracks = open_tracks(spark, data, on_damage=on_damage)  # before the logs, as for an audit
+        published = published_in(spark, data, lake, on_damage)
+        done = None if no_audit else audit(published, tracks, tolerant=on_damage == "skip")
+        made = document(gather(published, tracks, done))
     directory = Path(out)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "report.md").write_text(markdown(made), encoding="utf-8")

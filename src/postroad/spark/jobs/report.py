@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -15,18 +15,24 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 
 from postroad.core.broker.stats import Histogram
 from postroad.core.protocol.packets import pubend_broker
+from postroad.drawing import Edge, Graph
 from postroad.figures import Cell, Document, Plot, Section, Table
 from postroad.spark.jobs.arrow import array, record_batch
+from postroad.spark.jobs.audit import Audit, Summary
+from postroad.spark.jobs.evidence import Verdict
 from postroad.spark.jobs.histories import NumberedHistory, histories_of
 from postroad.spark.jobs.published import Numbered, Published
 from postroad.spark.jobs.rates import payload_sizes
 from postroad.spark.jobs.tracks import Tracks
+from postroad.spark.jobs.verdicts.continuing import named_missing
 from postroad.tracking.histories.elements import ID_DTYPE
 from postroad.types import COUNTER_BITS
 
 POINTS: Final = 120  # of a series over time
 LATENCY_MS_MAX: Final = 600_000  # beyond it, values are counted as this
 SUBSCRIBERS_SHOWN_MAX: Final = 100
+SHOWN: Final = 20  # rows of a table that are seen at once
+SERIES_MAX: Final = 8  # in one plot
 WIDTHS_S: Final = (1, 10, 60, 600, 3_600, 21_600, 86_400, 604_800, 2_592_000)
 _TRAFFIC: Final = "pubend long, second long, latency long, messages long, bytes long"
 PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9, 100.0)
@@ -43,10 +49,49 @@ class Facts:
     stored: tuple[tuple[Any, ...], ...]  # broker, strategy, elements, entries, bytes
     file_bytes: dict[int, int]  # by broker
     delays: dict[tuple[int, str], Histogram]  # by broker and kind of history
+    books: Books | None = None
 
 
-def gather(published: Published | None, tracks: Tracks | None) -> Facts:
-    """Run the queries of a report."""
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What one subscriber was promised and was sent, of all origins together."""
+
+    subscriber: str
+    broker: int  # where it was last
+    filter: str
+    expected: int
+    counted: int
+    open_intervals: int
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """What an audit says, for a report."""
+
+    summary: Summary
+    accounts: tuple[Account, ...]
+    named: tuple[str, ...]  # missing messages
+
+
+def close_books(done: Audit) -> Books:
+    """Take from an audit what a report shows."""
+    claims = done.outcome.claims
+    where: dict[str, tuple[int, str]] = {}
+    for claim, broker in sorted(zip(claims.claims, claims.broker_of, strict=True), key=lambda each: each[0].hi):
+        where[claims.targets[claim.target].subscriber] = (broker, claims.filters[claim.filter])
+    own = done.counts.filter(F.col("kind") == "subscriber").groupBy("subscriber")
+    sums = (F.sum(column).alias(name) for name, column in (("expected", "expected"), ("counted", "counted")))
+    rows = own.agg(*sums, F.sum((~F.col("closes")).cast("long")).alias("open")).collect()
+    accounts = [
+        Account(row["subscriber"], *where.get(row["subscriber"], (0, "")), row["expected"], row["counted"], row["open"])
+        for row in rows
+    ]
+    accounts.sort(key=lambda each: (-each.open_intervals, -abs(each.expected - each.counted), each.subscriber))
+    return Books(done.summary, tuple(accounts), tuple(named_missing(done)))
+
+
+def gather(published: Published | None, tracks: Tracks | None, done: Audit | None = None) -> Facts:
+    """Run the queries of a report; `done` is an audit of the same."""
     traffic: tuple[tuple[int, int, int, int], ...] = ()
     latencies: dict[int, Histogram] = {}
     width = 1
@@ -60,7 +105,9 @@ def gather(published: Published | None, tracks: Tracks | None) -> Facts:
     sizes: dict[int, int] = {}
     for file in tracks.files:
         sizes[file.broker] = sizes.get(file.broker, 0) + file.size
-    return Facts(traffic, width, latencies, histories_of(tracks.elements), _describe_costs(tracks, sizes), sizes, _delays(tracks))
+    histories, costs, delays = histories_of(tracks.elements), _describe_costs(tracks, sizes), _delays(tracks)
+    books = None if done is None else close_books(done)
+    return Facts(traffic, width, latencies, histories, costs, sizes, delays, books)
 
 
 def _traffic_kernel(rows: Numbered) -> Iterator[pa.RecordBatch]:
@@ -141,13 +188,77 @@ def _delays(tracks: Tracks) -> dict[tuple[int, str], Histogram]:
 
 
 def document(facts: Facts) -> Document:
-    """Arrange facts for a reader."""
+    """Arrange facts for a reader: the verdict first, then what flowed where, then the costs."""
     sections = []
+    if facts.books is not None:
+        sections += [_verdict_section(facts.books)]
+    if facts.histories:
+        sections += [_overlay_section(facts)]
     if facts.traffic:
         sections += [_traffic_section(facts), _latency_section(facts)]
     if facts.histories:
-        sections += [_storage_section(facts), _link_section(facts), _subscriber_section(facts)]
+        sections += [_storage_section(facts), _link_section(facts)]
+        if facts.books is None:
+            sections += [_subscriber_section(facts)]
     return Document("Postroad: report", _period(facts), tuple(sections))
+
+
+_VERDICTS: Final[dict[Verdict, tuple[str, Literal["good", "bad", "unsure"]]]] = {
+    Verdict.CLOSES: ("The books close.", "good"),
+    Verdict.DOES_NOT_CLOSE: ("The books do not close.", "bad"),
+    Verdict.CANNOT_TELL: ("It cannot be decided whether the books close: evidence is missing.", "unsure"),
+}
+
+
+def _verdict_section(books: Books) -> Section:
+    found = books.summary
+    text, mood = _VERDICTS[found.verdict]
+    missing = found.missing + found.skipped
+    lack = "1 message is missing" if missing == 1 else f"{missing:,} messages are missing"
+    text += f" {found.expected:,} deliveries were expected, {found.counted:,} are recorded, {lack}."
+    reasons = [("not checked", line) for line in found.unread if line not in found.doubts]
+    reasons += [("in doubt", line) for line in found.doubts]
+    reasons += [("hole", f"broker {hole.broker}, {hole.kind}: {hole.reason}") for hole in found.track_holes]
+    parts = [Table("What the verdict does not cover", ("", "reason"), tuple(reasons), shown=SHOWN)] if reasons else []
+    if books.named:
+        parts.append(Table("Missing messages", ("message and subscriber",), tuple((line,) for line in books.named), shown=SHOWN))
+    rows = tuple(
+        (each.subscriber, each.broker, each.filter or "(everything)", each.expected, each.counted, _say_closes(each))
+        for each in books.accounts
+    )
+    columns = ("subscriber", "broker", "filter", "expected", "recorded", "")
+    note = "Subscribers whose books do not close come first." if len(rows) > SHOWN else ""
+    parts.append(Table(f"Expected and recorded deliveries: {len(rows):,} subscribers", columns, rows, note, shown=SHOWN))
+    return Section("Verdict", text, tuple(parts), mood)
+
+
+def _say_closes(account: Account) -> str:
+    if account.open_intervals:
+        return "does not close" if account.expected != account.counted else "closes in sum only"
+    return "closes"
+
+
+def _overlay_section(facts: Facts) -> Section:
+    links: dict[tuple[int, int], int] = {}
+    published: dict[int, int] = {}
+    delivered: dict[int, int] = {}
+    for history in facts.histories:
+        if history.kind == "routing":
+            links[history.peer, history.broker] = links.get((history.peer, history.broker), 0) + history.count
+        elif history.kind == "publisher":
+            published[history.broker] = published.get(history.broker, 0) + history.count
+        elif history.kind == "subscriber":
+            delivered[history.broker] = delivered.get(history.broker, 0) + history.count
+    brokers = sorted({broker for link in links for broker in link} | published.keys() | delivered.keys())
+    rows = tuple((each, published.get(each, 0), delivered.get(each, 0)) for each in brokers)
+    nodes = tuple(
+        (str(each), f"broker {each}: {published.get(each, 0):,} published, {delivered.get(each, 0):,} delivered")
+        for each in brokers
+    )
+    edges = tuple(Edge(str(one), str(other), count, f"{count:,}") for (one, other), count in sorted(links.items()))
+    note = "An arrow is as wide as the number of messages that came over the link."
+    graph = Graph("Messages over each link", nodes, edges, "messages", note)
+    return Section("Overlay", "", (graph, Table("By broker", ("broker", "published", "delivered"), rows, shown=SHOWN)))
 
 
 def _period(facts: Facts) -> str:
@@ -162,20 +273,39 @@ def _clock(second: int) -> str:
 
 
 def _traffic_section(facts: Facts) -> Section:
-    first = min(row[1] for row in facts.traffic)
     totals: dict[int, list[int]] = {}
-    series: dict[str, list[tuple[float, float]]] = {}
-    for pubend, bucket, messages, size in facts.traffic:
+    for pubend, _, messages, size in facts.traffic:
         total = totals.setdefault(pubend, [0, 0, 0])
         total[0], total[1], total[2] = total[0] + messages, total[1] + size, max(total[2], messages)
-        series.setdefault(f"pubend {pubend:x}", []).append(((bucket - first) / 60, messages / facts.width_s))
     rows = [
         (f"{pubend:x}", pubend_broker(pubend), messages, size, size / messages, peak / facts.width_s)
         for pubend, (messages, size, peak) in sorted(totals.items())
     ]
     columns = ("pubend", "broker", "messages", "payload bytes", "bytes per message", f"peak messages/s over {facts.width_s} s")
-    plot = Plot("Messages per second", "minutes", "messages/s", series, note=f"averages over {facts.width_s} s")
-    return Section("Traffic", "", (Table("", columns, tuple(rows)), plot))
+    busiest = sorted(totals, key=lambda pubend: (-totals[pubend][0], pubend))[:SERIES_MAX]
+    plot = Plot(
+        "Messages per second",
+        "time (UTC)",
+        "messages/s",
+        _series(facts, busiest),
+        note=f"averages over {facts.width_s} s",
+        clock=True,
+    )
+    return Section("Traffic", "", (Table("", columns, tuple(rows), shown=SHOWN), plot))
+
+
+def _series(facts: Facts, busiest: Sequence[int]) -> dict[str, list[tuple[float, float]]]:
+    """Return rates over time of the busiest pubends, and of all others together; nothing in a bucket is a rate of 0."""
+    rates: dict[str, dict[int, float]] = {}
+    buckets = sorted({row[1] for row in facts.traffic})
+    for pubend, bucket, messages, _ in facts.traffic:
+        found = rates.setdefault(f"pubend {pubend:x}" if pubend in busiest else "all others", dict.fromkeys(buckets, 0.0))
+        found[bucket] += messages / facts.width_s
+    return {name: [(float(bucket), rate) for bucket, rate in rates[name].items()] for name in sorted(rates, key=_others_last)}
+
+
+def _others_last(name: str) -> tuple[bool, str]:
+    return not name.startswith("pubend"), name
 
 
 def _latency_section(facts: Facts) -> Section:
@@ -186,14 +316,17 @@ def _latency_section(facts: Facts) -> Section:
     )
     rows: list[tuple[Cell, ...]] = []
     series = {}
+    busiest = sorted(facts.latencies, key=lambda pubend: (-facts.latencies[pubend].total, pubend))[:SERIES_MAX]
     for pubend, found in sorted(facts.latencies.items()):
         rows.append((f"{pubend:x}", found.total, *found.percentiles(PERCENTILES).values()))
+        if pubend not in busiest:
+            continue
         share = np.cumsum(found.counts) / found.total
         kept = np.unique(np.searchsorted(share, np.linspace(0, 1, POINTS), "left").clip(0, len(share) - 1))
         series[f"pubend {pubend:x}"] = [(float(found.values[i]), float(share[i])) for i in kept]
     columns = ("pubend", "messages", *(f"p{percent:g} ms" for percent in PERCENTILES))
     plot = Plot("Share of messages decided within", "ms", "share", series, kind="step")
-    return Section("Commit latency", text, (Table("", columns, tuple(rows)), plot))
+    return Section("Commit latency", text, (Table("", columns, tuple(rows), shown=SHOWN), plot))
 
 
 def _storage_section(facts: Facts) -> Section:
@@ -254,6 +387,7 @@ def _link_section(facts: Facts) -> Section:
                 ("broker", "history", "elements", "p50 ms", "p90 ms", "p99 ms"),
                 tuple(delays),
                 note,
+                shown=SHOWN,
             ),
         ),
     )
