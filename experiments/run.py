@@ -22,6 +22,7 @@ from experiments.readme import write_readme
 EXPERIMENTS: Final = {
     "tracking": ("fig1", "table2", "fig3", "fig4", "fig5", "efpp", "theorem1", "neighbours"),
     "congestion": ("collapse1", "collapse2", "e1", "e2", "e3", "e4"),
+    "admission": ("fig9", "fig10"),
 }
 
 

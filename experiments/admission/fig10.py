@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from experiments.admission.runs import ESTIMATED, FULL, LESS, MORE, NONE, at_most_subscribers, plot, rows_of, summarise
+from experiments.admission.runs import ESTIMATED, FULL, LESS, MORE, NONE, as_table, at_most_subscribers, plot, rows_of, summarise
 from experiments.outcome import Finding, Outcome, Values
 
 TITLE = "Utilisation of CPU and bandwidth under each criterion"
@@ -19,7 +19,11 @@ def run(values: Values, seed: int) -> Outcome:
         for policy, paper in said.items():
             ours = at_most_subscribers(rows, policy, name)
             findings.append(Finding(f"{policy}: share of {what} used, {most} subscribers", ours, paper))
-    notes = ["Each value is the mean over the seeds and over all brokers or links; in brackets the least and the largest seed."]
+    notes = [
+        "By the number of subscribers. Each value is the mean over seeds and brokers or links; in brackets the extreme seeds.",
+        as_table(rows, "cpu_utilisation", "share of CPU used"),
+        as_table(rows, "bandwidth_utilisation", "share of bandwidth used"),
+    ]
     return Outcome(rows, findings, notes, summary=summarise(rows, values, seed))
 
 

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from experiments.admission.runs import ESTIMATED, FULL, LESS, MORE, NONE, at_most_subscribers, of_policy, plot, rows_of, summarise
+from experiments.admission.runs import (
+    ESTIMATED,
+    FULL,
+    LESS,
+    MORE,
+    NONE,
+    as_table,
+    at_most_subscribers,
+    of_policy,
+    plot,
+    rows_of,
+    summarise,
+)
 from experiments.outcome import Finding, Outcome, Values
 
 TITLE = "Discarded messages and rejected subscriptions under each criterion"
@@ -23,7 +35,11 @@ def run(values: Values, seed: int) -> Outcome:
     for policy, paper in rejected.items():
         ours = at_most_subscribers(rows, policy, "rejection_rate")
         findings.append(Finding(f"{policy}: share of subscriptions rejected, {most} subscribers", ours, paper))
-    notes = ["Each value is the mean over the seeds; in brackets the least and the largest."]
+    notes = [
+        "By the number of subscribers. Each value is the mean over the seeds; in brackets the least and the largest.",
+        as_table(rows, "discard_per_s", "discarded per broker and second"),
+        as_table(rows, "rejection_rate", "share of subscriptions rejected"),
+    ]
     return Outcome(rows, findings, notes, summary=summarise(rows, values, seed))
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from matplotlib.axes import Axes
 
 from experiments.admission.testbed import Measures, Testbed
-from experiments.outcome import Row, Values
+from experiments.outcome import Row, Values, as_number
 
 NONE, FULL, LESS, MORE = "none", "full", "20%", "40%"
 ESTIMATED: Final = "full, estimated"  # beyond the paper: `full` with what filters are expected to bring
@@ -94,6 +94,19 @@ def plot(axes: Axes, rows: Sequence[Row], name: str, label: str, factor: float =
     axes.set_ylabel(label)
     axes.grid(alpha=0.3)
     axes.legend()
+
+
+def as_table(rows: Sequence[Row], name: str, title: str) -> str:
+    """Return a Markdown table of a measure: a line per policy, a column per number of subscribers."""
+    numbers = [row["subscribers"] for row in of_policy(rows, POLICIES[0])]
+    lines = [f"| {title} | " + " | ".join(map(str, numbers)) + " |", "|---" * (len(numbers) + 1) + "|"]
+    for policy in POLICIES:
+        cells = [
+            f"{as_number(row[name])} ({as_number(row[f'{name}_least'])} to {as_number(row[f'{name}_largest'])})"
+            for row in of_policy(rows, policy)
+        ]
+        lines.append(f"| {policy} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
 def at_most_subscribers(rows: Sequence[Row], policy: str, name: str) -> str:
