@@ -23,7 +23,7 @@ from pathlib import Path
 import zmq
 
 from postroad.topics.drivers import store_role
-from postroad.topics.sync import TopicClient
+from postroad.topics.sync import connect
 
 BODY = b"x" * 100
 PATIENCE_S = 30.0
@@ -39,7 +39,7 @@ def start(kind: str, name: str, data: Path, *more: str) -> tuple[subprocess.Pope
 
 def client(name: str, address: str, data: Path, seconds: float, barrier: Barrier, results: object) -> None:
     """Put for a while, then get for a while; each client on a topic of its own, as its subscriber."""
-    with TopicClient(name, [address], data=data, patience_s=PATIENCE_S) as topic:
+    with connect(address, name=name, data=data, timeout=PATIENCE_S) as topic:
         topic.subscribe(name)
         rates = []
         for putting in (True, False):

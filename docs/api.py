@@ -9,8 +9,7 @@ from typing import Any, Final
 import postroad
 import postroad.sync
 import postroad.testing
-from postroad import pytest_plugin
-from postroad.topics import client as topics
+from postroad import pytest_plugin, topics
 
 # What the broker uses of the core's classes. Programs have no use for it.
 INTERNAL: Final = {
@@ -22,14 +21,16 @@ MODULES: Final[dict[ModuleType, tuple[str, ...]]] = {
     postroad.sync: tuple(postroad.sync.__all__),
     postroad.testing: ("broker", "overlay"),
     pytest_plugin: ("postroad_url", "postroad_client"),
-    topics: ("TopicClient",),
+    topics: ("connect", "TopicClient", "TopicMessage"),
+    topics.sync: ("connect", "TopicClient"),
 }
 INTRODUCTIONS: Final = {
     postroad: "The asyncio client. Every name is imported from `postroad`.",
     postroad.sync: "The same names for programs without an event loop.",
     postroad.testing: "Brokers for [tests](../howto/test-your-code.md).",
     pytest_plugin: "Fixtures for pytest.",
-    topics: "The client of [topics](../howto/topics.md); `postroad.topics.sync` has the same, blocking.",
+    topics: "The client of [topics](../howto/topics.md).",
+    topics.sync: "The same, blocking.",
 }
 HEAD: Final = """# API reference
 

@@ -7,6 +7,9 @@ from postroad.errors import AdmissionError, FilterSyntaxError, PostroadError
 from postroad.types import MessageId
 
 if TYPE_CHECKING:
+    from postroad import sync as sync  # so that type checkers know the modules, too
+    from postroad import testing as testing
+    from postroad import topics as topics
     from postroad.client.admission import Advertisement
     from postroad.client.connection import Client, ClientConfig, connect
     from postroad.client.publisher import Publisher
@@ -68,10 +71,11 @@ _LATER: Final = {
     "connect": "postroad.client.connection",
     "run": "postroad.client.running",
 }
+_MODULES: Final = ("sync", "testing", "topics")
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "errors", "sync", "testing", "topics"]
+    return [*__all__, "errors", *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
@@ -79,4 +83,6 @@ def __getattr__(name: str) -> Any:
         return import_module("postroad.version").VERSION
     if name in _LATER:
         return getattr(import_module(_LATER[name]), name)
+    if name in _MODULES:
+        return import_module(f"postroad.{name}")
     raise AttributeError(f"module 'postroad' has no attribute {name!r}")

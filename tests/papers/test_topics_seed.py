@@ -21,7 +21,7 @@ from postroad.topics.machines.options import CallOptions, ServerOptions
 from postroad.topics.machines.replica import TopicCopy
 from postroad.topics.machines.server import ServerMachine
 from postroad.topics.proxies_file import load_proxies
-from postroad.topics.sync import TopicClient
+from postroad.topics.sync import connect
 
 NEWS = b"news"
 
@@ -442,11 +442,11 @@ def test_a_service_works_with_its_proxies_in_a_file(tmp_path: Path) -> None:
             stack.callback(process.terminate)
             assert process.stdout is not None
             assert "listens" in process.stdout.readline()
-        with TopicClient("alice", file, data=tmp_path / "alice", patience_s=60) as alice:
+        with connect(file, name="alice", data=tmp_path / "alice", timeout=60) as alice:
             alice.subscribe("news")
         put = [*base, "topic", "put", "bob", "news", "--text", "hello", "--proxies-file", str(file), "--patience", "60", *data]
         subprocess.run(put, check=True, timeout=90)
-        with TopicClient("alice", file, data=tmp_path / "alice", patience_s=60) as alice:
-            message = alice.get("news", wait_s=60)
+        with connect(file, name="alice", data=tmp_path / "alice", timeout=60) as alice:
+            message = alice.get("news", timeout=60)
             assert message is not None
             assert message.body == b"hello"

@@ -24,7 +24,7 @@ from postroad.topics.drivers import Process, proxy_process, server_process
 from postroad.topics.keys import Door, KeyFile, create_client_key, create_service_key, read_key
 from postroad.topics.machines import messages as m
 from postroad.topics.machines.options import CallOptions, ClientOptions, ServerOptions
-from postroad.topics.sync import TopicClient
+from postroad.topics.sync import TopicClient, connect
 
 pytest.importorskip("zmq")
 PATIENT = ClientOptions(calls=CallOptions(timeout_ms=2_000))
@@ -43,7 +43,7 @@ class Guarded:
     def client(self, name: str, *, key: str | None, at: str = "") -> TopicClient:
         path = None if key is None else self.directory / f"{key}.key"
         data = self.directory / f"data-{key}"
-        return TopicClient(name, [at or self.proxy], data=data, key=path, options=PATIENT)
+        return connect([at or self.proxy], name=name, data=data, key=path, options=PATIENT, timeout=0.0)
 
 
 @pytest.fixture
@@ -78,9 +78,9 @@ def service(tmp_path: Path) -> Iterator[Guarded]:
 def test_clients_with_keys_put_and_get_within_their_permissions(service: Guarded) -> None:
     """One service through its whole life: allowed work, each kind of refusal, and a revocation."""
     with service.client("shop", key="shop") as shop, service.client("desk/1", key="desk") as desk:
-        desk.subscribe("orders", patience_s=20.0)
-        shop.put("orders", b"one", patience_s=20.0)
-        received = desk.get("orders", wait_s=20.0)
+        desk.subscribe("orders", timeout=20.0)
+        shop.put("orders", b"one", timeout=20.0)
+        received = desk.get("orders", timeout=20.0)
         assert received is not None
         assert received.body == b"one"
         with pytest.raises(TopicsRefusedError, match="DENIED"):
@@ -170,7 +170,7 @@ def test_databases_of_topics_are_readable_by_their_owner_only(tmp_path: Path) ->
     """Whatever the umask is."""
     before = os.umask(0)
     try:
-        with TopicClient("shop", ["127.0.0.1:1"], data=tmp_path / "data"):
+        with connect("127.0.0.1:1", name="shop", data=tmp_path / "data"):
             files = list((tmp_path / "data").iterdir())
             assert files
             assert all(each.stat().st_mode & 0o077 == 0 for each in (tmp_path / "data", *files))

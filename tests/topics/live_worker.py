@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from postroad.errors import TopicsError
-from postroad.topics.sync import TopicClient
+from postroad.topics.sync import connect
 
 
 def must_be_retryable(error: TopicsError) -> None:
@@ -28,7 +28,7 @@ class Worker:
         self.lines = read_journal(self.path)
         self.file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.write(self.file, b"\n")  # ends a line that a kill cut short
-        self.client = TopicClient(name, proxies, data=root / "clients", patience_s=1.0)
+        self.client = connect(proxies, name=name, data=root / "clients", timeout=1.0)
         self.rng = random.Random(f"{name} {len(self.lines)}")
 
     def write(self, **facts: object) -> None:

@@ -50,7 +50,7 @@ class Running:
         return process
 
     def client(self, name: str | bytes) -> sync.TopicClient:
-        return sync.TopicClient(name, [self.address], data=self.data, patience_s=PATIENCE_S)
+        return sync.connect([self.address], name=name, data=self.data, timeout=PATIENCE_S)
 
     def stop(self) -> None:
         for process, _ in self.processes:
@@ -130,8 +130,8 @@ def test_the_largest_body_arrives_and_a_larger_one_is_refused(running: Running) 
         with pytest.raises(InvalidValueError, match="at most"):
             client.put("t", body + b"x")
         assert client.unfinished("t") is None
-        client.put("t", body, patience_s=150)
-        message = client.get("t", patience_s=150)
+        client.put("t", body, timeout=150)
+        message = client.get("t", timeout=150)
         assert message is not None
         assert message.body == body
 
@@ -143,7 +143,7 @@ def test_a_server_that_cannot_write_says_so_and_goes_on_when_it_can(running: Run
         limit = running.server.store._db.execute("PRAGMA page_count").fetchone()[0]
         running.server.store._db.execute(f"PRAGMA max_page_count={limit}")
         with pytest.raises(TopicsUnavailableError, match="full"):
-            client.put("t", b"x" * 10_000_000, patience_s=0)
+            client.put("t", b"x" * 10_000_000, timeout=0)
         running.server.store._db.execute("PRAGMA max_page_count=1000000")
         client.finish_put("t")
         message = client.get("t")
@@ -157,7 +157,7 @@ def test_a_client_that_cannot_write_makes_no_request(running: Running) -> None:
     """Section 4: "If the client fails, it will not make a request in the first place"."""
     with running.client("alice") as client:
         client.subscribe("t")
-        store = client._core.store
+        store = client.inner._core.store
         limit = store._db.execute("PRAGMA page_count").fetchone()[0]
         store._db.execute(f"PRAGMA max_page_count={limit}")
         with pytest.raises(TopicsStoreError):
@@ -175,11 +175,11 @@ def test_the_asyncio_client_keeps_the_same_promises(running: Running, tmp_path: 
 
     async def talk() -> list[bytes]:
         def client(name: str) -> asynchronous.TopicClient:
-            return asynchronous.TopicClient(name, [running.address], data=tmp_path / "data", patience_s=PATIENCE_S)
+            return asynchronous.connect([running.address], name=name, data=tmp_path / "data", timeout=PATIENCE_S)
 
         async with client("alice") as alice, client("bob") as bob:
             await alice.subscribe("t")
-            waiting = asyncio.create_task(alice.get("t", wait_s=60))
+            waiting = asyncio.create_task(alice.get("t", timeout=60))
             await bob.put("t", b"one")
             first = await waiting
             await asyncio.gather(*(bob.put("t", b"%d" % i) for i in range(5)))
@@ -197,14 +197,14 @@ def test_a_cancelled_operation_leaves_the_client_usable(tmp_path: Path) -> None:
     """Nobody listens; the task is cancelled while it waits; the put can still be finished later."""
 
     async def talk() -> None:
-        async with asynchronous.TopicClient("bob", ["127.0.0.1:9"], data=tmp_path, patience_s=30) as bob:
+        async with asynchronous.connect(["127.0.0.1:9"], name="bob", data=tmp_path, timeout=30) as bob:
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(bob.put("t", b"one"), 0.2)
             unfinished = bob.unfinished("t")
             assert unfinished is not None
             assert unfinished.body == b"one"
             with pytest.raises(TopicsUnavailableError):
-                await bob.finish_put("t", patience_s=0)
+                await bob.finish_put("t", timeout=0)
 
     asyncio.run(talk())
 
@@ -282,7 +282,7 @@ def test_a_restarted_server_at_another_port_is_found_again(running: Running) -> 
 def test_a_wrong_address_is_explained(tmp_path: Path, address: str) -> None:
     """Before anything is opened."""
     with pytest.raises(InvalidValueError, match="host:port"):
-        sync.TopicClient("alice", [address], data=tmp_path)
+        sync.connect([address], name="alice", data=tmp_path)
     assert not files_under(tmp_path)
 
 
@@ -334,7 +334,7 @@ def test_postroad_works_without_pyzmq_and_topics_say_what_is_missing(tmp_path: P
         "import sys; sys.modules['zmq'] = None\n"
         "import postroad, postroad.cli, postroad.topics.sync as s\n"
         "from postroad.errors import TopicsDependencyError\n"
-        "try:\n    s.TopicClient('a', ['127.0.0.1:1'], data='d')\n"
+        "try:\n    s.connect(['127.0.0.1:1'], name='a', data='d')\n"
         "except TopicsDependencyError as error:\n    print(error)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(SOURCE)}

@@ -1,17 +1,20 @@
 """The asyncio client of the topics service.
 
-Each operation keeps the seed's promise: a success is durable, an error says what is still possible. `patience_s` repeats an
-operation that failed with a retryable error; a repeated `put` keeps its counter, so it happens once.
+Each operation keeps the seed's promise: a success is durable, an error says what is still possible. An operation that failed with
+a retryable error is repeated until its `timeout`; a repeated `put` keeps its counter, so it happens once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
+from postroad.client.payloads import MISSING, JsonPayload, encode_json
 from postroad.errors import InvalidValueError, TopicsError
 from postroad.storage.topics.sqlite import SqliteTopicStore
 from postroad.topics.drivers import store_role
@@ -35,18 +38,22 @@ from postroad.topics.proxies_file import load_proxies
 from postroad.topics.sockets import Dealer, WallClock, endpoint, import_zmq
 
 Name = str | bytes
+DEFAULT_PROXY: Final = "127.0.0.1:7101"
+DEFAULT_DATA: Final = "postroad-topics"
+PROXIES: Final = "POSTROAD_PROXIES"
+DATA: Final = "POSTROAD_TOPICS_DATA"
 BACKOFF_S: Final = (0.05, 0.1, 0.2, 0.4, 0.8)
 POLL_S: Final = (0.02, 0.05, 0.1, 0.2, 0.5)
 FACTOR_MAX: Final = 32.0
 
 
 def to_bytes(name: Name) -> bytes:
-    """Take a name as text (UTF-8) or as the bytes it is."""
+    """Take a name or a payload as text (UTF-8) or as the bytes it is."""
     return name if isinstance(name, bytes) else name.encode("utf-8", "surrogateescape")
 
 
 class ClientCore:
-    """What both clients share: the machine, the store, the sockets; no waiting."""
+    """The machine, the store, the sockets; no waiting."""
 
     def __init__(
         self,
@@ -107,17 +114,74 @@ def repeated(operation: Operation) -> Operation:
     return FinishPut(operation.topic) if isinstance(operation, PutTo) else operation
 
 
-class TopicClient:
-    """One client id, one process at a time; operations of one client run one after the other.
-
-    `proxies` are addresses, or the `Path` of a file with one per line. `key` is the file of the client's key where the service is
-    guarded; without it the environment counts (`POSTROAD_TOPICS_KEY`).
+@dataclass(frozen=True, slots=True)
+class TopicMessage(Received, JsonPayload):
+    """A message of a topic; `id` is unique on its topic.
 
     ```python
-    async with TopicClient("alice", ["127.0.0.1:7101"], data="alice-data", patience_s=5) as alice:
+    async with postroad.topics.connect("tcp://127.0.0.1:7101", name="reader", data="reader-data") as reader:
+        await reader.subscribe("prices")
+        await reader.put("prices", json={"symbol": "ACME", "price": 101.5})
+        message = await reader.get("prices", timeout=10)
+        print(message.json()["price"], message.payload)
+    ```
+    """
+
+    @property
+    def payload(self) -> bytes:
+        """The bytes that were put."""
+        return self.body
+
+
+def connect(
+    proxies: str | Path | Iterable[str] | None = None,
+    *,
+    name: Name,
+    data: str | Path | None = None,
+    timeout: float = 5.0,
+    key: str | Path | None = None,
+    options: ClientOptions | None = None,
+) -> TopicClient:
+    """Return a client of the topics service; use it with `async with`.
+
+    ```python
+    async with postroad.topics.connect("tcp://127.0.0.1:7101,127.0.0.1:7102", name="alice", data="alice-data") as alice:
         await alice.subscribe("news")
         await alice.put("news", b"hello")
-        print(await alice.get("news", wait_s=10))  # None after the timeout
+        print(await alice.get("news", timeout=10))  # None after ten seconds without a message
+    ```
+
+    `proxies` are addresses in the order to try them, or the `Path` of a file with one per line; without, the environment counts
+    (`POSTROAD_PROXIES`), and then 127.0.0.1:7101. `name` is the id of the client: one process at a time uses it, always with the
+    same directory `data` (`POSTROAD_TOPICS_DATA`, or `postroad-topics`), which has the counters that guarantee "exactly once".
+    `timeout` says for how many seconds an operation is repeated that fails and may be repeated. `key` is the file of the client's
+    key where the service is guarded (`POSTROAD_TOPICS_KEY`).
+    """
+    return TopicClient(name, parse_proxies(proxies), data=data_directory(data), timeout=timeout, options=options, key=key)
+
+
+def parse_proxies(proxies: str | Path | Iterable[str] | None) -> Sequence[str] | Path:
+    """Return the addresses that were given, or those of the environment."""
+    if isinstance(proxies, Path):
+        return proxies
+    if proxies is None:
+        proxies = os.environ.get(PROXIES, "").split() or DEFAULT_PROXY
+    texts = [proxies] if isinstance(proxies, str) else proxies
+    return [part for text in texts for part in text.removeprefix("tcp://").split(",")]
+
+
+def data_directory(given: str | Path | None) -> Path:
+    return Path(given or os.environ.get(DATA) or DEFAULT_DATA)
+
+
+class TopicClient:
+    """A client of the topics service, made by `connect`; its operations run one after the other.
+
+    ```python
+    async with postroad.topics.connect("tcp://127.0.0.1:7101", name="bob", data="bob-data") as bob:
+        await bob.subscribe("greetings")
+        await bob.put("greetings", "hello")
+        await bob.unsubscribe("greetings")
     ```
     """
 
@@ -127,7 +191,7 @@ class TopicClient:
         proxies: Sequence[str] | Path,
         *,
         data: str | Path,
-        patience_s: float = 0.0,
+        timeout: float = 0.0,
         options: ClientOptions | None = None,
         key: str | Path | None = None,
     ) -> None:
@@ -142,7 +206,7 @@ class TopicClient:
             context.destroy(linger=0)
             raise
         self._context = context
-        self._patience_s = patience_s
+        self._timeout = timeout
         self._lock = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
@@ -156,37 +220,40 @@ class TopicClient:
         self._core.close()
         self._context.destroy(linger=0)
 
-    async def subscribe(self, topic: Name, *, patience_s: float | None = None) -> None:
+    async def subscribe(self, topic: Name, *, timeout: float | None = None) -> None:
         """Receive what is put on the topic from now on."""
-        await self._do(SubscribeTo(to_bytes(topic)), patience_s)
+        await self._do(SubscribeTo(to_bytes(topic)), timeout)
 
-    async def unsubscribe(self, topic: Name, *, patience_s: float | None = None) -> None:
+    async def unsubscribe(self, topic: Name, *, timeout: float | None = None) -> None:
         """Receive nothing more from the topic, not even what was put before."""
-        await self._do(UnsubscribeFrom(to_bytes(topic)), patience_s)
+        await self._do(UnsubscribeFrom(to_bytes(topic)), timeout)
 
-    async def put(self, topic: Name, body: bytes, *, patience_s: float | None = None) -> None:
+    async def put(self, topic: Name, payload: bytes | str = b"", *, json: object = MISSING, timeout: float | None = None) -> None:
         """Publish; on success every subscriber of this moment will receive it. After an error, `finish_put` repeats it."""
-        await self._do(PutTo(to_bytes(topic), body), patience_s)
+        if json is not MISSING and payload:
+            raise InvalidValueError("give either a payload or json=, not both")
+        body = to_bytes(payload) if json is MISSING else encode_json(json)
+        await self._do(PutTo(to_bytes(topic), body), timeout)
 
-    async def finish_put(self, topic: Name, *, patience_s: float | None = None) -> None:
+    async def finish_put(self, topic: Name, *, timeout: float | None = None) -> None:
         """Repeat the put that ended with an error or a crash, under its own counter: it happens once in all."""
-        await self._do(FinishPut(to_bytes(topic)), patience_s)
+        await self._do(FinishPut(to_bytes(topic)), timeout)
 
-    async def get(self, topic: Name, *, wait_s: float = 0.0, patience_s: float | None = None) -> Received | None:
-        """Receive the next message; None when there is none within `wait_s`."""
-        until = time.monotonic() + wait_s
+    async def get(self, topic: Name, *, timeout: float = 0.0) -> TopicMessage | None:
+        """Receive the next message; None when there is none within `timeout` seconds."""
+        until = time.monotonic() + timeout
         turn = 0
         while True:
-            message = await self._do(GetFrom(to_bytes(topic)), patience_s)
+            message = await self._do(GetFrom(to_bytes(topic)), max(timeout, self._timeout))
             left = until - time.monotonic()
             if message is not None or left <= 0:
-                return message
+                return _message(message)
             await asyncio.sleep(min(left, POLL_S[min(turn, len(POLL_S) - 1)]))
             turn += 1
 
-    def last(self, topic: Name) -> Received | None:
+    def last(self, topic: Name) -> TopicMessage | None:
         """Return the message received last, also after a crash: what `get` stored before it returned."""
-        return self._core.last(topic)
+        return _message(self._core.last(topic))
 
     def unfinished(self, topic: Name) -> SaveUnfinished | None:
         """Return the put that may or may not have happened."""
@@ -197,8 +264,8 @@ class TopicClient:
         self._core.machine.forget_home(to_bytes(topic))
         await self._orders()
 
-    async def _do(self, operation: Operation, patience_s: float | None) -> Received | None:
-        until = time.monotonic() + (self._patience_s if patience_s is None else patience_s)
+    async def _do(self, operation: Operation, timeout: float | None) -> Received | None:
+        until = time.monotonic() + (self._timeout if timeout is None else timeout)
         async with self._lock:
             turn = 0
             while True:
@@ -257,6 +324,10 @@ class TopicClient:
                 if answer is not None:
                     core.machine.receive(answer, link=(), now=core.clock.now())
         core.machine.wake(now=core.clock.now())
+
+
+def _message(received: Received | None) -> TopicMessage | None:
+    return None if received is None else TopicMessage(received.topic, received.id, received.body)
 
 
 async def _ignore_full(sending: Any) -> None:

@@ -14,18 +14,17 @@ import click
 from click.core import ParameterSource
 
 from postroad.errors import TopicsNotSubscribedError, TopicsUnavailableError
-from postroad.topics.client import to_bytes
+from postroad.topics.client import DATA, DEFAULT_DATA, DEFAULT_PROXY, PROXIES, to_bytes
 from postroad.topics.drivers import Process, proxy_process, server_process
 from postroad.topics.inquiry import inquire_service
 from postroad.topics.keys import KEY, Door, create_client_key, create_service_key, read_key
 from postroad.topics.machines.options import CallOptions, ClientOptions, ServerOptions
 from postroad.topics.machines.server import readable
 from postroad.topics.proxies_file import load_proxies
-from postroad.topics.sync import TopicClient
+from postroad.topics.sync import TopicClient, connect
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-DEFAULT_PROXY = "127.0.0.1:7101"
 _FILE = "postroad.topics.proxies_file"
 EMPTY = 3  # exit code of `get` when there is nothing to receive
 
@@ -49,7 +48,7 @@ def _proxies_option(function: F) -> F:
         "--proxy",
         "proxies",
         multiple=True,
-        envvar="POSTROAD_PROXIES",
+        envvar=PROXIES,
         callback=_choose_proxies,
         help=f"Address of a proxy, as host:port; repeat it for each proxy, in the order to try them.  [default: {DEFAULT_PROXY}]",
     )
@@ -69,8 +68,8 @@ def _data_option(function: F) -> F:
     return click.option(
         "--data",
         type=click.Path(file_okay=False, path_type=Path),
-        envvar="POSTROAD_TOPICS_DATA",
-        default=Path("postroad-topics"),
+        envvar=DATA,
+        default=Path(DEFAULT_DATA),
         show_default=True,
         help="Directory for the databases. No other place is written to.",
     )(function)
@@ -281,7 +280,7 @@ def _client_options(function: F) -> F:
 
 def _open(client_id: str, proxies: tuple[str, ...], data: Path, patience: float, timeout_ms: int) -> TopicClient:
     options = ClientOptions(calls=CallOptions(timeout_ms=timeout_ms))
-    return TopicClient(client_id, proxies, data=data, patience_s=patience, options=options)
+    return connect(proxies, name=client_id, data=data, timeout=patience, options=options)
 
 
 def _quote(*words: str) -> str:
@@ -330,7 +329,7 @@ def get(
     """Receive one message of TOPIC as CLIENT_ID and print its content. The exit code is 3 if there is none."""
     with _open(client_id, proxies, data, patience, timeout_ms) as client:
         try:
-            message = client.last(topic_name) if again else client.get(topic_name, wait_s=wait)
+            message = client.last(topic_name) if again else client.get(topic_name, timeout=wait)
         except TopicsNotSubscribedError as error:
             hint = f"{error}; subscribe first: postroad topic subscribe {_quote(client_id, topic_name)}"
             raise TopicsNotSubscribedError(hint) from error
