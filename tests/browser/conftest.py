@@ -25,7 +25,7 @@ import postroad
 from postroad.console.books import BooksFile, BooksRow, NamedMessage
 from postroad.runtime.config import Admission, Congestion
 from postroad.storage.queues.base import NewMessage, QueueSettings
-from postroad.topics.sync import TopicClient
+from postroad.topics.sync import connect
 from postroad.wire.packets.telesto import ClientMode
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser") or ""
@@ -115,10 +115,10 @@ def write_books(path: Path) -> None:
 
 def fill_topics(service: Service) -> None:
     """Give the topics service some topics with subscribers and unread messages."""
-    with TopicClient("desk", service.addresses, data=service.root / "clients", patience_s=20) as client:
+    with connect(service.addresses, name="desk", data=service.root / "clients", timeout=20) as client:
         for topic in ("news", "weather", "rates/eur"):
             client.subscribe(topic)
-    with TopicClient("press", service.addresses, data=service.root / "clients", patience_s=20) as client:
+    with connect(service.addresses, name="press", data=service.root / "clients", timeout=20) as client:
         for number in range(3):
             client.put("news", b"headline %d" % number)
         client.put("weather", b"rain")
