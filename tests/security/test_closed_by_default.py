@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from tests.security.guarded import Guard, guarded_node
 
+import postroad
+from postroad.cli import main
 from postroad.errors import ConfigError, ExposedError, IdentitiesError
 from postroad.runtime.broker_server import BrokerServer
 from postroad.runtime.config import Metrics, NodeConfig, Security, parse_config
@@ -54,6 +58,24 @@ def test_an_insecure_broker_starts_and_says_so(tmp_path: Path, caplog: pytest.Lo
     stats = asyncio.run(start_and_stop(node(tmp_path, "0.0.0.0:0", security=Security(insecure=True))))
     assert stats["insecure"] == 1
     assert "INSECURE" in caplog.text
+
+
+def test_the_status_of_an_insecure_broker_says_so(tmp_path: Path) -> None:
+    async def shown(listen: str, **changes: object) -> tuple[list[str], str]:
+        server = node(tmp_path, listen, **changes)
+        await server.start()
+        try:
+            async with postroad.connect(f"127.0.0.1:{server.port}") as client:
+                report = await client.status()
+                run = partial(CliRunner().invoke, main, ["status", "--url", f"127.0.0.1:{server.port}", "--json"])
+                return list(report.notices), (await asyncio.to_thread(run)).output
+        finally:
+            await server.stop()
+
+    notices, output = asyncio.run(shown("0.0.0.0:0", security=Security(insecure=True)))
+    assert [each.partition(":")[0] for each in notices] == ["INSECURE"]
+    assert "INSECURE" in output
+    assert asyncio.run(shown("127.0.0.1:0"))[0] == []
 
 
 def test_a_guarded_broker_starts_anywhere(tmp_path: Path) -> None:

@@ -115,6 +115,7 @@ REPLACE_WAIT_S: Final = 30.0  # for a neighbour to tell what is known of the bro
 CAPACITY_SAMPLE_S: Final = 1.0
 TIMER_S: Final = 0.0005  # uvloop rounds to milliseconds: without it, timers came early, again and again until it was time
 TRACKS_NAME: Final = "tracks"  # a directory in the broker's own
+INSECURE: Final = "INSECURE: everybody who reaches {} may do everything (`insecure = true`)"
 SOFTWARE: Final = f"postroad {VERSION}"
 
 
@@ -199,7 +200,7 @@ class BrokerServer:
             self._tasks.append(self._loop.create_task(dialler.run()))
         log.info("broker %d (%s) listens on port %d", self.config.id, self.config.title, self.port)
         if self.is_open_to_all:
-            log.warning("INSECURE: everybody who reaches %s may do everything (`insecure = true`)", self.config.listen)
+            log.warning("%s", INSECURE.format(self.config.listen))
 
     async def _start_services(self) -> None:
         """Make the services ready before the port opens, so that no client finds one missing."""
@@ -431,7 +432,17 @@ class BrokerServer:
             peers=self.peers.values(),
             streams=machine.report_streams(),
             subscriptions=machine.report_subscriptions(question.after, question.page, question.wanted),
+            notices=self._notices(),
         )
+
+    def _notices(self) -> list[str]:
+        """Return what an operator must know of this broker, whatever page of the status he looks at."""
+        notices = [INSECURE.format(self.config.listen)] if self.is_open_to_all else []
+        if self._disk.room.full:
+            notices.append("the disk is full: publishing is refused")
+        if self._disk.damaged_places:
+            notices.append("logs are damaged: `postroad log check` names the places")
+        return notices
 
     # --- the machine -----------------------------------------------------------------------------------------------------
 

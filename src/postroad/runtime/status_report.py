@@ -31,7 +31,7 @@ def make_report(
     peers: Iterable[Peer],
     streams: Sequence[StreamReport],
     subscriptions: Sequence[SubscriptionReport],
-    notices: Sequence[str] = (),
+    notices: Sequence[str],
 ) -> BrokerReport:
     """Put a report together; `stats` are the figures that the metrics have, too."""
     identified = [peer for peer in peers if peer.role is not None]
