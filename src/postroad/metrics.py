@@ -20,6 +20,7 @@ from postroad.queues.broker_service import BrokerQueues
 from postroad.queues.service import QueueStats
 from postroad.runtime.config import split_address
 from postroad.runtime.listener import bind_socket
+from postroad.runtime.quotas import address_of
 from postroad.runtime.services import Answer, ServiceConnection, ServiceHost
 from postroad.security.gate import is_loopback
 from postroad.security.http_sessions import HttpSessions
@@ -102,7 +103,7 @@ class MetricsService:
                 log.error("no request for metrics can be accepted: %s", error.strerror)  # noqa: TRY400  # no bug of ours
                 await asyncio.sleep(RETRY_S)
                 continue
-            host = str(address[0])
+            host = address_of(str(address[0]))
             of_host = sum(each == host for each in self.requests.values())
             if len(self.requests) >= REQUESTS_MAX or of_host >= REQUESTS_OF_ADDRESS_MAX:
                 accepted.close()

@@ -16,7 +16,7 @@ from postroad.client.connection import ClientConfig
 from postroad.errors import NotConnectedError, TooManyConnectionsError, TooManyError
 from postroad.runtime.broker_server import BrokerServer
 from postroad.runtime.config import Limits, NodeConfig
-from postroad.runtime.quotas import Quotas
+from postroad.runtime.quotas import Quotas, address_of
 from postroad.wire.packets.session import Ping
 
 
@@ -37,6 +37,20 @@ def test_an_address_has_so_many_connections_and_fewer_unidentified_ones() -> Non
         quotas.disconnected("10.0.0.1", known=known)
     assert not quotas.addresses
     assert quotas.refused_by_address == 2
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("2001:db8::1", "2001:db8::ffff:2", True),
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("10.0.0.1", "10.0.0.2", False),
+        ("fe80::1%eth0", "fe80::2%eth0", True),
+    ],
+)
+def test_a_network_of_64_bits_counts_as_one_address(one: str, other: str, *, same: bool) -> None:
+    """A single machine has 2**64 addresses of IPv6 to come from."""
+    assert (address_of(one) == address_of(other)) is same
 
 
 def test_an_identity_publishes_at_its_rate_over_all_connections() -> None:

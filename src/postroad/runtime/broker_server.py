@@ -63,7 +63,7 @@ from postroad.runtime.links import Dialler, newer_wins
 from postroad.runtime.listener import Listener
 from postroad.runtime.machine_load import available_memory, busy_s
 from postroad.runtime.peer import Peer, shorten
-from postroad.runtime.quotas import Quotas
+from postroad.runtime.quotas import Quotas, address_of
 from postroad.runtime.rate_profile import publisher_rates
 from postroad.runtime.services import Service
 from postroad.runtime.status_report import make_report
@@ -651,6 +651,7 @@ class BrokerServer:
 
     def _accept(self, host: str) -> Peer:
         """Make the peer of a connection from an address, or refuse it."""
+        host = address_of(host)
         self.quotas.check_address(host)
         peer = self._make_peer(None)
         peer.host, peer.unidentified_bytes_left = host, self.config.limits.unidentified_bytes_max

@@ -7,11 +7,18 @@ rate: who fills it is not read until it has room again, and everybody else goes 
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 from typing import Final
 
 from postroad.errors import TooManyConnectionsError
 from postroad.runtime.config import Limits
+
+
+def address_of(host: str) -> str:
+    """Return what counts as one address: of IPv6 the network of 64 bits, since one machine may use all of it."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    return host if address.version == 4 else str(ipaddress.ip_network((address, 64), strict=False))
 
 
 @dataclass(slots=True)
