@@ -477,6 +477,36 @@ class UnknownDurableError(OverlayError):
     code = 510
 
 
+class SharedElsewhereError(OverlayError):
+    """A shared subscription lives at another broker, its home, and the client has no connection to that one.
+
+    `home` is the id of that broker. Give the client its address as well, or start the broker if it is down.
+    """
+
+    code = 511
+    retryable = True
+
+    def __init__(self, name: str, home: int) -> None:
+        self.name = name
+        self.home = home
+        super().__init__(f"the shared subscription {name!r} lives at broker {home}: connect to that broker")
+
+
+class RedeliveredError(OverlayError):
+    """The message is not acknowledged: the connection was lost before that was stored, so another member may get the message.
+
+    If the acknowledgement was on its way, it may be stored all the same; then nobody gets the message again.
+    """
+
+    code = 512
+
+
+class DurableKindError(OverlayError):
+    """A durable subscription with this name exists, and it is shared, or is not shared, or has another key."""
+
+    code = 513
+
+
 class UnknownHandleError(OverlayError):
     """This connection has no subscription or publisher with this handle."""
 

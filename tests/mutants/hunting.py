@@ -22,6 +22,7 @@ from tests.mutants import (
     bugs_of_clients_and_disks,
     bugs_of_congestion,
     bugs_of_queues,
+    bugs_of_sharing,
     bugs_of_traps,
 )
 from tests.mutants.planting import MUTANTS
@@ -55,10 +56,19 @@ SAMPLE = (
     "reserve_for_ever",
     "hold_to_a_rate_for_ever",
     "feed_all_but_the_last_row",
+    "forget_what_a_lost_member_held",
 )
 SAMPLE_SEEDS_MAX = 20
 # Importing them registers their mutants.
-PLANTED_IN = (bugs_of_admission, bugs_of_brokers, bugs_of_clients_and_disks, bugs_of_congestion, bugs_of_queues, bugs_of_traps)
+PLANTED_IN = (
+    bugs_of_admission,
+    bugs_of_brokers,
+    bugs_of_clients_and_disks,
+    bugs_of_congestion,
+    bugs_of_queues,
+    bugs_of_sharing,
+    bugs_of_traps,
+)
 
 
 def new_outcome(name: str, code: str = "") -> Outcome:
@@ -72,6 +82,8 @@ def plan_of(seed: int) -> Counter[str]:
     Workload(overlay, shape)
     plan = Counter(Faults(overlay, until=shape.busy_s, per_s=shape.faults_per_s).planned)
     far = [name for name, client in overlay.clients.items() if client.profile.latency_s >= min(FAR_S)]
+    for trait in ("shared subscriptions", "shared subscriptions with a key"):
+        plan[trait] = overlay.traits[trait]
     plan["admission control"] = overlay.traits["brokers with admission control"]
     plan["congestion control"] = sum(
         overlay.traits[f"brokers with the {rule.value} rule of congestion"] for rule in Rule if rule is not Rule.NONE

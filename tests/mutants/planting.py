@@ -23,6 +23,7 @@ AREAS: Final = (
     "admission",
     "congestion",
     "queues",
+    "sharing",
 )
 Plant: TypeAlias = Callable[["Planter"], None]
 

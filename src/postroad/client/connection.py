@@ -28,6 +28,8 @@ from postroad.client.publisher import NO_ATTRIBUTES, Publisher
 from postroad.client.queues import ClientQueues, QueueOptions, WorkQueue
 from postroad.client.range_reads import Request, read_durables, read_pubends, read_range
 from postroad.client.service_calls import ServiceCalls
+from postroad.client.shared_home import SharedHomeSeeker
+from postroad.client.sharing import PREFETCH, SharedSubscription, check_prefetch
 from postroad.client.starts import Start, positions_at, start_tick
 from postroad.client.subscription import OnGap, Subscription
 from postroad.client.tracing import AnyId, Tracer
@@ -43,6 +45,8 @@ from postroad.core.session.events import (
     AdvertisementEnded,
     AdvertisementFailed,
     Event,
+    HomeNamed,
+    MemberLost,
     MessagesRefused,
     Missed,
     PositionsStored,
@@ -54,6 +58,8 @@ from postroad.core.session.events import (
     RangeFailed,
     RangePiece,
     RowsDelivered,
+    RowsFinished,
+    RowsGiven,
     SubscriptionActive,
     SubscriptionEnded,
     SubscriptionFailed,
@@ -169,6 +175,7 @@ class Client:
         self._name: Final = config.name or f"{socket.gethostname()}/{os.getpid()}"
         self._links = 0
         self._main: Link | None = None
+        self._next_main: Link | None = None  # to be the main link from now on
         self._homes: dict[int, Link] = {}
         self._known: dict[int, Address] = {}  # broker -> where it was seen
         self._publishers: dict[int, Publisher] = {}
@@ -185,6 +192,7 @@ class Client:
         self._tasks: list[asyncio.Task[None]] = []
         self._connected: asyncio.Event
         self._homes_wanted: asyncio.Event
+        self._shared_home: SharedHomeSeeker
         self._loop: asyncio.AbstractEventLoop
         self._writes: FlushScheduler
         self._last_error: PostroadError | None = None
@@ -197,8 +205,10 @@ class Client:
         self._loop = asyncio.get_running_loop()
         self._writes = FlushScheduler(self._loop)
         self._connected, self._homes_wanted = asyncio.Event(), asyncio.Event()
+        self._shared_home = SharedHomeSeeker(self)
         self._tasks = [
             self._loop.create_task(self._keep_connected()),
+            self._loop.create_task(self._shared_home.work()),
             self._loop.create_task(self._keep_homes()),
             self._loop.create_task(self._heartbeats()),
         ]
@@ -256,7 +266,7 @@ class Client:
 
     async def _leave(self) -> None:
         self._pump()
-        links = [link for link in (self._main, *self._homes.values()) if link is not None]
+        links = [link for link in (self._main, self._next_main, *self._homes.values()) if link is not None]
         for link in links:
             link.channel.resume()
             link.channel.close(reason="the client disconnects")
@@ -365,6 +375,9 @@ class Client:
         on_gap: OnGap = "raise",
         auto_ack: bool | None = None,
         admission: str = "",
+        shared: bool = False,
+        key: str = "",
+        prefetch: int = PREFETCH,
         timeout: float | None = 30.0,
     ) -> Subscription:
         """Subscribe; when this returns, every matching message that is published from now on will come.
@@ -380,9 +393,22 @@ class Client:
 
         Where admission control is on, an `AdmissionError` says why the overlay cannot serve the subscription now. `admission`
         is a criterion in place of the broker's: "off", "full", or the share of brokers that may refuse, like "20%".
+
+        With `shared`, all clients that subscribe with this `name` are members of one subscription and share its messages: each
+        goes to one of them, and to another if that one is lost before it has acknowledged it. `key` is an attribute: messages
+        with the same value are worked on one after the other. `prefetch` is how many unacknowledged messages this member may
+        hold.
         """
         self._check_open()
         text = str(filter if isinstance(filter, Filter) else Filter(filter))
+        if shared:
+            if name is None or auto_ack or positions or position_file is not None or start not in ("new", "earliest"):
+                raise InvalidValueError(
+                    "a shared subscription needs a name, acknowledges message by message, and starts with what is new or earliest"
+                )
+            return await self._join(text, name, start == "earliest", key, check_prefetch(prefetch), on_gap, admission, timeout)
+        if key:
+            raise InvalidValueError("a key orders what the members of a shared subscription get: use shared=True")
         begin = start_tick(start)
         path = None if position_file is None else Path(position_file)
         if path is not None:
@@ -394,12 +420,12 @@ class Client:
         else:
             begin = 0
         earliest = start == "earliest" or begin > 0
-        key = self.session.subscribe(
+        number = self.session.subscribe(
             text, name=name, positions=positions, earliest=earliest, saved=path is not None, criterion=admission
         )
         subscription = Subscription(
             self,
-            key,
+            number,
             text,
             name=name,
             position_file=path,
@@ -408,17 +434,49 @@ class Client:
             receive_bytes=self._config.receive_bytes,
             begun_at=(begin, positions or {}) if begin else (0, {}),
         )
-        self._subscriptions[key] = subscription
+        await self._begin_subscription(number, subscription, timeout)
+        return subscription
+
+    async def _join(
+        self,
+        filter_text: str,
+        name: str,
+        earliest: bool,
+        ordered_by: str,
+        credit: int,
+        on_gap: OnGap,
+        admission: str,
+        timeout: float | None,
+    ) -> SharedSubscription:
+        """Become a member of a shared subscription."""
+        number = self.session.join(
+            filter_text, name=name, ordered_by=ordered_by, credit=credit, earliest=earliest, criterion=admission
+        )
+        subscription = SharedSubscription(
+            self,
+            number,
+            filter_text,
+            name=name,
+            ordered_by=ordered_by,
+            on_gap=on_gap,
+            receive_bytes=self._config.receive_bytes,
+        )
+        await self._begin_subscription(number, subscription, timeout)
+        return subscription
+
+    async def _begin_subscription(self, number: int, subscription: Subscription, timeout: float | None) -> None:
+        self._subscriptions[number] = subscription
         self._plan_pump()
         try:
             async with asyncio.timeout(timeout):
                 await subscription._wait_active()
         except BaseException as error:
-            self._abandon(key)
+            membership = self.session.sharing.memberships.get(number)
+            why = f": {membership.refused}" if membership is not None and membership.refused is not None else ""
+            self._abandon(number)
             if isinstance(error, TimeoutError):
-                raise UnfinishedError(f"the subscription is not active after {timeout:g} s") from None
+                raise UnfinishedError(f"the subscription is not active after {timeout:g} s{why}") from None
             raise
-        return subscription
 
     async def explain_subscription(
         self,
@@ -444,11 +502,18 @@ class Client:
         if key in self.session.subscriptions:
             self.session.unsubscribe(key)
             self._plan_pump()
+        elif key in self.session.sharing.memberships:
+            self.session.sharing.leave(key)
+            self._plan_pump()
 
     async def _end_subscription(self, key: int, *, forget: bool, ended: asyncio.Event) -> None:
         """Tell the broker and wait a moment for its answer."""
-        if key in self.session.subscriptions and not self._closed:
-            self.session.unsubscribe(key, forget=forget)
+        is_member = key in self.session.sharing.memberships
+        if (is_member or key in self.session.subscriptions) and not self._closed:
+            if is_member:
+                self.session.sharing.leave(key, forget=forget)
+            else:
+                self.session.unsubscribe(key, forget=forget)
             self._plan_pump()
             try:
                 async with asyncio.timeout(self._config.close_s):
@@ -495,7 +560,7 @@ class Client:
             raise UnknownDurableError(f"no durable subscription is named {name!r}")
         if entry.filter is None:
             raise DurableElsewhereError(f"broker {entry.home}, the home of {name!r}, cannot be reached; try again later")
-        subscription = await self.subscribe(entry.filter, name=name)
+        subscription = await self.subscribe(entry.filter, name=name, shared=entry.shared, key=entry.key, prefetch=0)
         await subscription.close(forget=True)
 
     def read(
@@ -730,6 +795,10 @@ class Client:
         event: SubscriptionActive
         | PubendJoined
         | RowsDelivered
+        | RowsGiven
+        | RowsFinished
+        | MemberLost
+        | HomeNamed
         | PositionsStored
         | Missed
         | SubscriptionFailed
@@ -739,7 +808,7 @@ class Client:
         if subscription is None:
             return
         match event:
-            case RowsDelivered(_, pubend, batch):
+            case RowsDelivered(_, pubend, batch) | RowsGiven(_, pubend, batch):
                 subscription._queue_rows(pubend, batch, batch.size)
             case SubscriptionActive(_, starts):
                 subscription._activate(starts)
@@ -747,6 +816,14 @@ class Client:
                 subscription._take_joined(pubend, tick)
             case PositionsStored():
                 subscription._acknowledgement_stored()
+            case RowsFinished(_, ticks, refused):
+                assert isinstance(subscription, SharedSubscription)
+                subscription._take_finished(ticks, refused)
+            case MemberLost():
+                assert isinstance(subscription, SharedSubscription)
+                subscription._take_lost()
+            case HomeNamed(key, home):
+                self._shared_home.named(key, home)
             case Missed(_, pubend, lo, hi):
                 subscription._queue_gap(GapError(pubend, lo, hi))
             case SubscriptionFailed(_, error):
@@ -758,6 +835,9 @@ class Client:
         """Ask for no more rows of a subscription, or to go on. The connection is read on: others share it."""
         if key in self.session.subscriptions:
             self.session.flow(key, is_open=is_open)
+            self._plan_pump()
+        elif key in self.session.sharing.memberships:
+            self.session.sharing.flow(key, is_open=is_open)
             self._plan_pump()
 
     def _give_up_flooding(self, size: int) -> None:
@@ -789,7 +869,7 @@ class Client:
         lost_at = self._loop.time()
         while True:
             address = self._addresses[turn % len(self._addresses)]
-            link = await self._try(address)
+            link = self._take_next_main(None if self._next_main is not None else await self._try(address))
             if link is None:
                 failures += 1
                 turn += 1
@@ -807,6 +887,21 @@ class Client:
             else:  # a broker that takes us and drops us is no better than one that does not answer
                 failures += 1
                 await asyncio.sleep(self._pause(failures))
+
+    def _switch(self, link: Link) -> None:
+        """Make a link to another broker the main one."""
+        if self._next_main is not None:
+            self._next_main.channel.close(reason="no longer needed")
+        self._next_main = link
+        if self._main is not None:
+            self._main.channel.close(reason="the client goes to another broker")
+
+    def _take_next_main(self, dialled: Link | None) -> Link | None:
+        """Return the link that is to be the main one: the one that was found, if it was found meanwhile."""
+        following, self._next_main = self._next_main, None
+        if following is not None and dialled is not None:
+            dialled.channel.close(reason="no longer needed")
+        return following or dialled
 
     async def _try(self, address: Address) -> Link | None:
         self._links += 1

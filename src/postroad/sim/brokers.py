@@ -38,15 +38,26 @@ from postroad.core.protocol.orders import (
     Send,
     Store,
 )
-from postroad.core.protocol.packets import CatchUpReply, Deliver, Flow, Packet, Subscribe, pubend_id
+from postroad.core.protocol.packets import (
+    AcknowledgeRows,
+    CatchUpReply,
+    Deliver,
+    Flow,
+    Packet,
+    Subscribe,
+    Unsubscribe,
+    pubend_id,
+)
 from postroad.core.protocol.status import BrokerReport
 from postroad.sim.disk import Disk, DiskProfile
 from postroad.sim.frames import Reader, Release, to_bytes
 from postroad.sim.history import (
     DiskLost,
     Freed,
+    Handed,
     History,
     Logged,
+    MemberGone,
     Parted,
     RecordCreated,
     RecordSpoiled,
@@ -54,6 +65,7 @@ from postroad.sim.history import (
     Restarted,
     Sent,
     Spoiled,
+    Taken,
     Tracks,
     WrittenOff,
 )
@@ -131,6 +143,7 @@ class BrokerNode:
         self._paused_until = 0.0
         self._inbox: deque[Input] = deque()
         self._subscribers: dict[tuple[int, int], str] = {}  # (link, handle) -> who it is, to the history
+        self._members: dict[tuple[int, int], str] = {}  # (link, handle) -> the shared subscription that it asked for
         self._rounds = 0  # how often orders were taken from the machine
         self._held_back: dict[tuple[int, int | None], int] = {}  # (link, handle or all) -> the round in which the machine knew
         self._answered = 0  # the round that carried an answer to a question asked before
@@ -194,9 +207,11 @@ class BrokerNode:
             each.stop()
         for end in self._ends.values():
             self._part(end, float("inf"))  # what it held stays held until it starts again, and then for a while
+            self.history.add(MemberGone(self.world.now, self.broker, end.link))
         self._ends.clear()
         self._readers.clear()
         self._subscribers.clear()
+        self._members.clear()
         self._held_back.clear()
         self._inbox.clear()
         self._wake_at = None
@@ -339,8 +354,10 @@ class BrokerNode:
         self._fact(LinkLost(end.link))
 
     def _forget(self, end: End) -> None:
+        self.history.add(MemberGone(self.world.now, self.broker, end.link))
         self._ends.pop(end.link, None)
         self._subscribers = {place: who for place, who in self._subscribers.items() if place[0] != end.link}
+        self._members = {place: name for place, name in self._members.items() if place[0] != end.link}
         self._held_back = {place: since for place, since in self._held_back.items() if place[0] != end.link}
 
     def _part(self, end: End, held_until: float) -> None:
@@ -490,6 +507,14 @@ class BrokerNode:
         other = self._ends[link].far.peer
         if isinstance(packet, Subscribe):
             self._subscribers[link, packet.handle] = packet.name or f"@{_name(other)}"
+            if packet.shared and packet.name is not None:
+                self._members[link, packet.handle] = packet.name
+        elif isinstance(packet, AcknowledgeRows):
+            group = self._members.get((link, packet.handle), "")
+            for pubend, ticks in packet.ticks.items():
+                self.history.add(Taken(self.world.now, group, link, packet.handle, pubend, tuple(ticks)))
+        elif isinstance(packet, Unsubscribe):
+            self.history.add(MemberGone(self.world.now, self.broker, link, packet.handle))
         elif isinstance(packet, Flow):
             if packet.open:
                 self._held_back.pop((link, packet.handle), None)
@@ -505,6 +530,10 @@ class BrokerNode:
         if batch is not None and isinstance(message, Deliver):
             subscriber = self._subscribers[link, message.handle]
             self.history.add(Sent(self.world.now, self.broker, self.disk.incarnation, subscriber, ids_of(batch)))
+            group = self._members.get((link, message.handle))
+            for row in batch if group is not None else ():
+                place = self.broker, link, message.handle
+                self.history.add(Handed(self.world.now, *place, group or "", message.pubend, row.tick, bytes(row.id)))
 
     def record_tracks(self) -> None:
         """Write into the history what the tracks hold, with what the machine has noted."""

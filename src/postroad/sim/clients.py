@@ -21,6 +21,8 @@ from postroad.core.session.events import (
     AdvertisementEnded,
     AdvertisementFailed,
     Event,
+    HomeNamed,
+    MemberLost,
     MessagesRefused,
     Missed,
     PositionsStored,
@@ -32,6 +34,8 @@ from postroad.core.session.events import (
     RangeFailed,
     RangePiece,
     RowsDelivered,
+    RowsFinished,
+    RowsGiven,
     SubscriptionActive,
     SubscriptionEnded,
     SubscriptionFailed,
@@ -652,6 +656,8 @@ class ClientNode:
                 self.answers[number] = answer
             case QuestionFailed(number, error):
                 self.answers[number] = error
+            case RowsGiven() | RowsFinished() | MemberLost() | HomeNamed():
+                raise AssertionError(event)  # a `WorkerNode` takes them
 
     def _feed(self, key: int, batch: BatchSeen) -> None:
         """Give a writer more of its rows, a few at a time."""

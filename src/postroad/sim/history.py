@@ -266,6 +266,92 @@ class Discarded:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedAsked:
+    """Applications share everything that matches. `group` is the durable name, `key` the attribute that orders, if any."""
+
+    at: float
+    group: str
+    filter: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class SharedBegan:
+    """A member was told that the shared subscription began in a pubend after a tick."""
+
+    at: float
+    group: str
+    pubend: int
+    tick: int
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """A broker put a message into a frame for a member."""
+
+    at: float
+    broker: int
+    link: int
+    handle: int
+    group: str
+    pubend: int
+    tick: int
+    id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MemberGone:
+    """A broker heard that a member leaves, or that its connection is lost, or the broker has crashed."""
+
+    at: float
+    broker: int
+    link: int
+    handle: int = 0  # 0: all of the connection
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A broker received a member's acknowledgement of these messages."""
+
+    at: float
+    group: str
+    link: int
+    handle: int
+    pubend: int
+    ticks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A member was told that its acknowledgement of a message is stored: `ack()` returned."""
+
+    at: float
+    group: str
+    member: str
+    pubend: int
+    tick: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharedEnded:
+    """A member wants nothing more, since there is no room for the subscription: nobody need finish the rest."""
+
+    at: float
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class SharedGapped:
+    """A member was told that the messages in (lo, hi] are gone."""
+
+    at: float
+    group: str
+    pubend: int
+    lo: int
+    hi: int
+
+
+@dataclass(frozen=True, slots=True)
 class Settled:
     """The liveness phase is over; `reasons` say what had not converged by then."""
 
@@ -400,6 +486,14 @@ Event: TypeAlias = (
     | Forgot
     | Ended
     | Discarded
+    | SharedAsked
+    | SharedBegan
+    | Handed
+    | MemberGone
+    | Taken
+    | Finished
+    | SharedEnded
+    | SharedGapped
     | Settled
     | ReservationsCompared
     | StillThrottled

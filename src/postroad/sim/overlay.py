@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
-from typing import Final
+from typing import Final, TypeVar
 
 from postroad.sim.brokers import BrokerNode
 from postroad.sim.checkers import Violation, check
@@ -45,10 +45,12 @@ from postroad.sim.history import (
 from postroad.sim.network import Cable, CableProfile, Network
 from postroad.sim.predicates import Predicate, Predicates
 from postroad.sim.reservations import reservation_faults
+from postroad.sim.workers import WorkerNode
 from postroad.sim.world import World
 from postroad.tracking.tap.tracked_broker import TrackedConfig
 from postroad.types import tick_milliseconds
 
+ClientT = TypeVar("ClientT", bound=ClientNode)
 SETTLE_S_MAX: Final = 300.0  # what a healed overlay may take to converge
 SETTLE_STEP_S: Final = 0.25
 MEASURE_EVERY_S: Final = 1.0
@@ -105,8 +107,19 @@ class Overlay:
         """Make a client that dials these brokers in turn."""
         nodes = [self.nodes[number] for number in brokers]
         client = ClientNode(self.world, self.network, self.history, name, nodes, habits=habits, profile=profile)
+        return self._begin(client, start=start)
+
+    def worker(
+        self, name: str, *brokers: int, habits: Habits | None = None, profile: CableProfile | None = None, start: bool = True
+    ) -> WorkerNode:
+        """Make a client that works on shared subscriptions; it dials these brokers in turn."""
+        nodes = [self.nodes[number] for number in brokers]
+        worker = WorkerNode(self.world, self.network, self.history, name, nodes, habits=habits, profile=profile)
+        return self._begin(worker, start=start)
+
+    def _begin(self, client: ClientT, *, start: bool) -> ClientT:
         client.directory = self.nodes
-        self.clients[name] = client
+        self.clients[client.name] = client
         if start:
             client.start()
         return client

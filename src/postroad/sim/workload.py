@@ -15,6 +15,7 @@ from postroad.sim.frames import Release
 from postroad.sim.network import CableProfile
 from postroad.sim.overlay import Overlay
 from postroad.sim.predicates import equals, random_attributes, random_predicate
+from postroad.sim.workers import WorkerNode
 from postroad.tracking.histories.settings import Strategy, TrackingSettings
 from postroad.tracking.tap.tracked_broker import TrackedConfig
 
@@ -29,6 +30,8 @@ SLOW_PAYLOADS: Final = (0, 10, 100)  # there: nobody slows down for a link that 
 PAYLOADS: Final = (0, 10, 100, 1500)
 ADMISSION_ONE_IN: Final = 4  # of the seeds has admission control, and too little room for all
 CONGESTION_ONE_IN: Final = 4  # of the seeds has congestion control
+SHARED_ONE_IN: Final = 4  # of the seeds has shared subscriptions
+SHARED_WORK_S: Final = (0.0, 0.0, 0.01, 0.01, 0.05, 0.2, 0.5, 4.0)
 QUEUES_ONE_IN: Final = 5  # of the seeds has bound queues, fed by some of the brokers
 ASKED_BYTES: Final = 150  # what a subscription that catches up costs a link for each pubend, question and answer
 ASKED_AGAIN_S: Final = 4.0  # how long it waits for the answer before it asks again
@@ -73,6 +76,7 @@ class Workload:
         self._congestion = overlay.world.chance("congestion")
         self._controls = self._congestion.randrange(CONGESTION_ONE_IN) == 0
         self._queues = overlay.world.chance("queues")
+        self._shared = overlay.world.chance("shared subscriptions")
         self._build_brokers()
         overlay.grow = self._add_broker
         self._subscribers = [self._subscriber(index) for index in range(self._chance.randint(2, 5))]
@@ -82,6 +86,8 @@ class Workload:
             self._gather_crowd()
         if self._queues.randrange(QUEUES_ONE_IN) == 0:
             self._bind_queues()
+        if self._shared.randrange(SHARED_ONE_IN) == 0:
+            self._hire_workers()
         self._plan()
 
     # --- the overlay
@@ -167,6 +173,34 @@ class Workload:
             text = overlay.filter(random_predicate(chance))
             overlay.traits["bound queues"] += 1
             overlay.at(chance.uniform(0.2, 5.0), partial(overlay.queues.bind, text))
+
+    def _hire_workers(self) -> None:
+        """Let some workers share one or two subscriptions. The first one stays; the others leave now and then, for a while."""
+        overlay, chance = self._overlay, self._shared
+        for number in range(chance.choice((1, 1, 2))):
+            text, key = overlay.filter(random_predicate(chance)), chance.choice(("", "symbol", "symbol", "price"))
+            workers = chance.randint(1, 4)
+            overlay.traits["shared subscriptions"] += 1
+            overlay.traits["shared subscriptions with a key"] += bool(key)
+            begins, credit = chance.uniform(0.2, 4.0), chance.choice((1, 3, 20))
+            for index in range(workers):
+                brokers = list(overlay.nodes)
+                chance.shuffle(brokers)
+                profile = CableProfile(latency_s=chance.choice((0.0002, 0.005, 0.08)), drops_data=False)
+                worker = overlay.worker(f"worker{number}-{index}", *brokers, profile=profile)
+                join = partial(worker.work, text, f"shared{number}", key=key, credit=credit, work_s=SHARED_WORK_S)
+                if self._is_left_out(worker):
+                    continue
+                overlay.at(begins + (chance.uniform(0.0, 3.0) if index else 0.0), join)
+                if index:
+                    self._plan_breaks(worker)
+
+    def _plan_breaks(self, worker: WorkerNode) -> None:
+        """Let a worker leave now and then, and come back."""
+        chance, when = self._shared, 1.0
+        while (when := when + chance.expovariate(0.15)) < self._shape.busy_s:
+            away_s = chance.choice((0.05, 0.5, 2.0))
+            self._overlay.at(when, partial(_take_a_break, worker, away_s))
 
     def _settings(self) -> TrackingSettings:
         """Draw how a broker tracks: small blooms, so that false positives occur, and short intervals, so that crashes cost."""
@@ -316,3 +350,8 @@ class Workload:
             client.end(self._chance.choice(present))
         elif len(present) < 5:
             self._follow(client)
+
+
+def _take_a_break(worker: WorkerNode, away_s: float) -> None:
+    for working in worker.working:
+        worker.give_up_work(working, away_s)

@@ -14,6 +14,7 @@ from postroad.core.broker.context import BrokerConfig
 from postroad.core.filters.filter import Filter
 from postroad.core.protocol.packets import (
     Acknowledge,
+    AcknowledgeRows,
     EpochOpened,
     Flow,
     ListPubends,
@@ -32,7 +33,7 @@ from postroad.errors import DurableFilterError, InvalidValueError, PermissionDen
 from postroad.types import MessageId
 from postroad.wire.registry import Direction
 
-OF_THE_CONNECTION = (Acknowledge, Flow, Unsubscribe)  # they concern a subscription that was permitted
+OF_THE_CONNECTION = (Acknowledge, AcknowledgeRows, Flow, Unsubscribe)  # they concern a subscription that was permitted
 EU = Filter("region = 'EU'")
 
 

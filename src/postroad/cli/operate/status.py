@@ -74,6 +74,9 @@ def durable_json(entry: DurableEntry) -> dict[str, Any]:
         "filter": entry.filter,
         "connected": entry.connected,
         "behind_s": None if entry.filter is None else entry.behind_ms / 1000,
+        "shared": entry.shared,
+        "key": entry.key,
+        "members": entry.members,
     }
 
 
@@ -137,6 +140,9 @@ def durable_table(durables: list[DurableEntry]) -> Table:
             table.add_row(escape(each.name), str(each.home), "?", "?", "its home broker cannot be reached")
         else:
             connected_now = "yes" if each.connected else "no"
+            if each.shared:
+                by = f", by {each.key}" if each.key else ""
+                connected_now = f"{each.members} member{'' if each.members == 1 else 's'}{by}"
             shown = escape(each.filter) or "(everything)"
             table.add_row(escape(each.name), str(each.home), connected_now, age(each.behind_ms), shown)
     return table

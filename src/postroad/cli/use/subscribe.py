@@ -17,7 +17,7 @@ from postroad.cli.use.messages import write_line
 from postroad.client.starts import Start
 from postroad.client.subscription import Subscription
 from postroad.core.protocol.packets import pubend_broker
-from postroad.errors import GapError
+from postroad.errors import GapError, RedeliveredError
 from postroad.transport.loops import run
 
 
@@ -29,6 +29,8 @@ from postroad.transport.loops import run
     help="Filter, such as \"symbol = 'IBM' AND price > 100\".  [the filter of --name if it exists, otherwise all messages]",
 )
 @click.option("--name", help="Name of a durable subscription: messages are kept for it while no client is connected.")
+@click.option("--shared", is_flag=True, help="Share the messages of --name with all others that subscribe to it with --shared.")
+@click.option("--key", default="", help="With --shared: messages with one value of this attribute come one after the other.")
 @click.option("--earliest", is_flag=True, help="Begin with the oldest message in the log, not with the next new one.")
 @click.option(
     "--since", type=SinceType(), help="Begin with what was published less than 10m, 2h or 1d ago, or since a date and time."
@@ -53,6 +55,8 @@ def subscribe(
     urls: tuple[str, ...],
     filter_text: str | None,
     name: str | None,
+    shared: bool,
+    key: str,
     earliest: bool,
     since: timedelta | datetime | None,
     count: int | None,
@@ -88,6 +92,8 @@ def subscribe(
             timeout_s=timeout,
             admission=admission,
             forget=forget,
+            shared=shared,
+            key=key,
         )
     )
     if gaps:
@@ -105,6 +111,8 @@ async def _subscribe(
     timeout_s: float | None,
     admission: str,
     forget: bool,
+    shared: bool,
+    key: str,
 ) -> int:
     gaps: list[GapError] = []
 
@@ -123,6 +131,8 @@ async def _subscribe(
             on_gap=tell,
             auto_ack=False,
             admission=admission,
+            shared=shared,
+            key=key,
         )
         brokers = len({pubend_broker(pubend) for pubend in subscription.starts})
         click.echo(f"subscribed ({brokers} broker{'' if brokers == 1 else 's'})", err=True)
@@ -149,4 +159,7 @@ async def _write(subscription: Subscription, count: int | None, timeout_s: float
         written += 1
         if written == count or written % 256 == 0 or not subscription.waiting:
             sys.stdout.buffer.flush()
-            await subscription.ack()
+            try:
+                await subscription.ack()
+            except RedeliveredError as error:
+                click.echo(f"warning: {error}", err=True)

@@ -48,6 +48,7 @@ from postroad.core.broker.relaying.link_state import LinkStateRouter
 from postroad.core.broker.relaying.nack_answers import CatchUpFromLog, GapFromLog, NackAnswers
 from postroad.core.broker.relaying.stream import Stream
 from postroad.core.broker.relaying.streams import Streams
+from postroad.core.broker.sharing.groups import InnerRequest, RowsStored, Sharing
 from postroad.core.broker.status_report import report_streams, report_subscriptions
 from postroad.core.broker.subscribing.acknowledgements import AcknowledgementsStored
 from postroad.core.broker.subscribing.activation import HomeStored, StartsStored
@@ -83,14 +84,17 @@ from postroad.core.protocol.orders import (
     Refuse,
     Send,
     Stored,
+    is_inner,
 )
 from postroad.core.protocol.status import StreamReport, SubscriptionReport
 from postroad.errors import (
+    DuplicateHandleError,
     DurableElsewhereError,
     FilterError,
     ImplausibleError,
     PostroadError,
     TooManyError,
+    UnknownDurableError,
     UnknownHandleError,
     WrongRoleError,
 )
@@ -160,7 +164,10 @@ class Broker:
             self._log_reads,
         )
         self._subscribing.moves.naming.load(records.reservations)
-        self._range_reads = RangeReads(self._context, self._pubends, self._streams, self._edge, self._durables, self._log_reads)
+        self._sharing = Sharing(self._context, self._durables)
+        self._range_reads = RangeReads(
+            self._context, self._pubends, self._streams, self._edge, self._durables, self._log_reads, self._sharing
+        )
         self._admission = Admission(self._context, self._router, self._pubends, self._durables.here, records.publisher_owners)
         self._publishing.gate = self._admission
         self._admission.gate.publishers = self._publishing
@@ -248,8 +255,10 @@ class Broker:
                 self._link_lost(link, now)
             case Congested(link):
                 self._edge.congested(link)
+                self._sharing.congested(link)
             case Drained(link):
                 self._edge.drained(link)
+                self._sharing.drained(link)
                 for pubend in self._streams:
                     self._subscribing.catching_up.serve(pubend, now)
             case Observed(ticks):
@@ -276,8 +285,11 @@ class Broker:
                 self._releasing.hold_stored(hold)
             case AcknowledgementsStored(positions):
                 self._subscribing.acknowledgements.stored(positions)
+            case RowsStored():
+                self._sharing.stored(write.then)
             case HomeStored():
                 self._subscribing.moves.home_stored(write.then)
+                self._sharing.settled(write.then.name)
             case ReservationStored():
                 self._subscribing.moves.reservation_stored(write.then, now)
             case HorizonsStored(horizons):
@@ -385,6 +397,7 @@ class Broker:
         if self._tell_holds:
             self._tell_holds = False
             self._releasing.tell(again=True)
+        self._serve_shared()
         if self._admission.has_approved:
             for order in self._orders:
                 if isinstance(order, Refuse):
@@ -396,6 +409,42 @@ class Broker:
         taken = list(self._orders)
         self._orders.clear()
         return taken
+
+    def _serve_shared(self) -> None:
+        """Let groups of members take what was sent to their inner links and carry out what they ask, until nothing is left."""
+        while True:
+            if any(isinstance(order, Send | Refuse) and is_inner(order.link) for order in self._orders):
+                orders = list(self._orders)
+                self._orders.clear()
+                for order in orders:
+                    if isinstance(order, Send | Refuse) and is_inner(order.link):
+                        self._take_inner(order)
+                    else:
+                        self._orders.append(order)
+            self._sharing.serve()
+            requests = self._sharing.take_requests()
+            if not requests:
+                return
+            for request in requests:
+                self._carry_out_inner(request)
+
+    def _take_inner(self, order: Send | Refuse) -> None:
+        if isinstance(order, Refuse):
+            self._admission.refused(order.link, order.packet)
+        self._sharing.take(order)
+
+    def _carry_out_inner(self, request: InnerRequest) -> None:
+        """Handle a packet of a group as if a client had sent it, or the end of its inner link."""
+        if request.packet is None:
+            self._forget_parked(request.link)
+            self._subscribing.link_lost(request.link, self._now)
+            self._admission.client_lost(request.link)
+            self._sharing.inner_gone(request.link)
+            return
+        try:
+            self._from_client(request.packet, request.link, None, request.request, self._now)
+        except PostroadError as error:
+            self._context.refuse(request.link, request.request, error)
 
     @property
     def orders_waiting(self) -> int:
@@ -416,6 +465,7 @@ class Broker:
             "clients_reads": len(self._range_reads),
             "writers": len(self._writing),
             "disbelieved": self._disbelieved,
+            **self._sharing.stats(),
             **self._admission.stats(),
             "throttled_pubends": len(self._feedback.throttles()),
             "congestion_alerts": self._feedback.alerts_taken,
@@ -457,7 +507,11 @@ class Broker:
         return report_streams(self._pubends, self._streams, self._edge, sizes)
 
     def report_subscriptions(self, after: int, page: int, wanted: str) -> list[SubscriptionReport]:
-        return report_subscriptions(self._edge, self._clients, after, page, wanted)
+        return report_subscriptions(self._edge, self._clients, after, page, wanted, self._sharing)
+
+    @property
+    def sharing(self) -> Sharing:
+        return self._sharing
 
     # --- what an observer needs ---
 
@@ -502,6 +556,16 @@ class Broker:
         match message:
             case p.Publish():
                 self._publishing.publish(link, message)
+            case p.Subscribe(shared=True) if not is_inner(link):
+                self._join(message, link, packet)
+            case p.AcknowledgeRows():
+                self._sharing.acknowledge(link, message)
+            case p.Unsubscribe() if self._sharing.has_member(link, message.handle):
+                self._sharing.leave(link, message, packet)
+            case p.Flow() if self._sharing.has_member(link, message.handle):
+                self._sharing.flow(link, message)
+            case p.Subscribe() if self._sharing.has_member(link, message.handle):
+                raise DuplicateHandleError(f"handle {message.handle} is in use on this connection")
             case p.PublishColumns():
                 self._publishing.publish_columns(link, message, batch)
             case p.OpenPublisher():
@@ -543,6 +607,14 @@ class Broker:
             case _:
                 raise WrongRoleError(f"a client must not send {type(message).__name__}")
 
+    def _join(self, message: p.Subscribe, link: LinkId, packet: int) -> None:
+        """Add a member to a shared subscription."""
+        if message.name is None:
+            raise UnknownDurableError("a shared subscription needs a name, by which its members find each other")
+        if self._subscribing.is_in_use(link, message.handle) or self._admission.is_waiting(link, message.handle):
+            raise DuplicateHandleError(f"handle {message.handle} is in use on this connection")
+        self._sharing.join(link, message, packet)
+
     def _begin_admitted(self, now: float) -> None:
         """Decide the requests whose verdicts are there, and begin the subscriptions that were admitted."""
         self._admission.decide()
@@ -570,6 +642,10 @@ class Broker:
             self._parked_bytes -= _memory_of(message)
             raise TooManyError(f"this broker has just started and lets at most {PARKED_MAX} subscriptions wait")
         self._parked.append((link, message, packet))
+
+    def _forget_parked(self, link: LinkId) -> None:
+        self._parked = [entry for entry in self._parked if entry[0] != link]
+        self._parked_bytes = sum(_memory_of(message) for _, message, _ in self._parked)
 
     def _take_begun(self, now: float) -> None:
         """Continue with what waited for the first ticks of our pubends."""
@@ -790,8 +866,8 @@ class Broker:
         if link in self._clients:
             del self._clients[link]
             self._publishing.link_lost(link)
-            self._parked = [entry for entry in self._parked if entry[0] != link]
-            self._parked_bytes = sum(_memory_of(message) for _, message, _ in self._parked)
+            self._forget_parked(link)
+            self._sharing.link_lost(link)
             self._subscribing.link_lost(link, now)
             self._range_reads.link_lost(link)
             self._writing.link_lost(link)

@@ -33,7 +33,7 @@ def permit(message: p.Packet, rights: Rights, context: Context) -> p.Packet:
         case p.Subscribe():
             name = None if message.name is None else rights.own_name(message.name)
             return msgspec.structs.replace(message, filter=str(context.permitted_filter(rights, message.filter)), name=name)
-        case p.Acknowledge() | p.Flow() | p.Unsubscribe():
+        case p.Acknowledge() | p.AcknowledgeRows() | p.Flow() | p.Unsubscribe():
             return message  # they name a handle of this connection
         case p.ReadRange() | a.ExplainAdmission():
             return msgspec.structs.replace(message, filter=str(context.permitted_filter(rights, message.filter)))

@@ -9,7 +9,7 @@ import msgspec
 from postroad.core.broker.publishing.pubend import Pubend
 from postroad.core.broker.subscribing.edge import Edge
 from postroad.core.broker.subscribing.subscription import State, Subscription
-from postroad.core.broker.views import RelayedStream
+from postroad.core.broker.views import MemberCounts, RelayedStream
 from postroad.core.protocol.orders import LinkId
 from postroad.core.protocol.status import FILTER_SHOWN_MAX, STREAMS_MAX, StreamReport, SubscriptionReport
 
@@ -49,7 +49,7 @@ def _with_publishing(report: StreamReport, hosted: Pubend) -> StreamReport:
 
 
 def report_subscriptions(
-    edge: Edge, clients: Mapping[LinkId, str], after: int, page: int, wanted: str
+    edge: Edge, clients: Mapping[LinkId, str], after: int, page: int, wanted: str, sharing: MemberCounts | None = None
 ) -> list[SubscriptionReport]:
     """Report up to `page` subscriptions with numbers above `after`; with `wanted`, those with this text in them."""
     reports: list[SubscriptionReport] = []
@@ -60,6 +60,8 @@ def report_subscriptions(
             continue
         subscription = edge.subscriptions[number]
         client = clients.get(subscription.link, "")
+        if sharing is not None and subscription.is_shared and subscription.name is not None:
+            client = f"{sharing.members_of(subscription.name)} members"
         if wanted and not any(wanted in text for text in (subscription.name or "", client, str(subscription.filter))):
             continue
         reports.append(_report_subscription(edge, subscription, client))

@@ -163,6 +163,34 @@ class PublishedMessages(Protocol):
     def due(self, now: float) -> Iterator[tuple[LinkId, int, list[Row], Batch | None]]: ...
 
 
+class SharedRecord(Protocol):
+    """The record of a durable subscription at its home, as far as its members change it."""
+
+    settled: bool
+    subscription: int | None
+    cursors: Positions
+    unfinished: dict[int, list[int]]
+
+
+class MemberCounts(Protocol):
+    """How many members shared subscriptions have."""
+
+    def members_of(self, name: str) -> int: ...
+
+
+class SharedRecords(Protocol):
+    """The records of the durable subscriptions at home here."""
+
+    @property
+    def here(self) -> Mapping[str, SharedRecord]: ...
+
+    def former_home(self, name: str) -> int | None: ...
+
+    def mark(self, name: str) -> None: ...
+
+    def changes(self) -> tuple[tuple[str, bytes | None], ...]: ...
+
+
 class Positioned(Protocol):
     """Something that needs logs from certain positions onwards."""
 

@@ -20,6 +20,11 @@ from postroad.errors import PostroadError
 LinkId: TypeAlias = int  # a connection, to a client or a neighbour; never used twice by one driver
 
 
+def is_inner(link: LinkId) -> bool:
+    """Tell whether a link exists only inside the machine: it is that of the members of a shared subscription together."""
+    return link < 0
+
+
 # --- orders --------------------------------------------------------------------------------------------------------------
 
 

@@ -21,8 +21,11 @@ U32 = Annotated[int, Meta(ge=0, le=0xFFFF_FFFF)]
 U64 = Annotated[int, Meta(ge=0)]  # MessagePack itself ends at 64 bits, and msgspec takes no larger bound than int64
 WallMs = Annotated[int, Meta(ge=0, lt=1 << 47)]  # ids have 48 bits for them, and time goes on
 Name = Annotated[str, Meta(min_length=1, max_length=255)]
+AttributeName = Annotated[str, Meta(max_length=255)]
 FilterText = Annotated[str, Meta(max_length=65536)]
 Positions = Annotated[dict[U64, U64], Meta(max_length=65536)]  # pubend -> tick
+
+RowTicks = Annotated[dict[U64, Annotated[list[U64], Meta(max_length=65536)]], Meta(max_length=65536)]  # pubend -> ticks of rows
 
 PUBEND_BITS: Final = 8
 HOPS_MAX: Final = 32
@@ -138,6 +141,10 @@ class Subscribe(Packet, frozen=True, array_like=True):
     `name` makes it durable. `positions` says where the client already is, and `acknowledged` what it has done with (all of
     that, where a pubend is not named): what lies between may be needed again. A pubend that is not named starts at the
     activation of the subscription, or with `earliest` at the oldest message still held.
+
+    `shared` joins the members of a durable subscription, or creates one with members: the answer is `Joined`. A member is given
+    rows in any order, holds at most `credit` of them and acknowledges each. With `key`, an attribute, rows with the same value
+    are given one after the other.
     """
 
     handle: U32
@@ -147,6 +154,9 @@ class Subscribe(Packet, frozen=True, array_like=True):
     earliest: bool = False
     acknowledged: Positions = {}
     criterion: Annotated[str, Meta(max_length=64)] = ""  # of its admission, in place of the broker's: off, full, or like 20%
+    shared: bool = False
+    key: AttributeName = ""
+    credit: U32 = 0
 
 
 class Subscribed(Packet, frozen=True, array_like=True):
@@ -213,6 +223,35 @@ class AcknowledgementStored(Packet, frozen=True, array_like=True):
     positions: Positions
 
 
+class Joined(Packet, frozen=True, array_like=True):
+    """The client is a member of a shared subscription, which began after these ticks."""
+
+    handle: U32
+    starts: Positions
+
+
+class SharedHome(Packet, frozen=True, array_like=True):
+    """The answer to a member at the wrong broker: the shared subscription lives at broker `home`, and only there."""
+
+    handle: U32
+    home: U32
+
+
+class AcknowledgeRows(Packet, frozen=True, array_like=True):
+    """A member has done with these rows: pubend -> ticks. `RowsAcknowledged` follows when that is on disk."""
+
+    handle: U32
+    ticks: RowTicks
+
+
+class RowsAcknowledged(Packet, frozen=True, array_like=True):
+    """These rows are acknowledged on disk: nobody is given them again. Those `refused` this member does not hold (any more)."""
+
+    handle: U32
+    ticks: RowTicks
+    refused: RowTicks = {}
+
+
 class Flow(Packet, frozen=True, array_like=True):
     """Send no rows of this subscription for now, or go on: its reader is slow, and others share the connection."""
 
@@ -249,7 +288,8 @@ class ListPubends(Packet, frozen=True, array_like=True):
 class DurableEntry(msgspec.Struct, frozen=True, array_like=True):
     """A durable subscription. `filter` is None when its home cannot be asked now.
 
-    `behind_ms` is how far its slowest cursor lies behind what its home knows of the stream.
+    `behind_ms` is how far its slowest cursor lies behind what its home knows of the stream. A shared one may have a `key`, and
+    has `members` now.
     """
 
     name: Name
@@ -257,6 +297,9 @@ class DurableEntry(msgspec.Struct, frozen=True, array_like=True):
     filter: FilterText | None = None
     connected: bool = False
     behind_ms: U64 = 0
+    shared: bool = False
+    key: AttributeName = ""
+    members: U32 = 0
 
 
 DurablePage = Annotated[list[DurableEntry], Meta(max_length=65536)]
@@ -590,6 +633,7 @@ class HomeReply(Unicast, frozen=True, array_like=True):
     lost_cursors: Annotated[
         list[U64], Meta(max_length=65_536)
     ] = []  # pubends where its client gets a gap, because its cursor was lost
+    shared: bool = False  # it has members, who connect there
 
 
 class Remembered(Unicast, frozen=True, array_like=True):

@@ -78,7 +78,7 @@ class SubscriptionReport(_Report, frozen=True, array_like=True):
 
     number: _U64
     link: _U64
-    client: _Text
+    client: _Text  # of a shared subscription: how many members it has
     name: _Text  # empty: not durable
     filter: _Text
     lag_ms: _U64  # how far its slowest stream is behind

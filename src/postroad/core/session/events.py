@@ -62,6 +62,39 @@ class RowsDelivered:
 
 
 @dataclass(frozen=True, slots=True)
+class RowsGiven:
+    """Messages of a pubend for this member of a shared subscription: it holds them until it acknowledges them."""
+
+    subscription: int
+    pubend: int
+    batch: Batch
+
+
+@dataclass(frozen=True, slots=True)
+class RowsFinished:
+    """Acknowledgements of a member are on the disk of the broker. The `refused` ones are not: it does not hold those messages."""
+
+    subscription: int
+    ticks: dict[int, list[int]]  # by pubend
+    refused: dict[int, list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class MemberLost:
+    """A member lost its connection to its broker: what it held is given to others. It joins again by itself."""
+
+    subscription: int
+
+
+@dataclass(frozen=True, slots=True)
+class HomeNamed:
+    """A shared subscription is served by broker `home` only: connect there, or call `not_found`."""
+
+    subscription: int
+    home: int
+
+
+@dataclass(frozen=True, slots=True)
 class PositionsStored:
     """The broker has stored the acknowledgements of a durable subscription up to these ticks.
 
@@ -198,6 +231,10 @@ Event: TypeAlias = (
     | SubscriptionActive
     | PubendJoined
     | RowsDelivered
+    | RowsGiven
+    | RowsFinished
+    | MemberLost
+    | HomeNamed
     | PositionsStored
     | Missed
     | SubscriptionFailed

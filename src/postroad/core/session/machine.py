@@ -30,6 +30,7 @@ from postroad.core.protocol.packets import (
     EpochSealed,
     Flow,
     Gap,
+    Joined,
     ListPubends,
     OpenPublisher,
     Packet,
@@ -38,6 +39,8 @@ from postroad.core.protocol.packets import (
     PublisherOpened,
     PublishRefused,
     RangeRead,
+    RowsAcknowledged,
+    SharedHome,
     Started,
     Subscribed,
     Unsubscribe,
@@ -62,6 +65,7 @@ from postroad.core.session.events import (
 from postroad.core.session.named_writers import SessionWriters
 from postroad.core.session.publishing import Doubt, PublishingConfig, Registration, Throttled, id_tick
 from postroad.core.session.range_reads import SessionReads
+from postroad.core.session.sharing import Membership, SessionMembers
 from postroad.core.session.subscribing import SubscriptionState
 from postroad.errors import (
     AdmissionError,
@@ -133,6 +137,7 @@ class Session:
         self._reading = SessionReads(self._question, self._tell, self._retry_delay)
         self.advertising: Final = SessionAdvertisements(self._ask_over, self._tell, self._retry_delay)
         self.writing: Final = SessionWriters(self._question, self._send_main, self._tell, self._retry_delay)
+        self.sharing: Final = SessionMembers(self._question, self._send_on_main, self._tell, self._retry_delay, self._next_handle)
 
     # --- the driver ------------------------------------------------------------------------------------------------------
 
@@ -152,6 +157,7 @@ class Session:
             self.main = link
             for subscription in self.subscriptions.values():
                 self._subscribe(subscription)
+            self.sharing.connected()
             self._reading.connected()
             self.writing.connected()
         for publisher in self.publishers.values():
@@ -175,6 +181,7 @@ class Session:
             self._fail_questions(NotConnectedError("the connection was lost before an answer arrived"))
             self._subscribing.clear()
             self._unsubscribing.clear()
+            self.sharing.disconnected()
             self._reading.disconnected()
             self.writing.disconnected()
             for subscription in self.subscriptions.values():
@@ -187,6 +194,8 @@ class Session:
     ) -> None:  # the machines' contract
         """Take a packet of the broker."""
         match message:
+            case _ if link == self.main and self.sharing.concerns(message):
+                self.sharing.receive(message, batch, packet, now)
             case Deliver():
                 self._deliver(message, batch)
             case PublishAcknowledged():
@@ -223,6 +232,8 @@ class Session:
                 self.writing.opened(message, packet, self._clock_ms)
             case EpochSealed():
                 self.writing.sealed(message, packet)
+            case Joined() | RowsAcknowledged() | SharedHome():
+                pass  # the member has left
             case _ if message.is_answer:
                 if packet in self._questions:
                     del self._questions[packet]
@@ -243,6 +254,7 @@ class Session:
             self._end(self.subscriptions[key], error)
         if link == self.main:
             self.advertising.refused(packet, error, now)
+            self.sharing.refused(packet, error, now)
             self._reading.refused(packet, error, now)
             self.writing.refused(packet, error, now)
         if packet in self._questions and link == self.main:
@@ -260,13 +272,14 @@ class Session:
                 publisher.retry_at = None
                 self._open(publisher)
         self.advertising.wake(now)
+        self.sharing.wake(now)
         self._reading.wake(now)
         self.writing.wake(now)
 
     def deadline(self) -> float | None:
         """When `wake` should be called."""
         waiting = [each.retry_at for each in self.subscriptions.values()] + [each.retry_at for each in self.publishers.values()]
-        waiting += self._reading.deadlines() + self.writing.deadlines() + self.advertising.deadlines()
+        waiting += self.sharing.deadlines() + self._reading.deadlines() + self.writing.deadlines() + self.advertising.deadlines()
         return min((time for time in waiting if time is not None), default=None)
 
     def outputs(self) -> list[Send]:
@@ -279,6 +292,7 @@ class Session:
                         Send(link, message, batch, data=True) for message, batch in registration.take(self._clock_ms)
                     ]
         self.writing.send_frames(self._clock_ms)
+        self.sharing.send_acknowledgements()
         for subscription in self.subscriptions.values():
             if subscription.active and subscription.has_news():
                 self._send_acknowledgement(subscription)
@@ -550,6 +564,21 @@ class Session:
         self._subscribe(subscription)
         return key
 
+    def join(
+        self,
+        filter_text: str,
+        *,
+        name: str,
+        ordered_by: str = "",
+        credit: int,
+        earliest: bool = False,
+        criterion: str = "",
+    ) -> int:
+        """Become a member of a shared subscription; see `sharing`. `ordered_by` is the attribute that orders, if any."""
+        key = self._next_key()
+        self.sharing.join(Membership(key, filter_text, name, ordered_by, credit, earliest, criterion))
+        return key
+
     def acknowledge(self, key: int, pubend: int, tick: int, *, confirm: bool = False) -> None:
         """Note that the application has done with everything of the pubend up to this tick.
 
@@ -613,8 +642,7 @@ class Session:
         if self.main is None or subscription.retry_at is not None or subscription.ending:
             return
         self._handles.pop(subscription.handle, None)
-        self._handle = self._handle % HANDLE_MAX + 1
-        subscription.handle = self._handle
+        subscription.handle = self._next_handle()
         subscription.active = False
         self._handles[subscription.handle] = subscription
         packet = self.next_packet()
@@ -764,6 +792,10 @@ class Session:
     def _tell(self, event: Event) -> None:
         self._events.append(event)
 
+    def _send_on_main(self, message: Packet) -> None:
+        if self.main is not None:
+            self._outputs.append(Send(self.main, message))
+
     def _question(self, message: Packet) -> int:
         if self.main is None:
             return 0
@@ -812,6 +844,10 @@ class Session:
 
     def _retry_delay(self, refusals: int) -> float:
         return min(self.config.retry_s * 2.0 ** min(refusals, 16), self.config.retry_s_max)
+
+    def _next_handle(self) -> int:
+        self._handle = self._handle % HANDLE_MAX + 1
+        return self._handle
 
     def _next_key(self) -> int:
         self._keys += 1

@@ -14,6 +14,7 @@ from postroad.sim.checkers.delivery import Completeness, ExactlyOnce, NoPhantom,
 from postroad.sim.checkers.liveness import BoundedMemory, Converges, ReservationsAgree, ThrottlesEnd
 from postroad.sim.checkers.publishing import AcknowledgedIsDurable, OnePubend, PublishersConverge
 from postroad.sim.checkers.release import GapsAreEarned, LogsAreReleased, ReleaseSafety
+from postroad.sim.checkers.sharing import SharedCompleteness, SharedExactlyOnce, SharedOrder
 from postroad.sim.checkers.tracking import TracksAreTrue
 from postroad.sim.checkers.violations import KINDS, Kind, Matches, Violation
 from postroad.sim.history import History
@@ -35,6 +36,9 @@ CHECKERS: Final[tuple[Factory, ...]] = (
     NoPhantom,
     Completeness,
     StartExactness,
+    SharedExactlyOnce,
+    SharedOrder,
+    SharedCompleteness,
     OnePubend,
     AcknowledgedIsDurable,
     PublishersConverge,

@@ -147,6 +147,11 @@ class Admission:
         entry = self.reservations.request(self._context.filter(packet.filter), full=False, now=now, dry=True)
         self._asking[entry.key] = _Asking(link, request, criterion, packet)
 
+    def is_waiting(self, link: LinkId, handle: int) -> bool:
+        """Tell whether a subscription waits for verdicts."""
+        places = ((each.link, each.packet.handle) for each in self._asking.values() if isinstance(each.packet, Subscribe))
+        return (link, handle) in places
+
     def unsubscribe(self, link: LinkId, handle: int) -> Subscribe | None:
         """End a subscription that waits for verdicts, and return its request; None if there is none."""
         for key, asking in list(self._asking.items()):

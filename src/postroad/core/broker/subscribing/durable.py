@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 from postroad.core.broker.trust import COUNT_MAX, leaves_room
-from postroad.core.protocol.packets import DurableHome, Positions
+from postroad.core.protocol.packets import DurableHome, Positions, Subscribe
 from postroad.core.protocol.rights import owner_of
 from postroad.types import COUNTER_BITS
 
@@ -38,6 +38,9 @@ class DurableRecord(msgspec.Struct, frozen=True, array_like=True):
     It was created at `created_ms` (by the clock of the broker where it was created; 0 if not known). Every matching message after
     `starts` of each pubend belongs to it. Its client may have been told where it starts in the `begun` ones. In the `lost` ones a
     former home lost its cursor, and the client has not shown yet that it knows of that gap.
+
+    A shared one has members. In `unfinished` stands, for each pubend in which they acknowledged rows above the cursor, the
+    highest of those and then the rows below it that are not acknowledged.
     """
 
     filter: str
@@ -48,6 +51,9 @@ class DurableRecord(msgspec.Struct, frozen=True, array_like=True):
     starts: dict[int, int] = {}
     begun: list[int] = []
     lost: list[int] = []
+    shared: bool = False
+    key: str = ""
+    unfinished: dict[int, list[int]] = {}
 
 
 @dataclass(slots=True)
@@ -71,6 +77,9 @@ class Durable:
     lost: dict[int, None] = field(default_factory=dict)  # pubends in which its client gets a gap: its cursor was lost
     known_pubends: Positions = field(default_factory=dict)  # pubends known at its creation here -> its start if unreachable
     beginning: bool = False  # it is being created: in reachable pubends it starts where its interest becomes active
+    shared: bool = False  # it has members, see `sharing`
+    key: str = ""  # the attribute that orders what its members get
+    unfinished: dict[int, list[int]] = field(default_factory=dict)  # as in the record
 
     @property
     def created_tick(self) -> int:
@@ -86,9 +95,18 @@ class Durable:
         return self.first_tick, self.known_pubends.get(pubend, self.first_tick)
 
     def record(self) -> DurableRecord:
-        settled = self.settled or self.settling
         return DurableRecord(
-            self.filter, self.version, self.cursors, settled, self.created_ms, self.starts, list(self.begun), list(self.lost)
+            self.filter,
+            self.version,
+            self.cursors,
+            self.settled or self.settling,
+            self.created_ms,
+            self.starts,
+            list(self.begun),
+            list(self.lost),
+            self.shared,
+            self.key,
+            self.unfinished,
         )
 
 
@@ -129,6 +147,9 @@ class Durables:
             starts=dict(record.starts),
             begun=dict.fromkeys(record.begun),
             lost=dict.fromkeys(record.lost),
+            shared=record.shared,
+            key=record.key,
+            unfinished=dict(record.unfinished),
         )
         self.here[name] = durable
         if durable.settled:
@@ -145,9 +166,10 @@ class Durables:
         durable = Durable(name, "", version, dict(cursors), dict(cursors), stored=True, damaged=True, created_ms=created_ms)
         self.here[name] = durable
 
-    def mend(self, durable: Durable, filter_: str) -> None:
-        """Set the filter of a damaged record, as its client states it."""
-        durable.filter, durable.damaged = filter_, False
+    def mend(self, durable: Durable, stated: Subscribe) -> None:
+        """Set what is not known any more of a damaged record, as its client states it."""
+        durable.filter, durable.damaged = stated.filter, False
+        durable.shared, durable.key = stated.shared, stated.key
         self._dirty[durable.name] = None
 
     def _know(self, home: DurableHome) -> None:

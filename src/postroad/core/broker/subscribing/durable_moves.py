@@ -37,7 +37,14 @@ from postroad.core.protocol.packets import (
     pubend_broker,
 )
 from postroad.core.protocol.rights import owner_of
-from postroad.errors import DurableBusyError, DurableElsewhereError, DurableFilterError, TooManyError
+from postroad.errors import (
+    DurableBusyError,
+    DurableElsewhereError,
+    DurableFilterError,
+    DurableKindError,
+    SharedElsewhereError,
+    TooManyError,
+)
 
 WAITING_MAX: Final = 1024  # clients that wait for a vote on a name, or for its former home
 DOUBTS_S: Final = 1.0  # how often the former home of a damaged record is asked
@@ -57,6 +64,8 @@ class Move:
     version: int
     deadline: float
     earliest: bool
+    shared: bool
+    key: str
 
 
 class DurableMoves:
@@ -93,7 +102,10 @@ class DurableMoves:
             return
         if durable is not None and not durable.moved and not durables.is_doubtful(name):
             if durable.damaged:
-                durables.mend(durable, packet.filter)
+                durables.mend(durable, packet)
+            elif (durable.shared, durable.key) != (packet.shared, packet.key):
+                self._context.refuse(link, request, _other_kind(durable))
+                return
             elif self._context.filter(durable.filter) != self._context.filter(packet.filter):
                 self._context.refuse(link, request, _other_filter(name, durable.filter))
                 return
@@ -200,6 +212,7 @@ class DurableMoves:
         durable = self._durables.take_home(name, packet.filter, {}, created_ms=context.wall_ms)
         durable.beginning = True
         durable.lost = {pubend: None for pubend in lost if pubend not in packet.positions}
+        durable.shared, durable.key = packet.shared, packet.key
         known = [*context.routes.pubends(), *(pubend for pubends in context.known.values() for pubend in pubends)]
         durable.known_pubends = {pubend: self._begin_out_of_reach(durable, pubend) for pubend in known}
         placed = {**packet.positions, **durable.lost}
@@ -236,6 +249,8 @@ class DurableMoves:
         query = HomeQuery(home, self._context.broker, FULL_HOPS, name, version)
         if home in self._context.config.retired:
             self._begin_again(move, now)  # its record is gone with it
+        elif packet.shared:  # only its home knows what the members acknowledged
+            self._context.refuse(link, request, SharedElsewhereError(name, home))
         elif self._context.unicast(query):
             self._moves[name] = move
         else:
@@ -244,11 +259,27 @@ class DurableMoves:
     def _make_move(self, link: LinkId, request: int, packet: Subscribe, name: str, version: int, now: float) -> Move:
         deadline = now + self._context.config.home_query_s
         brought, done = packet.positions, packet.acknowledged
-        return Move(link, request, packet.handle, packet.filter, name, brought, done, version, deadline, packet.earliest)
+        return Move(
+            link,
+            request,
+            packet.handle,
+            packet.filter,
+            name,
+            brought,
+            done,
+            version,
+            deadline,
+            packet.earliest,
+            packet.shared,
+            packet.key,
+        )
 
     def home_answered(self, reply: HomeReply, now: float) -> None:
         """Continue with a move, or with a creation that met another creator, when the broker it asked has answered."""
         self._resolve_doubt(reply)
+        if reply.shared:
+            self._found_shared(reply)
+            return
         move = self._moves.pop(reply.name, None) or self._move_of_creation(reply, now)
         if move is None:
             return
@@ -275,6 +306,17 @@ class DurableMoves:
             return None
         self._durables.outbid(reply.name, reply.home_version)
         return self._make_move(creation.link, creation.request, creation.packet, creation.name, reply.version, now)
+
+    def _found_shared(self, reply: HomeReply) -> None:
+        """Send a client to the home of a shared subscription, which does not move."""
+        error = SharedElsewhereError(reply.name, reply.source)
+        move = self._moves.get(reply.name)
+        creation = self.naming.found(reply.name, reply.version)
+        if move is not None and move.version == reply.version:
+            del self._moves[reply.name]
+            self._context.refuse(move.link, move.packet, error)
+        elif creation is not None:
+            self._context.refuse(creation.link, creation.request, error)
 
     def _begin_move(self, move: Move, reply: HomeReply | None, now: float) -> None:
         """Become the home of a durable subscription, with the record of its former home if that answered."""
@@ -312,7 +354,7 @@ class DurableMoves:
     def _begin_again(self, move: Move, now: float) -> None:
         """Create a durable subscription again whose former home lost the record."""
         lost = self._list_known_pubends()
-        packet = Subscribe(move.handle, move.filter, move.name, move.positions, move.earliest)
+        packet = Subscribe(move.handle, move.filter, move.name, move.positions, move.earliest, shared=move.shared, key=move.key)
         self._create(move.name, packet, lost)
         self._activation.begin(move.link, move.packet, packet, dict(move.positions), dict(move.acknowledged), now, lost)
 
@@ -335,7 +377,10 @@ class DurableMoves:
         if contradicts and self._durables.believes(query.name, query.version):
             self._claim(DurableHome(query.name, query.version, query.source, settled=False))
         known = durable is not None
-        busy = durable.subscription is not None if durable is not None else not query.doubtful and self.naming.asked(query)
+        if durable is not None:
+            busy = durable.subscription is not None or durable.shared  # a shared one stays here
+        else:
+            busy = not query.doubtful and self.naming.asked(query)
         text = durable.filter if durable is not None else ""
         cursors: Positions = durable.cursors if durable is not None else {}
         starts: Positions = durable.starts if durable is not None else {}
@@ -362,6 +407,7 @@ class DurableMoves:
             here,
             begun,
             lost_cursors,
+            durable is not None and durable.shared,
         )
         self._context.unicast(reply)
 
@@ -437,6 +483,13 @@ class DurableMoves:
 
 def _elsewhere(name: str, home: int) -> DurableElsewhereError:
     return DurableElsewhereError(f"broker {home}, the home of {name!r}, does not answer; try again later")
+
+
+def _other_kind(durable: Durable) -> DurableKindError:
+    kind = "is not shared"
+    if durable.shared:
+        kind = f"is shared with the key {durable.key!r}" if durable.key else "is shared without a key"
+    return DurableKindError(f"the durable subscription {durable.name!r} {kind}; subscribe in the same way, or delete it")
 
 
 def _other_filter(name: str, filter_: str) -> DurableFilterError:

@@ -235,7 +235,7 @@ class Edge:
                 self.streams[pubend].engaged -= 1
             self._behind.get(pubend, {}).pop(subscription.number, None)
             if self._observed and progress.is_announced:
-                self._orders.append(Detached(subscription.number, pubend, self.reached(progress, pubend)))
+                self._orders.append(Detached(subscription.number, pubend, self._sent(subscription, pubend)))
             progress.apply(Event.ENDED)
 
     def wait_for(self, subscription: Subscription, pubend: int) -> None:
@@ -374,7 +374,12 @@ class Edge:
         """Return the tick up to which every matching row was sent; 0 for a subscription that has ended."""
         subscription = self.subscriptions.get(number)
         progress = subscription.progress.get(pubend) if subscription is not None else None
-        return 0 if progress is None else self.reached(progress, pubend)
+        return 0 if subscription is None or progress is None else self._sent(subscription, pubend)
+
+    def _sent(self, subscription: Subscription, pubend: int) -> int:
+        """Return the tick up to which clients were sent every matching row. Of a shared one that is what they have finished."""
+        progress = subscription.progress[pubend]
+        return progress.acknowledged if subscription.is_shared else self.reached(progress, pubend)
 
     # --- live delivery ---
 
@@ -431,6 +436,8 @@ class Edge:
                     continue
                 rows = within
             self._send_rows(subscription, progress, pubend, part.hi, rows)
+            if subscription.is_shared:
+                continue
             if rows is selected:
                 whole.append(subscription.number)
                 rows_of.append(matching)
@@ -610,7 +617,7 @@ class Edge:
             within = rows_within(batch, progress.position, hi)
             if within is not None:
                 self._send_rows(subscription, progress, pubend, int(within.ticks()[-1]), within)
-                if self._observed:
+                if self._observed and not subscription.is_shared:
                     self._orders.append(Delivered(pubend, within, (subscription.number,), (np.arange(len(within)),)))
         progress.position = max(progress.position, hi)
         progress.piece = None

@@ -23,7 +23,7 @@ from postroad.core.broker.context import FULL_HOPS, Context
 from postroad.core.broker.log_reads import LogReads
 from postroad.core.broker.subscribing.durable import Durable, Durables
 from postroad.core.broker.subscribing.edge import Edge
-from postroad.core.broker.views import HostedPubends, RelayedStreams
+from postroad.core.broker.views import HostedPubends, MemberCounts, RelayedStreams
 from postroad.core.filters.filter import Filter
 from postroad.core.protocol.orders import LinkId, LogRead, ReadLog, Send
 from postroad.core.protocol.packets import (
@@ -95,6 +95,7 @@ class RangeReads:
         edge: Edge,
         durables: Durables,
         log_reads: LogReads,
+        sharing: MemberCounts,
     ) -> None:
         self._context = context
         self._pubends = pubends
@@ -102,6 +103,7 @@ class RangeReads:
         self._edge = edge
         self._durables = durables
         self._log_reads = log_reads
+        self._sharing = sharing
         self._reads: dict[int, _Read] = {}
         self._listings: dict[int, _Listing] = {}
 
@@ -289,7 +291,10 @@ class RangeReads:
         frontiers = {pubend: stream.cache.frontier for pubend, stream in self._streams.items()}
         behind = [frontiers[pubend] - tick for pubend, tick in cursors.items() if pubend in frontiers]
         behind_ms = max(0, *behind, 0) >> COUNTER_BITS
-        return DurableEntry(durable.name, self._context.broker, durable.filter, subscription is not None, behind_ms)
+        members = self._sharing.members_of(durable.name)
+        connected = subscription is not None
+        home = self._context.broker
+        return DurableEntry(durable.name, home, durable.filter, connected, behind_ms, durable.shared, durable.key, members)
 
 
 def _add_page(listing: _Listing, entries: list[DurableEntry], more: bool) -> None:

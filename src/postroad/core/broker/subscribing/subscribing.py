@@ -60,7 +60,7 @@ class Subscribing:
 
     def subscribe(self, link: LinkId, packet: Subscribe, request: int, now: float) -> None:
         context = self._context
-        if self._is_in_use(link, packet.handle):
+        if self.is_in_use(link, packet.handle):
             context.refuse(link, request, DuplicateHandleError(f"handle {packet.handle} is in use on this connection"))
             return
         if len(self._edge.subscriptions) >= context.config.subscriptions_max:
@@ -94,7 +94,7 @@ class Subscribing:
         own = sum(self._edge.count_of_link(each) for each, of_link in rights.items() if of_link.owner == owner)
         return own >= self._context.config.subscriptions_per_identity_max
 
-    def _is_in_use(self, link: LinkId, handle: int) -> bool:
+    def is_in_use(self, link: LinkId, handle: int) -> bool:
         """Tell whether a connection has a subscription with this handle, or waits for one."""
         return self.moves.is_waiting(link, handle) or self._edge.find(link, handle) is not None
 

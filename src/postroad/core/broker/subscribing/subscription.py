@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Final
 
 from postroad.core.filters.filter import Filter
-from postroad.core.protocol.orders import LinkId
+from postroad.core.protocol.orders import LinkId, is_inner
 
 
 class State(Enum):
@@ -127,3 +127,8 @@ class Subscription:
     lost_cursors: dict[int, None] = field(default_factory=dict)  # pubends in which its cursor was lost: the client gets a gap
     answered: bool = False  # the client received `Subscribed`
     open: bool = True  # the client takes rows; see `Flow`
+
+    @property
+    def is_shared(self) -> bool:
+        """Tell whether members of a group get its rows: then the group observes what they are given."""
+        return is_inner(self.link)
