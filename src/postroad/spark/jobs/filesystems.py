@@ -1,20 +1,19 @@
-"""Where files lie: a local directory, or any file system that Spark reaches through a URI. Workers use `read_uri` only."""
+"""Where files of a lake lie: a local directory, an object store by `pyarrow.fs`, or what only Java's file systems reach."""
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
-import pyarrow as pa
-from pyarrow.fs import FileSystem
 from pyspark.sql import SparkSession
 
-_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://|file:/")
+from postroad.errors import SparkError
+from postroad.spark.cluster import has_context
+from postroad.storage.remote import RemotePath, located, path_of, size_of
+
 NEW_PREFIX: Final = "."
-_ARROW_SCHEMES: Final = {"s3a": "s3", "s3n": "s3"}  # Hadoop's names of them
 
 
 class FileEntry(NamedTuple):
@@ -56,22 +55,16 @@ class Place(Protocol):
         ...
 
 
-def is_uri(path: str) -> bool:
-    return _SCHEME.match(path) is not None
-
-
-def read_uri(uri: str) -> pa.Buffer:
-    """Read a file whole, in any process, without Java; `ValueError` for a file system that Arrow does not know."""
-    scheme, _, rest = uri.partition(":")
-    # Hadoop writes file:/path, and Arrow wants file:///path.
-    known = f"file:///{rest.lstrip('/')}" if scheme == "file" else f"{_ARROW_SCHEMES.get(scheme, scheme)}:{rest}"
-    filesystem, path = FileSystem.from_uri(known)
-    with filesystem.open_input_file(path) as file:
-        return file.read_buffer()
-
-
 def place(spark: SparkSession, root: str) -> Place:
-    return HadoopPlace(spark, root) if is_uri(root) else LocalPlace(root)
+    path = path_of(root)
+    if not isinstance(path, RemotePath):
+        return LocalPlace(str(path))
+    try:
+        return ArrowPlace(path)
+    except (ValueError, NotImplementedError) as error:
+        if not has_context(spark):
+            raise SparkError(f"{root}: this process has no client of that file system ({error})") from error
+        return HadoopPlace(spark, root)
 
 
 class LocalPlace:
@@ -130,6 +123,53 @@ class LocalPlace:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+class ArrowPlace:
+    """Through Arrow's file systems, in this process. An object appears whole or not at all; a rename is a copy and a removal."""
+
+    def __init__(self, root: RemotePath) -> None:
+        self._root = root
+        located(root)  # a scheme that Arrow does not know is refused here
+
+    @property
+    def root(self) -> str:
+        return str(self._root)
+
+    def listed(self, pattern: str) -> list[FileEntry]:
+        found = []
+        for path in self._root.glob(pattern):
+            directory = path.is_dir()
+            found.append(FileEntry(str(path), 0 if directory else size_of(path), directory))
+        return sorted(found)
+
+    def exists(self, name: str) -> bool:
+        return (self._root / name).exists()
+
+    def read(self, name: str) -> bytes:
+        return (self._root / name).read_bytes()
+
+    def create(self, name: str, data: bytes) -> None:
+        if self.exists(name):
+            raise FileExistsError(f"{self.root}/{name}")
+        (self._root / name).write_bytes(data)
+
+    def rename(self, old: str, new: str) -> None:
+        filesystem, source = located(self._root / old)
+        target = located(self._root / new)[1]
+        filesystem.create_dir(target.rpartition("/")[0], recursive=True)
+        filesystem.move(source, target)
+
+    def remove(self, name: str) -> None:
+        path = self._root / name
+        if path.is_dir():
+            filesystem, directory = located(path)
+            filesystem.delete_dir(directory)
+        else:
+            path.unlink(missing_ok=True)
+
+    def settle(self, name: str) -> None:
+        """Nothing to do: an object that is there is durable."""
 
 
 class HadoopPlace:

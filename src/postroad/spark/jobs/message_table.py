@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -31,9 +30,10 @@ from postroad.core.batch.schema import ATTRIBUTE_PREFIX, KIND_TYPES, Kind, layou
 from postroad.errors import LakeError
 from postroad.spark.jobs.arrow import array, id_column, ids_of, integers, record_batch
 from postroad.spark.jobs.directories import DataDirectory, data_directories
-from postroad.spark.jobs.filesystems import Place, is_uri, place
+from postroad.spark.jobs.filesystems import Place, place
 from postroad.spark.jobs.published import Kernel, LogHole, Numbered, joined, log_paths, not_checked, tick_bounds, touching
 from postroad.storage.directory import logs_in
+from postroad.storage.remote import path_of
 from postroad.storage.segment.external_reader import observe
 from postroad.types import COUNTER_BITS
 
@@ -262,7 +262,7 @@ def open_lake_rows(spark: SparkSession, path: str, directories: Sequence[str] = 
         ranges[taken.pubend] = (min(lo, taken.lo), max(hi, taken.hi))
     holes = [LogHole(taken.pubend, taken.lo, taken.hi, taken.problem) for taken in lake.taken if taken.problem]
     absent = [LogHole(pubend, 0, lo, "released before the lake began") for pubend, (lo, _) in sorted(ranges.items()) if lo > 0]
-    for pubend, where in log_paths(local_directories(directories)) if local_directories(directories) else ():
+    for pubend, where in log_paths(directories_with_logs(directories)) if directories_with_logs(directories) else ():
         view = observe(where, pubend, tolerant=True)
         reached = ranges.setdefault(pubend, (view.released, view.released))[1]
         if view.last > reached:
@@ -270,12 +270,12 @@ def open_lake_rows(spark: SparkSession, path: str, directories: Sequence[str] = 
     return LakeRows(spark, ranges, tuple(holes), path, lake.attributes, tuple(absent), data_directories(directories))
 
 
-def local_directories(sources: Sequence[str]) -> list[str]:
+def directories_with_logs(sources: Sequence[str]) -> list[str]:
     """Return the sources that hold logs which can be looked at."""
     found = []
     for source in sources:
-        root = Path(source)
-        if not is_uri(source) and root.is_dir() and (logs_in(root) or any(logs_in(path) for path in root.glob("*"))):
+        root = path_of(source)
+        if root.is_dir() and (logs_in(root) or any(logs_in(path) for path in root.glob("*"))):
             found.append(source)
     return found
 

@@ -21,6 +21,7 @@ from postroad.spark.cluster import parallelism
 from postroad.spark.jobs.arrow import id_column, record_batch
 from postroad.spark.jobs.directories import DataDirectory, data_directories
 from postroad.storage.directory import logs_in
+from postroad.storage.remote import path_of
 from postroad.storage.segment.external_reader import LogView, Part, observe, parts, read_part, sound_parts
 from postroad.types import COUNTER_BITS
 
@@ -180,7 +181,7 @@ def log_paths(directories: Sequence[str]) -> list[tuple[int, Path]]:
     """Find the logs in data directories: (pubend, path), each once."""
     found: dict[int, Path] = {}
     for directory in directories:
-        root = Path(directory)
+        root = path_of(directory).absolute()  # tasks run elsewhere
         here = [logs_in(root)] if logs_in(root) else [logs_in(path) for path in sorted(root.glob("*"))]
         if not any(here):
             raise LogsMissingError(directory)

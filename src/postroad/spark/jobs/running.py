@@ -19,6 +19,7 @@ from postroad.spark import session
 from postroad.spark.causes import root_cause
 from postroad.spark.jobs.trace import text_of
 from postroad.spark.progress import shown
+from postroad.storage.remote import path_of
 
 Format: TypeAlias = Literal["parquet", "csv", "json"]
 
@@ -68,6 +69,7 @@ def plain_error(error: Exception) -> PostroadError:
 
 def write(frame: DataFrame, path: str, form: Format) -> None:
     """Write a table as a directory of files; ids become text. The directory must not be there yet."""
+    path = str(path_of(path).absolute())  # whoever writes it runs elsewhere
     told = frame.withColumn("id", text_of(F.col("id"))) if "id" in frame.columns else frame
     match form:
         case "parquet":

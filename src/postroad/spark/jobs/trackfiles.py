@@ -7,7 +7,6 @@ Copies of unfinished elements vanish when the broker writes newer ones, so their
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -16,8 +15,8 @@ import pyarrow.compute as pc
 
 from postroad.errors import TrackFileError
 from postroad.spark.jobs.arrow import array, binaries, flags, integers, record_batch, schema_of
-from postroad.spark.jobs.filesystems import is_uri, read_uri
 from postroad.spark.jobs.matching import Flags, pack_ids
+from postroad.storage.remote import path_of, read_whole
 from postroad.tracking.files.chain import digest_text
 from postroad.tracking.files.format import FormatError, TrackTable, unpack
 from postroad.tracking.files.schema import HISTORY_KINDS
@@ -65,10 +64,10 @@ _COLUMNS: Final = (
 
 
 def read_index(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Turn names of files (`file`, and `content` where Spark read it) into their rows, each file's head first."""
-    for name, content in _files(batches):
+    """Turn names of files (`file`) into their rows, each file's head first."""
+    for name in (str(each) for batch in batches for each in batch.column("file").to_pylist()):
         try:
-            data = read(name) if content is None else content
+            data = read(name)
             table = open_table(name, data)
             rows = list(_index_rows(name, table))
         except FileNotFoundError:
@@ -80,21 +79,9 @@ def read_index(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield from rows
 
 
-def _files(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, pa.Buffer | None]]:
-    for batch in batches:
-        has_content = "content" in batch.schema.names
-        for index, name in enumerate(batch.column("file").to_pylist()):
-            yield str(name), _buffer(batch.column("content"), index) if has_content else None
-
-
-def _buffer(column: Any, index: int) -> pa.Buffer:
-    found: pa.Buffer = column[index].as_buffer()
-    return found
-
-
 def read(name: str) -> pa.Buffer:
     try:
-        return read_uri(name) if is_uri(name) else pa.py_buffer(Path(name).read_bytes())
+        return read_whole(path_of(name))
     except FileNotFoundError:
         raise
     except OSError as error:

@@ -10,7 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from glob import has_magic
 from typing import Final, Literal, TypeAlias
 
 import pyarrow as pa
@@ -21,9 +21,9 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody writes it
 from postroad.errors import TrackFileError, TracksMissingError
 from postroad.spark.cluster import parallelism
 from postroad.spark.jobs import trackfiles
-from postroad.spark.jobs.filesystems import is_uri, place
 from postroad.spark.jobs.trackfiles import COPIES_SUFFIX, DAMAGED, FILE, GONE, INDEX
 from postroad.storage.directory import broker_of, logs_in
+from postroad.storage.remote import matching, path_of
 from postroad.tracking.files.catalog import FileName
 from postroad.tracking.files.chain import ChainEnds, breaks, decode_ends, is_named
 from postroad.tracking.files.directories import read_chain
@@ -153,7 +153,7 @@ def open_tracks(
     `TrackFileError` for a damaged or missing file, unless `on_damage` is `skip`.
     """
     if trackless:
-        sources = [source for source in sources if not (is_data_directory(source) and not _list_local(source))]
+        sources = [source for source in sources if not (is_data_directory(source) and not _list_files(source))]
     ends = {directory: _chain_ends(directory) for directory in _directories(sources)}
     index, heads = _steady_index(spark, sources, known)
     heads = _with_brokers(heads)
@@ -192,7 +192,7 @@ def _steady_index(spark: SparkSession, sources: Sequence[str], known: KnownTrack
     """Read the index; when files vanish meanwhile, list and read again."""
     former = {} if known is None else known.heads
     for attempt in range(1, LISTINGS_MAX + 1):
-        paths = track_files(spark, sources)
+        paths = track_files(sources)
         index = _read_index(spark, [path for path in paths if path not in former])
         heads = [_head(row) for row in index.filter(F.col("kind").isin(FILE, DAMAGED, GONE)).collect()]
         heads += [former[path] for path in paths if path in former]
@@ -202,11 +202,11 @@ def _steady_index(spark: SparkSession, sources: Sequence[str], known: KnownTrack
     raise AssertionError
 
 
-def track_files(spark: SparkSession, sources: Sequence[str]) -> list[str]:
+def track_files(sources: Sequence[str]) -> list[str]:
     """Find the files of tracks that sources name."""
     found: dict[str, None] = {}
     for source in sources:
-        listed = _list_uri(spark, source) if is_uri(source) else _list_local(source)
+        listed = _list_files(source)
         if not listed:
             raise TracksMissingError(source)
         found.update(dict.fromkeys(listed))
@@ -215,22 +215,20 @@ def track_files(spark: SparkSession, sources: Sequence[str]) -> list[str]:
 
 def is_data_directory(source: str) -> bool:
     """Say whether logs of brokers are here, whatever became of their tracks."""
-    path = Path(source)
-    return not is_uri(source) and path.is_dir() and any(logs_in(each) for each in (path, *path.glob("*")))
+    path = path_of(source)
+    return path.is_dir() and any(logs_in(each) for each in (path, *path.glob("*")))
 
 
-def _list_local(source: str) -> list[str]:
-    """A directory of tracks, a broker's data directory, a directory of data directories, or a glob."""
-    path = Path(source)
+def _list_files(source: str) -> list[str]:
+    """List a directory of tracks, a broker's data directory, a directory of data directories, or what matches a pattern."""
+    path = path_of(source).absolute()  # tasks run elsewhere
     if path.is_file():
-        return [str(path.absolute())]
+        return [str(path)]
     if path.is_dir():
         return next((files for pattern in _PATTERNS if (files := _keep_named([str(file) for file in path.glob(pattern)]))), [])
-    if not any(sign in source for sign in "*?["):
+    if not has_magic(source):
         return []
-    anchor = Path(path.anchor) if path.is_absolute() else Path()
-    found = anchor.glob(str(path.relative_to(anchor)) if path.is_absolute() else source)
-    return _keep_named([name for each in found for name in ([str(each)] if each.is_file() else _list_local(str(each)))])
+    return _keep_named([name for each in matching(path) for name in ([str(each)] if each.is_file() else _list_files(str(each)))])
 
 
 def _keep_named(paths: Iterable[str]) -> list[str]:
@@ -238,38 +236,10 @@ def _keep_named(paths: Iterable[str]) -> list[str]:
     return sorted(path for path in paths if FileName.parse(path.rpartition("/")[2]) is not None)
 
 
-def _list_uri(spark: SparkSession, source: str) -> list[str]:
-    root, _, name = source.rstrip("/").rpartition("/")
-    found = [each.path for each in place(spark, root).listed(name) if not each.directory]
-    if found:
-        return sorted(found)
-    for pattern in _PATTERNS:
-        files = _keep_named([each.path for each in place(spark, source).listed(pattern) if not each.directory])
-        if files:
-            return files
-    return []
-
-
-def with_contents(spark: SparkSession, files: DataFrame, paths: Sequence[str]) -> DataFrame:
-    """Spread a DataFrame of files over tasks; for files that workers reach only through Spark, add their `content`."""
-    tasks = max(parallelism(spark), len(paths) // FILES_PER_TASK)
-    remote = sorted(path for path in paths if is_uri(path))
-    if not remote:
-        return files.repartition(tasks, "file")
-    contents = spark.read.format("binaryFile").load(remote).select(F.col("path").alias("file"), "content")
-    return files.join(contents, "file").repartition(tasks, "file")
-
-
 def _read_index(spark: SparkSession, paths: Sequence[str]) -> DataFrame:
-    files = spark.createDataFrame([(path,) for path in paths], "file string")
-    local, remote = [path for path in paths if not is_uri(path)], [path for path in paths if is_uri(path)]
-    index = with_contents(spark, files.filter(~F.col("file").rlike(r"^[A-Za-z][A-Za-z0-9+.-]*:/")), local).mapInArrow(
-        trackfiles.read_index, INDEX
-    )
-    if remote:
-        far = with_contents(spark, files, remote).mapInArrow(trackfiles.read_index, INDEX)
-        index = index.unionByName(far) if local else far
-    return index.persist(StorageLevel.MEMORY_AND_DISK)
+    tasks = min(max(1, len(paths)), max(parallelism(spark), len(paths) // FILES_PER_TASK))
+    files = spark.createDataFrame([(path,) for path in paths], "file string").repartition(tasks, "file")
+    return files.mapInArrow(trackfiles.read_index, INDEX).persist(StorageLevel.MEMORY_AND_DISK)
 
 
 def _head(row: Row) -> FileHead:
@@ -300,8 +270,7 @@ def _with_brokers(heads: Iterable[FileHead]) -> list[FileHead]:
     heads = sorted(heads, key=lambda head: (head.directory, head.order, head.path))
     brokers = {head.directory: head.broker for head in heads if head.kind == FILE}
     for directory in {head.directory for head in heads} - brokers.keys():
-        if not is_uri(directory):
-            brokers[directory] = broker_of(Path(directory).parent) or UNKNOWN_BROKER
+        brokers[directory] = broker_of(path_of(directory).parent) or UNKNOWN_BROKER
     return [head if head.kind == FILE else replace(head, broker=brokers.get(head.directory, UNKNOWN_BROKER)) for head in heads]
 
 
@@ -342,11 +311,11 @@ def _file_holes(heads: Sequence[FileHead], slack_ms: int) -> list[TrackHole]:
 
 
 def _directories(sources: Sequence[str]) -> set[str]:
-    return {path.rpartition("/")[0] for source in sources if not is_uri(source) for path in _list_local(source)}
+    return {path.rpartition("/")[0] for source in sources for path in _list_files(source)}
 
 
 def _chain_ends(directory: str) -> ChainEnds | None:
-    return None if is_uri(directory) else decode_ends(read_chain(Path(directory)))
+    return decode_ends(read_chain(path_of(directory)))
 
 
 def dropped_to(directory: str) -> tuple[int, int] | None:

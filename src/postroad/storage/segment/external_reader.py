@@ -20,7 +20,7 @@ from typing import Final
 from postroad.core.batch.batch import Batch
 from postroad.core.batch.schema import Layout
 from postroad.errors import BatchError, CorruptSegmentError, GapError, LogMissingError, StorageError
-from postroad.storage.segment.disk import Disk
+from postroad.storage.remote import ReadingDisk
 from postroad.storage.segment.durable_mark import MARK_NAME, RELEASED_NAME, Mark, parse_mark, parse_released
 from postroad.storage.segment.encoding import decode_layout
 from postroad.storage.segment.format import ALIGNMENT, INDEX_ENTRY, FormatError, Header, Record, parse_index
@@ -30,7 +30,7 @@ from postroad.storage.segment.recovery import SUFFIX, closed_segment, naming, re
 LOOKS_MAX: Final = 20  # at a directory that changes while it is looked at
 LAYOUT_BYTES_MAX: Final = 256 << 10
 LOOKED_AT_WHOLE: Final = 64 << 20
-_DISK: Final = Disk()
+_DISK: Final = ReadingDisk()
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,7 @@ def opened(disk: Disk, segment: Segment) -> Iterator[Window]:
 def read_error(error: OSError, path: Path, offset: int) -> StorageError:
     if error.errno == errno.EIO:
         return CorruptSegmentError(str(path), offset, "the disk cannot read it")
-    return StorageError(f"cannot read {path}: {error.strerror}")
+    return StorageError(f"cannot read {path}: {error.strerror or error}")
 
 
 def read_record(window: Window, segment: Segment, offset: int, after: int) -> Record:

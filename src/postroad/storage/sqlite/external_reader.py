@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from urllib.parse import quote
 
 from postroad.errors import StorageFailedError
+from postroad.storage.remote import RemotePath
 from postroad.storage.sqlite.metadata import SqliteMetadata
 
 
@@ -29,6 +30,14 @@ def copied_metadata(path: Path) -> Iterator[SqliteMetadata]:
 
 
 def _copy(path: Path, target: Path) -> None:
+    if isinstance(path, RemotePath):  # shipped whole, by `back_up`
+        target.write_bytes(path.read_bytes())
+        return
+    back_up(path, target)
+
+
+def back_up(path: Path, target: Path) -> None:
+    """Copy metadata that may be in use, in one consistent state."""
     try:
         _back_up(path, target, "mode=ro")
     except sqlite3.OperationalError:  # nobody runs, and the files that reading needs beside it cannot be made

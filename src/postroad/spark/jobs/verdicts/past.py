@@ -14,9 +14,10 @@ from typing import Final, TypeAlias
 
 from pyspark.sql import SparkSession
 
-from postroad.spark.jobs.filesystems import is_uri, place
+from postroad.spark.jobs.filesystems import place
 from postroad.spark.jobs.published import LogFiles, Published
 from postroad.spark.jobs.tracks import FileHead, Tracks, dropped_to, order_of, track_files
+from postroad.storage.remote import is_uri
 from postroad.storage.segment.recovery import SUFFIX
 
 Identities: TypeAlias = dict[str, tuple[int, int]]
@@ -27,7 +28,7 @@ COPIES: Final = ".open.parquet"
 
 def look(spark: SparkSession, sources: Sequence[str], lake: str | None, published: Published | None) -> Identities:
     """Return size and time of change of everything that an audit reads and that does not change any more."""
-    paths = [path for path in track_files(spark, sources) if not path.endswith(COPIES)]
+    paths = [path for path in track_files(sources) if not path.endswith(COPIES)]
     if lake is not None:
         paths += [each.path for each in place(spark, lake).listed(LAKE_FILES)]
     if isinstance(published, LogFiles):
