@@ -21,7 +21,7 @@ function publishedWithin(ms) {
 
 function Behind({ ms }) {
   const found = ms > 100 ? publishedWithin(ms) : null;
-  return html`${span(ms)}<span class="more">${ms > 100 ? (found ? `${found.whole ? "up to" : "over"} ${count(found.messages)} messages` : "") : "up to date"}</span>`;
+  return html`${span(ms)}<span class="more">${ms > 100 ? (found ? found.whole ? `up to ${count(found.messages)} messages` : `over ${count(found.messages)} published since` : "") : "up to date"}</span>`;
 }
 
 function BrokerChoice({ id, value, onChoose }) {

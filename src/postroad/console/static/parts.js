@@ -83,7 +83,7 @@ export function Table({ caption, heads, rows, className = "" }) {
   return html`<div class="table ${className}" tabindex="0" role="region" aria-label=${caption}>
     <table>
       <caption class="hidden">${caption}</caption>
-      <thead><tr>${heads.map((head) => (head === "" ? html`<td></td>` : html`<th scope="col" class=${head.number ? "number" : ""}>${head.text || head}</th>`))}</tr></thead>
+      <thead><tr>${heads.map((head) => html`<th scope="col" class=${head.number ? "number" : ""}>${head.text || head}</th>`)}</tr></thead>
       <tbody>${rows}</tbody>
     </table>
   </div>`;
