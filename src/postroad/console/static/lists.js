@@ -1,6 +1,7 @@
 // Subscriptions and publishers.
 import { useRef, useState } from "preact/hooks";
 import { call, picture } from "./api.js";
+import { Advertised } from "./more.js";
 import { Badge, Empty, Name, Page, Table, Tile, bytes, clock, count, cut, html, rate, span, useLoaded } from "./parts.js";
 
 const PAGE = 100;
@@ -101,8 +102,7 @@ export function PublishersPage() {
     ${publishing.length === 0 ? html`<${Empty} title="No connected client has published here">Choose another broker, or publish with <code>postroad publish</code>.<//>` : html`<${Table} caption="Clients that publish" heads=${["Client", { text: "Sends now", number: true }, { text: "Received from it", number: true }, { text: "Sent to it", number: true }, { text: "Waiting for it", number: true }]}
       rows=${publishing.map((each) => html`<tr key=${each.link}><td><${Name} of=${each.name} /></td><td class="number">${each.bytes_per_s === null ? "–" : `${bytes(each.bytes_per_s)}/s`}</td><td class="number">${bytes(each.received_bytes)}</td><td class="number">${bytes(each.sent_bytes)}</td><td class="number">${bytes(each.backlog_bytes)}</td></tr>`)} />`}
     <h2>Advertised</h2>
-    ${admission?.served && admission.advertised.length > 0 ? html`<${Table} caption="Advertised" heads=${["What will be published", { text: "At most", number: true }, { text: "Advertisements", number: true }, "At brokers"]}
-      rows=${admission.advertised.map((each) => html`<tr key=${each.filter}><td><code>${cut(each.filter || "everything", 500)}</code></td><td class="number">${rate(each.per_s)} msg/s</td><td class="number">${count(each.count)}</td><td>${each.brokers.join(", ")}</td></tr>`)} />`
+    ${admission?.served && admission.advertised.length > 0 ? html`<${Advertised} of=${admission.advertised} />`
       : html`<p class="faint">${admission?.served ? "Nothing is advertised." : "Admission control is off, so publishers advertise nothing."}</p>`}<//>`;
 }
 

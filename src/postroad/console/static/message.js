@@ -1,7 +1,7 @@
 // One message: where it came from, which way it went, who got it, and why somebody did not.
 import { useState } from "preact/hooks";
 import { call, picture } from "./api.js";
-import { Attributes, Badge, Empty, Name, Note, Page, Payload, Table, clock, html, moment, useLoaded } from "./parts.js";
+import { Attributes, Badge, Empty, Name, Note, Page, Payload, Table, clock, html, moment, useAsked, useLoaded } from "./parts.js";
 import { Graph } from "./graph.js";
 import { drawing } from "./map.js";
 import { go } from "./router.js";
@@ -81,22 +81,10 @@ function Others({ id }) {
 }
 
 function Explain({ id }) {
-  const [subscriber, setSubscriber] = useState("");
-  const [answer, setAnswer] = useState(null);
-  const [error, setError] = useState("");
-  const ask = async (event) => {
-    event.preventDefault();
-    setError("");
-    try {
-      setAnswer(await call(`/api/messages/${encodeURIComponent(id)}/explain?subscriber=${encodeURIComponent(subscriber)}`));
-    } catch (failure) {
-      setAnswer(null);
-      setError(failure.message);
-    }
-  };
+  const { text, setText, answer, error, ask } = useAsked((name) => call(`/api/messages/${encodeURIComponent(id)}/explain?subscriber=${encodeURIComponent(name)}`));
   return html`<section class="card"><h2>Ask about one subscriber</h2>
     <form class="bar" onSubmit=${ask}><label for="subscriber">Subscriber</label>
-      <input id="subscriber" value=${subscriber} onInput=${(event) => setSubscriber(event.target.value)} placeholder="name of a durable subscription, now or in the past" autocomplete="off" />
+      <input id="subscriber" value=${text} onInput=${(event) => setText(event.target.value)} placeholder="name of a durable subscription, now or in the past" autocomplete="off" />
       <button>Explain</button></form>
     ${error && html`<${Note} kind="error">${error}<//>`}
     ${answer && html`<div class="verdict ${KINDS[answer.verdict] || "warn"}" data-verdict=${answer.verdict}><b>${answer.verdict}</b>: ${answer.reason}.

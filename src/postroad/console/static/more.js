@@ -1,7 +1,6 @@
 // Topics, admission, books: pages whose figures come from beside the overlay.
-import { useState } from "preact/hooks";
 import { call } from "./api.js";
-import { Badge, Dot, Empty, Meter, Name, Note, Page, Table, Tile, bytes, count, html, moment, rate, useLoaded } from "./parts.js";
+import { Badge, Dot, Empty, Meter, Name, Note, Page, Table, Tile, bytes, count, cut, html, moment, rate, useAsked, useLoaded } from "./parts.js";
 
 export function TopicsPage() {
   const [found, error] = useLoaded(() => call("/api/more/topics"), [], 3000);
@@ -27,6 +26,11 @@ function amount(use, value) {
   return use.unit === "bytes" ? bytes(value) : `${rate(value)} ${use.unit}`;
 }
 
+export function Advertised({ of }) {
+  return html`<${Table} caption="Advertised" heads=${["What will be published", { text: "At most", number: true }, { text: "Times", number: true }, "At brokers"]}
+    rows=${of.map((each) => html`<tr key=${each.filter}><td><code>${cut(each.filter || "everything", 500)}</code></td><td class="number">${rate(each.per_s)} msg/s</td><td class="number">${count(each.count)}</td><td>${each.brokers.join(", ")}</td></tr>`)} />`;
+}
+
 export function AdmissionPage() {
   const [found, error] = useLoaded(() => call("/api/more/admission"), [], 3000);
   return html`<${Page} title="Admission" about="What publishers advertised, what is reserved for subscriptions, and what is still free at this broker." error=${error} waits=${!found}>
@@ -38,8 +42,7 @@ export function AdmissionPage() {
           <td class="number">${amount(each, each.used)}</td><td class="number">${each.limit === null ? "no limit" : amount(each, each.limit)}</td><td class="number">${each.limit === null ? "–" : amount(each, Math.max(0, each.limit - each.used))}</td></tr>`)} />`}
       <${Fits} />
       <div class="halves"><section><h2>Advertised <span class="faint">${count(found.advertisements)}</span></h2>
-        ${found.advertised.length === 0 ? html`<${Empty} title="Nothing is advertised">A publisher says what it will send: <code>await client.advertise("price > 100", max_rate=50)</code><//>` : html`<${Table} caption="Advertised" heads=${["Filter", { text: "At most", number: true }, "Brokers"]}
-          rows=${found.advertised.map((each) => html`<tr key=${each.filter}><td><code>${each.filter || "everything"}</code></td><td class="number">${rate(each.per_s)} msg/s</td><td>${each.brokers.join(", ")}</td></tr>`)} />`}</section>
+        ${found.advertised.length === 0 ? html`<${Empty} title="Nothing is advertised">A publisher says what it will send: <code>await client.advertise("price > 100", max_rate=50)</code><//>` : html`<${Advertised} of=${found.advertised} />`}</section>
       <section><h2>Reserved <span class="faint">${count(found.reservation_count)}</span></h2>
         ${found.reservations.length === 0 ? html`<${Empty} title="Nothing is reserved">Every admitted subscription appears here.<//>` : html`<${Table} caption="Reserved" heads=${["Filter", "For", { text: "Subscriptions", number: true }, "State"]}
           rows=${found.reservations.map((each) => html`<tr key=${`${each.filter}-${each.origin}-${each.neighbour}`}><td><code>${each.filter || "everything"}</code></td><td>${each.neighbour ? `broker ${each.origin}, over broker ${each.neighbour}` : "clients here"}</td><td class="number">${count(each.subscriptions)}</td>
@@ -48,19 +51,7 @@ export function AdmissionPage() {
 
 // Would a subscription fit? Nothing is reserved by asking.
 function Fits() {
-  const [text, setText] = useState("");
-  const [answer, setAnswer] = useState(null);
-  const [error, setError] = useState("");
-  const ask = async (event) => {
-    event.preventDefault();
-    setError("");
-    try {
-      setAnswer(await call(`/api/admission?filter=${encodeURIComponent(text)}`));
-    } catch (failure) {
-      setAnswer(null);
-      setError(failure.message);
-    }
-  };
+  const { text, setText, answer, error, ask } = useAsked((filter) => call(`/api/admission?filter=${encodeURIComponent(filter)}`));
   return html`<section class="card"><h2>Would a subscription fit?</h2>
     <form class="bar" onSubmit=${ask}><label for="fits">Filter</label><input id="fits" class="code" value=${text} onInput=${(event) => setText(event.target.value)} placeholder="price > 100" spellcheck="false" autocomplete="off" /><button>Ask the brokers</button></form>
     ${error && html`<${Note} kind="error">${error}<//>`}

@@ -145,6 +145,24 @@ export function useLoaded(load, inputs, every = 0) {
   return [state.value, state.error, () => setRound((n) => n + 1)];
 }
 
+// A question that somebody types and sends: what was typed, the newest answer, and what went wrong.
+export function useAsked(load) {
+  const [text, setText] = useState("");
+  const [answer, setAnswer] = useState(null);
+  const [error, setError] = useState("");
+  const ask = async (event) => {
+    event.preventDefault();
+    setError("");
+    try {
+      setAnswer(await load(text));
+    } catch (failure) {
+      setAnswer(null);
+      setError(failure.message);
+    }
+  };
+  return { text, setText, answer, error, ask };
+}
+
 export function useMedia(query) {
   const [matches, setMatches] = useState(matchMedia(query).matches);
   useEffect(() => {
