@@ -73,7 +73,7 @@ def end(process: subprocess.Popen[str], sent: signal.Signals) -> None:
     assert "CancelledError" not in errors
 
 
-@pytest.mark.parametrize("name", [*SIX, "bound_queue"])
+@pytest.mark.parametrize("name", [*SIX, "bound_queue", "shared_subscription"])
 def test_a_program_is_at_most_fifteen_lines_of_code(name: str) -> None:
     """Neither docstrings nor comments nor blank lines count; long lines are no way around it."""
     text = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
@@ -186,6 +186,21 @@ def test_a_bound_queue_works_on_what_is_published(url: str) -> None:
     finally:
         ended.set()
         publishing.join()
+
+
+def test_workers_share_a_stream(url: str) -> None:
+    """A worker bills each order once, in order; one that is started later gets only what is new."""
+    for first in (0, 6):
+        with start(url, "examples/shared_subscription.py") as worker:
+            with postroad.sync.connect(url) as client:
+                for number in range(first, first + 6):
+                    client.publish({"type": "bill", "account": number % 2, "total": number})
+            shown = read_until(worker, 6, r"billed (\d+ \d+)")
+            assert sorted(shown) == sorted(f"{number % 2} {number}" for number in range(first, first + 6))
+            for account in "01":
+                totals = [int(line.split()[1]) for line in shown if line.startswith(account)]
+                assert totals == sorted(totals)
+            end(worker, signal.SIGINT)
 
 
 def test_the_quotes_ticker_shows_what_matches(url: str) -> None:

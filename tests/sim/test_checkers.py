@@ -11,6 +11,7 @@ from postroad.sim.checkers.delivery import Completeness, ExactlyOnce, NoPhantom,
 from postroad.sim.checkers.liveness import BoundedMemory, Converges, ReservationsAgree, ThrottlesEnd
 from postroad.sim.checkers.publishing import AcknowledgedIsDurable, OnePubend, PublishersConverge
 from postroad.sim.checkers.release import GapsAreEarned, LogsAreReleased, ReleaseSafety
+from postroad.sim.checkers.sharing import SharedCompleteness, SharedExactlyOnce, SharedOrder
 from postroad.sim.checkers.tracking import TracksAreTrue
 from postroad.sim.history import (
     Abandoned,
@@ -26,12 +27,15 @@ from postroad.sim.history import (
     DiskLost,
     Ended,
     Event,
+    Finished,
     Forgot,
     Freed,
     Gapped,
+    Handed,
     History,
     Logged,
     Measured,
+    MemberGone,
     Parted,
     Passed,
     Published,
@@ -43,8 +47,12 @@ from postroad.sim.history import (
     Restarted,
     Retired,
     Settled,
+    SharedAsked,
+    SharedBegan,
+    SharedGapped,
     Spoiled,
     StillThrottled,
+    Taken,
     WrittenOff,
 )
 
@@ -480,6 +488,58 @@ def test_throttles_end_sees_a_rate_that_nobody_uses() -> None:
     assert kinds_by(ThrottlesEnd, []) == []
 
 
+def shared(*numbers: int, key: str = "") -> list[Event]:
+    """A shared subscription, and messages that are logged for it."""
+    events: list[Event] = [SharedAsked(0.0, "g", "TRUE", key), SharedBegan(0.5, "g", P, 0)]
+    return events + [event for number in numbers for event in (published(number), logged(number))]
+
+
+def handed(number: int, link: int = 1) -> Handed:
+    return Handed(3.0, 1, link, 1, "g", P, number, message_id(number))
+
+
+def taken(number: int, link: int = 1) -> Taken:
+    return Taken(3.1, "g", link, 1, P, (number,))
+
+
+def finished(number: int, member: str = "a") -> Finished:
+    return Finished(3.2, "g", member, P, number)
+
+
+def test_shared_exactly_once_sees_what_an_acknowledged_message_must_not_do() -> None:
+    """Given to two members, given again after it was acknowledged, acknowledged by two; but not given again after a loss."""
+    assert kinds_by(SharedExactlyOnce, [*shared(1), handed(1), handed(1, link=2)]) == ["duplicated"]
+    assert kinds_by(SharedExactlyOnce, [*shared(1), handed(1), taken(1), finished(1), handed(1, link=2)]) == ["duplicated"]
+    assert kinds_by(SharedExactlyOnce, [*shared(1), handed(1), taken(1), finished(1), finished(1, "b")]) == ["duplicated"]
+    lost = [*shared(1), handed(1), MemberGone(3.1, 1, 1), handed(1, link=2), taken(1, link=2), finished(1, "b")]
+    assert kinds_by(SharedExactlyOnce, lost) == []
+    spoiled = [*shared(1), handed(1), taken(1), finished(1), RecordSpoiled(3.3, 1, "durable/g"), handed(1)]
+    assert kinds_by(SharedExactlyOnce, spoiled) == []
+
+
+def test_shared_order_sees_a_key_that_goes_on_too_early_or_back() -> None:
+    """`n` is the same in both messages."""
+    events: list[Event] = [SharedAsked(0.0, "g", "TRUE", "n"), SharedBegan(0.5, "g", P, 0)]
+    for number in (1, 2):
+        events += [Published(1.0, message_id(number), {"n": 7}, b""), logged(number)]
+    assert kinds_by(SharedOrder, [*events, handed(1), handed(2)]) == ["misordered"]
+    assert kinds_by(SharedOrder, [*events, handed(1), taken(1), handed(2), handed(1)]) == ["misordered"]
+    assert kinds_by(SharedOrder, [*events, handed(1), taken(1), handed(2)]) == []
+    assert kinds_by(SharedOrder, [*events, handed(1), Freed(3.0, P, 1, retention=True), handed(2)]) == []
+
+
+def test_shared_completeness_sees_what_nobody_finished_and_what_was_not_due() -> None:
+    """What was told to be gone is excused, if something may be gone."""
+    done: list[Event] = [handed(1), taken(1), finished(1)]
+    assert kinds_by(SharedCompleteness, [*shared(1, 2), *done]) == ["lost"]
+    assert kinds_by(SharedCompleteness, [*shared(1), *done]) == []
+    gap = SharedGapped(3.5, "g", P, 1, 2)
+    assert kinds_by(SharedCompleteness, [*shared(1, 2), *done, gap]) == ["released"]
+    assert kinds_by(SharedCompleteness, [*shared(1, 2), *done, Spoiled(3.4, P, 1, 2), gap]) == []
+    assert kinds_by(SharedCompleteness, [*shared(1), *done, published(3), handed(3)]) == ["phantom"]
+    assert kinds_by(SharedCompleteness, [SharedAsked(0.0, "g", "TRUE", ""), published(1), logged(1)]) == ["stuck"]
+
+
 def test_every_checker_is_tested_here() -> None:
     """A checker that no test makes fail is a defect."""
     assert {
@@ -488,6 +548,9 @@ def test_every_checker_is_tested_here() -> None:
         NoPhantom,
         Completeness,
         StartExactness,
+        SharedExactlyOnce,
+        SharedOrder,
+        SharedCompleteness,
         OnePubend,
         AcknowledgedIsDurable,
         PublishersConverge,

@@ -226,14 +226,19 @@ class Sharing:
         self._context.send(member.link, Joined(member.handle, dict(group.starts)), member.request)
 
     def leave(self, link: LinkId, packet: Unsubscribe, request: int) -> None:
-        """Handle a member that leaves, or that wants the whole subscription deleted."""
+        """Handle a member that leaves, or that wants the whole subscription deleted: it leaves also where that is refused."""
         group, member = self._places[link, packet.handle]
-        if packet.forget and len(group.members) > 1:
-            raise DurableBusyError(f"not deleted: {group.name!r} has {len(group.members) - 1} other members")
-        if packet.forget and not group.active:
-            raise DurableElsewhereError(f"not deleted: {group.name!r} is not active yet; try again later")
         self._remove(group, member)
         member.request = request
+        if packet.forget and group.members:
+            text = f"not deleted: {group.name!r} has {len(group.members)} other members"
+            self._context.refuse(link, request, DurableBusyError(text))
+            return
+        if packet.forget and not group.active:
+            text = f"not deleted: {group.name!r} is not active yet; try again later"
+            self._context.refuse(link, request, DurableElsewhereError(text))
+            self._end_if_empty(group)
+            return
         if packet.forget:
             group.forgetting = member
             del self._groups[group.name]
