@@ -162,7 +162,7 @@ def unread_peeks(port: int) -> None:
 
 
 def unread_deliveries(port: int) -> None:
-    """Subscribe to everything on twenty connections, publish much, and read nothing."""
+    """Subscribe to everything on twenty connections, publish 2 MB per second, and read nothing."""
     hello = CLIENT + raw(packets.Subscribe(1, ""), 2)
     for _ in range(20):
         threading.Thread(target=flood, args=(port, hello, iter(())), kwargs={"reads": False}, daemon=True).start()
@@ -172,6 +172,7 @@ def unread_deliveries(port: int) -> None:
             publisher = client.publisher()
             while True:
                 await publisher.publish({"n": 1}, bytes(10_000))
+                await asyncio.sleep(PACE_S)
 
     asyncio.run(publish())
 

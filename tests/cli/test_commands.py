@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -59,6 +60,17 @@ def test_every_command_that_has_an_address_has_the_same_option() -> None:
     assert found >= 15
 
 
+def until_waiting(name: str, count: int, url: str) -> None:
+    """Ask until so many messages wait for a durable subscription: its broker's position in the stream moves a moment later."""
+    deadline = time.monotonic() + 30
+    while True:
+        shown = json.loads(CliRunner().invoke(main, ["subscriptions", "show", name, "--json", "--url", url]).stdout)
+        assert isinstance(shown["waiting_max"], int)
+        if shown["waiting_max"] == count:
+            return
+        assert time.monotonic() < deadline, shown
+
+
 def test_status_shows_brokers_links_and_what_is_behind() -> None:
     """As a table and as JSON; ticks are strings; one broker with its streams and clients."""
     with overlay([("a", "b")]) as urls, postroad.sync.connect(urls["a"], name="counted") as client:
@@ -74,6 +86,10 @@ def test_status_shows_brokers_links_and_what_is_behind() -> None:
         assert (durable["name"], durable["home"], durable["connected"]) == ("status", 1, True)
         assert durable["behind_s"] >= 0
         assert found["unreachable"] == {}
+        subscription.close()
+        client.publish({"t": "status"})
+        client.publish({"t": "other"})
+        until_waiting("status", 2, urls["b"])  # neither was acknowledged
         shown = CliRunner().invoke(main, ["status", "--url", urls["a"]])
         assert shown.exit_code == 0
         assert "t = 'status'" in shown.stdout

@@ -10,6 +10,7 @@ import msgspec
 from rich.markup import escape
 from rich.table import Table
 
+from postroad.cli.operate.lag import count_waiting
 from postroad.cli.shared import age, connected, console, json_option, print_json, url_option
 from postroad.client.connection import Client
 from postroad.core.protocol.packets import DurableEntry
@@ -27,22 +28,25 @@ def status(urls: tuple[str, ...], as_json: bool, broker: int | None) -> None:
 
     The exit code is 1 if a broker did not answer.
     """
-    reports, failures, durables = run(_ask(urls, broker))
+    reports, failures, durables, waiting = run(_ask(urls, broker))
     if as_json:
-        print_json(_plain(reports, failures, durables))
+        print_json(_plain(reports, failures, durables, waiting))
     else:
-        _show(reports, failures, durables, details=broker is not None or len(reports) == 1)
+        _show(reports, failures, durables, waiting, details=broker is not None or len(reports) == 1)
     if failures:
         raise SystemExit(1)
 
 
-async def _ask(urls: tuple[str, ...], broker: int | None) -> tuple[list[BrokerReport], dict[int, str], list[DurableEntry]]:
+async def _ask(
+    urls: tuple[str, ...], broker: int | None
+) -> tuple[list[BrokerReport], dict[int, str], list[DurableEntry], dict[str, int]]:
     async with connected(urls, name="postroad status") as client:
         wanted = sorted(await client.brokers()) if broker is None else [broker]
         answers = await asyncio.gather(*(_report(client, each) for each in wanted))
         reports = [each for each in answers if isinstance(each, BrokerReport)]
         failures = {number: each for number, each in zip(wanted, answers, strict=True) if isinstance(each, str)}
-        return reports, failures, [] if broker is not None else await client.durables()
+        durables = [] if broker is not None else await client.durables()
+        return reports, failures, durables, await count_waiting(client, durables)
 
 
 async def _report(client: Client, broker: int) -> BrokerReport | str:
@@ -52,7 +56,9 @@ async def _report(client: Client, broker: int) -> BrokerReport | str:
         return str(error)
 
 
-def _plain(reports: list[BrokerReport], failures: dict[int, str], durables: list[DurableEntry]) -> dict[str, Any]:
+def _plain(
+    reports: list[BrokerReport], failures: dict[int, str], durables: list[DurableEntry], waiting: dict[str, int]
+) -> dict[str, Any]:
     brokers = [msgspec.structs.asdict(each) for each in reports]
     for each in brokers:
         for name in ("links", "streams", "clients", "subscriptions"):
@@ -62,25 +68,33 @@ def _plain(reports: list[BrokerReport], failures: dict[int, str], durables: list
     return {
         "brokers": brokers,
         "unreachable": {str(broker): why for broker, why in failures.items()},
-        "durable_subscriptions": [durable_json(each) for each in durables],
+        "durable_subscriptions": [durable_json(each, waiting.get(each.name)) for each in durables],
     }
 
 
-def durable_json(entry: DurableEntry) -> dict[str, Any]:
-    """Return a durable subscription as plain values."""
+def durable_json(entry: DurableEntry, waiting: int | None) -> dict[str, Any]:
+    """Return a durable subscription as plain values; `waiting` is None where the messages could not be counted."""
     return {
         "name": entry.name,
         "home": entry.home,
         "filter": entry.filter,
         "connected": entry.connected,
         "behind_s": None if entry.filter is None else entry.behind_ms / 1000,
+        "waiting_max": waiting,
         "shared": entry.shared,
         "key": entry.key,
         "members": entry.members,
     }
 
 
-def _show(reports: list[BrokerReport], failures: dict[int, str], durables: list[DurableEntry], *, details: bool) -> None:
+def _show(
+    reports: list[BrokerReport],
+    failures: dict[int, str],
+    durables: list[DurableEntry],
+    waiting: dict[str, int],
+    *,
+    details: bool,
+) -> None:
     out = console()
     table = Table("broker", "name", "address", "up", "links", "clients", "subscriptions", "log", "backlog", "notices")
     for each in reports:
@@ -113,7 +127,7 @@ def _show(reports: list[BrokerReport], failures: dict[int, str], durables: list[
                 f"{age(each.wall_ms - stream.throttled_since_ms)}, because of broker {stream.throttled_by}"
             )
     if durables:
-        out.print(durable_table(durables))
+        out.print(durable_table(durables, waiting))
 
 
 def _show_details(report: BrokerReport) -> None:
@@ -132,19 +146,20 @@ def _show_details(report: BrokerReport) -> None:
             console().print(table)
 
 
-def durable_table(durables: list[DurableEntry]) -> Table:
+def durable_table(durables: list[DurableEntry], waiting: dict[str, int]) -> Table:
     """Return the durable subscriptions as a table."""
-    table = Table("durable subscription", "home", "connected", "behind", "filter")
+    table = Table("durable subscription", "home", "connected", "behind", "waiting", "filter")
     for each in durables:
         if each.filter is None:
-            table.add_row(escape(each.name), str(each.home), "?", "?", "its home broker cannot be reached")
+            table.add_row(escape(each.name), str(each.home), "?", "?", "?", "its home broker cannot be reached")
         else:
             connected_now = "yes" if each.connected else "no"
             if each.shared:
                 by = f", by {each.key}" if each.key else ""
                 connected_now = f"{each.members} member{'' if each.members == 1 else 's'}{by}"
             shown = escape(each.filter) or "(everything)"
-            table.add_row(escape(each.name), str(each.home), connected_now, age(each.behind_ms), shown)
+            count = f"{waiting[each.name]:,}" if each.name in waiting else "?"
+            table.add_row(escape(each.name), str(each.home), connected_now, age(each.behind_ms), count, shown)
     return table
 
 
