@@ -15,6 +15,7 @@ COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
     "trace": ("postroad.cli.pipeline.trace", "trace", "Show the paths of messages: publisher, brokers, subscribers."),
     "ingest": ("postroad.cli.pipeline.upkeep", "ingest", "Add new messages of the logs to a lake of Parquet tables."),
     "ship": ("postroad.cli.pipeline.ship", "ship", "Copy closed log segments and tracks to an archive, such as S3."),
+    "optimise": ("postroad.cli.pipeline.upkeep", "optimise", "Make small files of a Delta Lake or Iceberg table large ones."),
     "compact": ("postroad.cli.pipeline.upkeep", "compact", "Merge small elements of tracks, delete old ones."),
     "rates": (
         "postroad.cli.pipeline.report",

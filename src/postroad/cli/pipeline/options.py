@@ -13,9 +13,9 @@ from urllib.request import url2pathname
 import click
 from pyspark.sql import SparkSession
 
-from postroad.spark.jobs.message_table import open_lake_rows
 from postroad.spark.jobs.published import Published, open_logs
 from postroad.spark.jobs.running import Cluster
+from postroad.spark.jobs.table_rows import open_rows
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 SHOWN_MAX: Final = 20
@@ -90,7 +90,7 @@ def _local_paths(_context: click.Context, _option: click.Parameter, sources: tup
 
 
 def lake_option(function: FunctionT) -> FunctionT:
-    text = "Read messages from this lake instead of the logs in --data."
+    text = "Read messages from this lake instead of the logs in --data. PATH@v12 is version 12 of a table."
     return click.option("--lake", metavar="PATH", help=text)(function)
 
 
@@ -123,4 +123,13 @@ def checked(data: Sequence[str], lake: str | None, out: str | None) -> None:
 
 
 def published_in(spark: SparkSession, data: Sequence[str], lake: str | None, on_damage: str) -> Published:
-    return open_lake_rows(spark, lake, data) if lake else open_logs(spark, data, tolerant=on_damage == "skip")
+    if not lake:
+        return open_logs(spark, data, tolerant=on_damage == "skip")
+    path, version = lake_version(lake)
+    return open_rows(spark, path, data, version=version)
+
+
+def lake_version(lake: str) -> tuple[str, int | None]:
+    """Split `path@v12`, as Delta Lake writes a version of a table."""
+    found = re.fullmatch(r"(.+)@v(\d+)", lake)
+    return (found[1], int(found[2])) if found else (lake, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import Literal
 
 import click
 from rich.table import Table
@@ -12,18 +13,32 @@ from postroad.cli.pipeline.options import checked, cluster_options, data_option,
 from postroad.cli.shared import console
 from postroad.spark.jobs import compact as compacting
 from postroad.spark.jobs import ingest as ingesting
+from postroad.spark.jobs.lake_tables import format_of, open_table
 from postroad.spark.jobs.running import Cluster, running
 
 
 @click.command()
 @data_option
 @click.option("--lake", required=True, metavar="PATH", help="The lake: a directory, or any URI that Spark can access.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["parquet", "delta", "iceberg"]),
+    help="Format of a new lake: plain Parquet (default), Delta Lake or Apache Iceberg.",
+)
 @on_damage_option
 @cluster_options
-def ingest(data: tuple[str, ...], lake: str, on_damage: str, cluster: Cluster) -> None:
-    """Add the messages of closed log segments to a lake of Parquet tables, each message once.
+def ingest(
+    data: tuple[str, ...],
+    lake: str,
+    form: Literal["parquet", "delta", "iceberg"] | None,
+    on_damage: str,
+    cluster: Cluster,
+) -> None:
+    """Add the messages of closed log segments to a lake of Parquet files, each message once.
 
-    Run it as often as you like: it adds only new messages. The tables are partitioned by day and pubend.
+    Run it as often as you like: it adds only new messages. The lake is partitioned by day and pubend. Delta Lake and Iceberg need
+    the extra `lake` (pip install 'postroad[lake]').
     """
     checked(data, None, None)
 
@@ -31,10 +46,21 @@ def ingest(data: tuple[str, ...], lake: str, on_damage: str, cluster: Cluster) -
         click.echo(f"{so_far.rows:,} rows of {so_far.segments} segments", err=True)
 
     with running(cluster, "ingest") as spark:
-        done = ingesting.ingest(spark, data, lake, tolerant=on_damage == "skip", told=told)
+        done = ingesting.ingest(spark, data, lake, form=form, tolerant=on_damage == "skip", told=told)
     click.echo(f"{done.rows:,} rows of {done.segments} closed segments in {done.commits} commits")
     for hole in done.holes:
         click.echo(f"not ingested: pubend {hole.pubend:x}, ticks ({hole.lo}, {hole.hi}]: {hole.problem}")
+
+
+@click.command()
+@click.option("--lake", required=True, metavar="PATH", help="The lake: a Delta Lake or Iceberg table.")
+def optimise(lake: str) -> None:
+    """Make the small files of a Delta Lake or Iceberg table large ones. Older versions of the table can still be read."""
+    form = format_of(lake)
+    if form is None:
+        raise click.UsageError(f"{lake} is neither a Delta Lake nor an Iceberg table")
+    before, after = open_table(lake, form).optimise()
+    click.echo(f"{before:,} files became {after:,}")
 
 
 @click.command()

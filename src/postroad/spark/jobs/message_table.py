@@ -239,7 +239,7 @@ class LakeRows:
         if self.to is not None:
             rows = rows.filter(F.col("tick") <= self.to)
         chosen = rows.select("id", "tick", F.col("pubend").cast("long"), payload, *(_quote(column.column) for column in columns))
-        return chosen.mapInArrow(_LakeReader(kernel, columns), schema)
+        return chosen.mapInArrow(LakeReader(kernel, columns), schema)
 
     @staticmethod
     def _lies_behind(after: Mapping[int, int]) -> Column:
@@ -261,13 +261,19 @@ def open_lake_rows(spark: SparkSession, path: str, directories: Sequence[str] = 
         lo, hi = ranges.get(taken.pubend, (taken.lo, taken.hi))
         ranges[taken.pubend] = (min(lo, taken.lo), max(hi, taken.hi))
     holes = [LogHole(taken.pubend, taken.lo, taken.hi, taken.problem) for taken in lake.taken if taken.problem]
+    absent = absent_from(ranges, directories)
+    return LakeRows(spark, ranges, tuple(holes), path, lake.attributes, absent, data_directories(directories))
+
+
+def absent_from(ranges: dict[int, tuple[int, int]], directories: Sequence[str]) -> tuple[LogHole, ...]:
+    """Say what a lake lacks: what was before it began, and what of the logs at hand it does not have yet."""
     absent = [LogHole(pubend, 0, lo, "released before the lake began") for pubend, (lo, _) in sorted(ranges.items()) if lo > 0]
     for pubend, where in log_paths(directories_with_logs(directories)) if directories_with_logs(directories) else ():
         view = observe(where, pubend, tolerant=True)
         reached = ranges.setdefault(pubend, (view.released, view.released))[1]
         if view.last > reached:
             absent.append(LogHole(pubend, reached, view.last, "not in the lake; run `postroad pipeline ingest` first", False))
-    return LakeRows(spark, ranges, tuple(holes), path, lake.attributes, tuple(absent), data_directories(directories))
+    return tuple(absent)
 
 
 def directories_with_logs(sources: Sequence[str]) -> list[str]:
@@ -284,7 +290,7 @@ def _quote(name: str) -> Any:
     return F.col(f"`{name.replace('`', '``')}`")
 
 
-class _LakeReader:
+class LakeReader:
     """For `mapInArrow`: rows of a lake to what a kernel makes of them."""
 
     def __init__(self, kernel: Kernel, attributes: Sequence[AttributeColumn]) -> None:
