@@ -1,8 +1,8 @@
 """Random permissions against a running broker: whatever an identity obtains, by whichever path, matches its permission.
 
-The paths: live, catching up, read by range, one message by its id, a bound queue, and the console's tail and page of a message;
-a trace and an explanation carry no content, and status and map are refused. The machines alone are tested with more filters, and
-with lost packets, in `tests/properties/test_permission_properties.py`.
+The paths: live, catching up, shared with other members, read by range, one message by its id, a bound queue, and the console's
+tail and page of a message; status and links are refused. The machines alone are tested with more filters, and with lost packets,
+in `tests/properties/test_permission_properties.py`.
 """
 
 from __future__ import annotations
@@ -64,12 +64,16 @@ class Obtained:
         self._wanted = wanted
         self.by_path: dict[str, set[int]] = {}
 
-    async def follow(self, path: str, subscription: postroad.Subscription, expected: set[int]) -> None:
+    async def follow(
+        self, path: str, subscription: postroad.Subscription, expected: set[int], *, acknowledge: bool = False
+    ) -> None:
         found = self.by_path.setdefault(path, set())
         while not expected <= found:
             message = await subscription.get(timeout=10.0)
             assert message is not None, (path, self._wanted, expected - found)
             found.add(int(message.payload))
+            if acknowledge:
+                await message.ack()
         while (message := await subscription.get(timeout=0.05)) is not None:
             found.add(int(message.payload))
 
@@ -176,6 +180,7 @@ async def run_paths(
                 obtained = Obtained(client, wanted)
                 live = await client.subscribe(wanted)
                 await (await client.subscribe(wanted, name="d")).close()
+                team = await client.subscribe(wanted, name="team", shared=True)
                 before = await count_subscriptions(node, site.loop)
                 await client.queue(queue).bind(wanted)
                 await until_subscriptions(node, site.loop, before + 1)
@@ -186,6 +191,7 @@ async def run_paths(
                 ids = [await ops.publish(each, str(n).encode()) for n, each in enumerate(published)]
                 await obtained.follow("live", live, expected)
                 await obtained.follow("catching up", await client.subscribe(wanted, name="d"), expected)
+                await obtained.follow("shared", team, expected, acknowledge=True)
                 await obtained.take(queue, expected)
                 await obtained.read()
                 for path, found in obtained.by_path.items():
