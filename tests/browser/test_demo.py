@@ -15,7 +15,7 @@ pytestmark = pytest.mark.browser  # its ten starts of brokers take too long for 
 
 
 def test_the_demo_shows_its_console_and_goes_on_if_asked() -> None:
-    """The address is printed during the tour and after it; the console answers there; Ctrl-C ends it in good order."""
+    """The address is printed during the tour and after it; the console answers there; SIGTERM ends all, as Ctrl-C does."""
     command = [sys.executable, "-m", "postroad.cli", "demo", "--messages", "300", "--no-audit", "--keep"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as running:
         assert running.stdout is not None
@@ -30,6 +30,8 @@ def test_the_demo_shows_its_console_and_goes_on_if_asked() -> None:
         assert any("every matching message was delivered exactly once" in line for line in lines)
         with urlopen(f"http://{urlsplit(addresses[0]).netloc}/healthz", timeout=20) as answer:
             assert answer.status == 200
-        running.send_signal(signal.SIGINT)
+        running.send_signal(signal.SIGTERM)
         rest, _ = running.communicate(timeout=60)
+        with pytest.raises(OSError, match="refused"):
+            urlopen(f"http://{urlsplit(addresses[0]).netloc}/healthz", timeout=20)
         assert (running.returncode, rest.split()[-1]) == (0, "stopped"), rest

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -91,6 +92,7 @@ def demo(messages: int, seed: int, keep: bool, audit: bool) -> None:
 
     Everything runs on this machine, on free ports and in a temporary directory that is removed at the end.
     """
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # it stops the brokers, too, as Ctrl-C does
     console = Console()
     console.print(Panel("[bold]Postroad[/bold]: messaging you can audit", expand=False))
     _show_filters(console)
