@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from postroad.core.protocol.packets import pubend_broker
 from postroad.sim.checkers.follower import Follower, Followers, Stream
 from postroad.sim.checkers.violations import Matches, Violation
 from postroad.sim.history import (
@@ -94,7 +95,7 @@ class GapsAreEarned:
     covers what the application got, and none what is published later. One whose home lost its files, and whose client has no
     position either, is told a gap over all that was before; with a position, over what was released after it. A broker that
     stopped before it had begun a pubend may write off what came before: it cannot know that there was nothing, and there was
-    nothing.
+    nothing. Nor does a broker that lost its files know whether a name that it began to create in its former life existed.
     """
 
     def check(self, history: History, matches: Matches) -> Iterator[Violation]:  # noqa: ARG002
@@ -106,6 +107,8 @@ class GapsAreEarned:
         empty: set[int] = set()  # pubends of which files were lost: only they may write off what was in them
         used: dict[int, int] = {}  # pubend -> its first message, or 0 when somebody began before there was one
         told: dict[int, int] = {}  # pubend -> up to where somebody was told a gap
+        wrote_off: set[int] = set()  # brokers that lost their files, or took them for lost
+        unsure: set[str] = set()  # subscriptions that began first at one of those
         astray: set[tuple[str, int]] = set()  # (subscription, pubend) where nobody knows the position
         for event in history:
             if isinstance(event, Logged) and event.tick <= told.get(event.pubend, 0):
@@ -120,6 +123,9 @@ class GapsAreEarned:
                     followers.stream(event.subscription, event.pubend),
                 )
                 strays = follower is not None and follower.astray
+                if follower is not None and not follower.streams and event.broker in wrote_off:
+                    unsure.add(follower.name)
+                strays = strays or event.subscription in unsure
                 lost = strays if before is None else before.resuming and (strays or before.astray)
                 (astray.add if lost else astray.discard)((event.subscription, event.pubend))
             if isinstance(event, DiskLost):
@@ -127,6 +133,8 @@ class GapsAreEarned:
                 for follower in followers:
                     if follower.durable and event.broker in follower.homes:  # nobody else knew that nothing matched there
                         earned |= {(follower.name, pubend): freed.get(pubend, 0) for pubend in follower.streams}
+            if isinstance(event, WrittenOff) and not event.lo:
+                wrote_off.add(pubend_broker(event.pubend))
             if isinstance(event, WrittenOff) and used.get(event.pubend, event.hi + 1) > event.hi:
                 empty.add(event.pubend)
             if isinstance(event, Spoiled) or (isinstance(event, WrittenOff) and event.pubend in empty):

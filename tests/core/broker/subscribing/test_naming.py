@@ -12,6 +12,7 @@ from postroad.core.protocol.packets import (
     DurableHome,
     Gap,
     HomeQuery,
+    NameAnswer,
     NameRelease,
     NameReserve,
     Subscribe,
@@ -182,6 +183,64 @@ def test_a_retired_broker_has_no_vote_and_no_reservation() -> None:
     again.run(1.0)
     assert active(again.nodes[2])
     assert {packet.pubend for packet in again.nodes[2].told(Gap) if isinstance(packet, Gap)} == {pubend_id(2), pubend_id(3)}
+
+
+def return_without_files(machines: Machines, number: int) -> None:
+    machines.stop(number)
+    machines.configs[number] = BrokerConfig(silence_s=0.2, replaces=True)
+    machines.start(number)
+    for other in machines.nodes:
+        if other != number:
+            machines.link(number, other)
+    machines.run(1.0)
+
+
+def test_a_creator_that_lost_its_files_may_have_created_the_name_before() -> None:
+    """Nobody heard of it, but a voter holds the reservation of its former life: the client is told a gap."""
+    machines = overlay(3)
+    machines.loses = (DurableHome,)
+    subscribe(machines, 1)
+    machines.loses = ()
+    return_without_files(machines, 1)
+    subscribe(machines, 1)
+    machines.run(1.0)
+    node = machines.nodes[1]
+    assert active(node)
+    assert pubend_id(2) in {packet.pubend for packet in node.told(Gap) if isinstance(packet, Gap)}
+
+
+def test_a_second_attempt_of_the_same_life_says_nothing_of_a_former_one() -> None:
+    """The reservation of the first was not released, because that word was lost."""
+    machines = overlay(3)
+    return_without_files(machines, 1)
+    machines.loses = (NameAnswer, NameRelease)
+    subscribe(machines, 1)
+    machines.run(6.0)
+    assert refusals(machines.nodes[1]) == [DurableElsewhereError]
+    machines.loses = ()
+    subscribe(machines, 1, link=LINK + 1)
+    machines.run(1.0)
+    assert active(machines.nodes[1])
+    assert not machines.nodes[1].told(Gap)
+
+
+def test_the_vote_of_a_broker_that_lost_its_files_needs_all_who_lost_none() -> None:
+    """It had granted the name, and forgot that. With one that never heard of the name it was a majority."""
+    machines = overlay(3)
+    cut_off(machines, {3})
+    subscribe(machines, 2)
+    machines.run(1.0)
+    assert active(machines.nodes[2])
+    cut_off(machines, {2})
+    machines.stop(1)
+    machines.configs[1] = BrokerConfig(silence_s=0.2, replaces=True)
+    machines.start(1)
+    machines.link(1, 3)
+    machines.run(1.0)
+    subscribe(machines, 3)
+    machines.run(6.0)
+    assert refusals(machines.nodes[3]) == [DurableElsewhereError]
+    assert "lost their files" in str(machines.nodes[3].refused[0][1])
 
 
 def test_a_name_that_exists_and_was_not_heard_of_is_found() -> None:

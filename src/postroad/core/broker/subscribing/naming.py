@@ -44,6 +44,7 @@ from postroad.core.protocol.packets import (
 )
 from postroad.errors import DurableBusyError, DurableElsewhereError, PostroadError
 
+LIFE_BITS: Final = 32  # the number of an attempt begins with the incarnation of its creator
 NAME_KEY: Final = "name/"
 RESERVATIONS_MAX: Final = 1 << 16
 MEMBERS_MAX: Final = 4096
@@ -250,7 +251,8 @@ class Naming:
     def _reserve(self, packet: NameReserve, version: int, before: Reservation | None) -> None:
         retired = 0
         if before is not None:
-            retired = before.retired if before.creator == packet.source and before.retired else before.creator
+            again = before.creator == packet.source and before.number >> LIFE_BITS == packet.number >> LIFE_BITS
+            retired = before.retired if before.retired or again else before.creator
         reservation = Reservation(packet.source, packet.number, retired)
         self._reservations[packet.name] = reservation
         change = NAME_KEY + packet.name, msgspec.msgpack.encode(reservation)
