@@ -160,3 +160,43 @@ def test_costly_frames_are_processed_one_at_a_time(monkeypatch: pytest.MonkeyPat
         assert len(order) == before + TURN
 
     asyncio.run(scenario())
+
+
+def test_after_a_costly_frame_the_others_have_their_turn_before_more_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With uvloop the loop reads on at once while there is more: ten frames of 15 ms were processed in one turn of the loop."""
+    clock = 0.0
+    monkeypatch.setattr(channels, "monotonic", lambda: clock)
+
+    async def scenario() -> None:
+        order: list[str] = []
+        channel, owner, transport = connection("a", order, Turns(asyncio.get_running_loop()))
+        take = owner.received
+
+        def costly(frames: Sequence[Frame]) -> None:
+            nonlocal clock
+            clock += 0.015
+            take(frames)
+
+        channel.data_received(frames(1))
+        assert not channel._paused, "it was quick"
+        monkeypatch.setattr(owner, "received", costly)
+        channel.data_received(frames(1))
+        assert not transport.reading
+        await until(lambda: transport.reading)
+
+    asyncio.run(scenario())
+
+
+def test_a_connection_without_turns_is_read_on_after_a_costly_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client has one connection: nobody waits for it."""
+    clock = iter(range(1_000))
+    monkeypatch.setattr(channels, "monotonic", lambda: float(next(clock)))
+
+    async def scenario() -> None:
+        channel = Channel(asyncio.get_running_loop(), OutboxLimits(), ordered=True)
+        channel.owner, transport = Owner("a", []), FakeTransport()
+        channel.connection_made(transport)
+        channel.data_received(frames(1))
+        assert transport.reading
+
+    asyncio.run(scenario())

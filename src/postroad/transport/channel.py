@@ -310,8 +310,10 @@ class Channel(asyncio.Protocol):
         self.received_at = self._loop.time()
         self.received_bytes += len(data)
         if not self._closing:
+            began = monotonic()
             self._process(data)
-            if self._decoder.uncut and not self._in_turns:
+            # uvloop calls again at once while there is more to read: after a costly frame, others have their turn first.
+            if self._turns is not None and not self._in_turns and (self._decoder.uncut or monotonic() - began > TURN_S):
                 self.pause(TURN)
                 self._wait_for_turn()
 
