@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -13,6 +16,7 @@ from tests.integration.brokers import config
 from tests.spark.feeds import everything, numbers_of
 
 from postroad.runtime.process import BrokerProcess
+from postroad.spark.sink import _as_attribute
 from postroad.testing import free_ports
 
 
@@ -45,6 +49,20 @@ def test_rows_become_messages(spark: SparkSession, url: str) -> None:
     assert (dict(second.attributes), second.payload) == ({}, b"")
 
 
+def test_times_dates_and_decimals_become_attributes_that_filters_compare(spark: SparkSession, url: str) -> None:
+    """Microseconds since 1970, text that sorts like the date, and the double that is nearest to the decimal."""
+    rows = spark.sql(
+        """select timestamp'2026-11-19 12:00:00.123456Z' at, timestamp_ntz'1970-01-01 00:00:01' local, date'2026-11-19' day,
+        cast('12345678901.23' as decimal(13, 2)) price, cast(null as decimal(5, 2)) none"""
+    )
+    save(rows, url)
+    (message,) = everything(url)
+    expected = {"at": 1_795_089_600_123_456, "local": 1_000_000, "day": "2026-11-19", "price": 12_345_678_901.23}
+    assert dict(message.attributes) == expected
+    with pytest.raises(PySparkException, match=r"SparkSchemaError.*decimal\(16,2\).*15 digits"):
+        save(spark.sql("select cast(1 as decimal(16, 2)) price"), url)
+
+
 def test_a_named_batch_is_published_once(spark: SparkSession, url: str) -> None:
     """The same name and batch again adds nothing; without a name every write is new."""
     rows = frame(spark, 3000)
@@ -62,7 +80,7 @@ def test_a_named_batch_is_published_once(spark: SparkSession, url: str) -> None:
 @pytest.mark.parametrize(
     ("columns", "text"),
     [
-        ("now() as sent", "SparkSchemaError.*column sent is timestamp; attributes can be.*cast it"),
+        ("array(1) as sent", r"SparkSchemaError.*column sent is array<int>; attributes can be.*cast it"),
         ("array(id) as many", "SparkSchemaError.*column many is array<bigint>"),
         ("id as tick", "SparkSchemaError.*column tick is made by the broker: drop it, or rename it to @tick"),
         ("id as payload", "SparkSchemaError.*column payload is bigint"),
@@ -89,3 +107,13 @@ def test_bad_options_and_modes_are_refused(spark: SparkSession, url: str) -> Non
         rows.write.format("postroad").mode("overwrite").option("url", url).save()
     with pytest.raises(PySparkException, match=r"NotConnectedError"):
         save(rows, f"postroad://127.0.0.1:{free_ports(1)[0]}", timeoutSeconds=1)
+
+
+def test_decimals_become_the_nearest_doubles() -> None:
+    """Also in a part of a column, with nulls in it, below zero, and with as many digits as there may be."""
+    values = [Decimal(number).scaleb(-3) for number in (-999_999_999_999_999, -1, 0, 7, 123_456_789_012_345)]
+    column = pa.array([None, *values, None], pa.decimal128(15, 3)).slice(1)
+    assert _as_attribute(column).to_pylist() == [*map(float, values), None]
+    generator = random.Random(1)
+    many = [Decimal(generator.randrange(-(10**15) + 1, 10**15)).scaleb(-10) for _ in range(2000)]
+    assert _as_attribute(pa.array(many, pa.decimal128(15, 10))).to_pylist() == list(map(float, many))

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import types as t
@@ -45,7 +46,12 @@ _ATTRIBUTE_TYPES: Final = (
     t.DoubleType,
     t.StringType,
     t.BinaryType,
+    t.TimestampType,
+    t.TimestampNTZType,
+    t.DateType,
 )
+DECIMAL_DIGITS_MAX: Final = 15
+"""A decimal of so many digits and the nearest double are each other's nearest."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,13 @@ def check_schema(schema: t.StructType) -> None:
         if name.lower() in SYSTEM_TYPES or name.lower() == GAP:
             text = f"column {name} is made by the broker: drop it, or rename it to {ATTRIBUTE_PREFIX}{name}"
             raise SparkSchemaError(f"{text} to publish an attribute of that name")
-        if not isinstance(field.dataType, _ATTRIBUTE_TYPES):
+        if isinstance(field.dataType, t.DecimalType):
+            if field.dataType.precision > DECIMAL_DIGITS_MAX:
+                text = (
+                    f"column {name} is {field.dataType.simpleString()}; attributes hold decimals of {DECIMAL_DIGITS_MAX} digits"
+                )
+                raise SparkSchemaError(f"{text}: cast it to a shorter one, to double, or to string")
+        elif not isinstance(field.dataType, _ATTRIBUTE_TYPES):
             types = ", ".join(each().simpleString() for each in _ATTRIBUTE_TYPES)
             raise SparkSchemaError(f"column {name} is {field.dataType.simpleString()}; attributes can be {types}: cast it")
         attribute = name.removeprefix(ATTRIBUTE_PREFIX)
@@ -127,6 +139,22 @@ async def _open(client: Client, name: str, epoch: int, timeout_s: float) -> Writ
     return client.writer(name, epoch, timeout=timeout_s)
 
 
+def _as_attribute(column: Any) -> Any:
+    """Return a column in a kind that attributes have: times as microseconds since 1970, dates as text, decimals as doubles."""
+    if pa.types.is_timestamp(column.type):
+        return column.cast(pa.timestamp("us", column.type.tz)).view(pa.int64())
+    if pa.types.is_date(column.type):
+        return column.cast(pa.string())
+    return _doubles(column) if pa.types.is_decimal(column.type) else column
+
+
+def _doubles(column: Any) -> Any:
+    """Return decimals of up to 15 digits as the nearest doubles, which Arrow's cast misses in the last place."""
+    words = np.frombuffer(column.buffers()[1], "<i8")  # two for each value; the lower one holds all of it
+    unscaled = words[2 * column.offset : 2 * (column.offset + len(column)) : 2]
+    return pa.array(unscaled / 10.0**column.type.scale, mask=np.asarray(column.is_null()))
+
+
 def _columns(batch: pa.RecordBatch) -> tuple[dict[str, Any], Any]:
     """Return the attributes and payloads of rows."""
     attributes: dict[str, Any] = {}
@@ -135,7 +163,7 @@ def _columns(batch: pa.RecordBatch) -> tuple[dict[str, Any], Any]:
         if name.lower() == PAYLOAD:
             payloads = column.cast(pa.binary()).fill_null(b"")
         else:
-            attributes[name.removeprefix(ATTRIBUTE_PREFIX)] = column
+            attributes[name.removeprefix(ATTRIBUTE_PREFIX)] = _as_attribute(column)
     if payloads is None:
         payloads = pa.array([b""] * len(batch), pa.binary())
     return attributes, payloads

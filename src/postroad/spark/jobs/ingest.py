@@ -19,6 +19,7 @@ from postroad.errors import LakeError, StorageError
 from postroad.spark.cluster import parallelism
 from postroad.spark.jobs import message_table as lakes
 from postroad.spark.jobs.arrow import array, record_batch
+from postroad.spark.jobs.filesystems import place
 from postroad.spark.jobs.lake_tables import TARGET_BYTES, LakeTable, NewFile, TableState, format_of, open_table, row_fields
 from postroad.spark.jobs.message_table import Commit, Lake, RowKernel, Taken
 from postroad.spark.jobs.published import LogFiles, log_paths, pieces, pieces_of
@@ -102,7 +103,7 @@ class _Target(Protocol):
 
 def _target(spark: SparkSession, path: str, form: LakeFormat | None) -> _Target:
     there: LakeFormat | None = format_of(path)
-    if there is None and lakes.open_lake(spark, path).number:
+    if there is None and place(spark, path).listed(f"{lakes.COMMITS}/*.json"):
         there = "parquet"
     if there is not None and form is not None and form != there:
         raise LakeError(path, f"it is a lake of the format {there}, not {form}")
