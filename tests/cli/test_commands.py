@@ -121,6 +121,21 @@ def test_durable_subscriptions_are_listed_shown_and_deleted(command: Command, ur
     assert "[error 510]" in missing.output
 
 
+def test_subscribe_shares_a_durable_subscription(command: Command, url: str) -> None:
+    """What one member acknowledged does not come to the next; the list says how many members there are, and by which key."""
+    options = ("subscribe", "--filter", "t = 'shared'", "--name", "shared", "--shared", "--key", "k")
+    with postroad.sync.connect(url) as client:
+        with client.subscribe("t = 'shared'", name="shared", shared=True, key="k", prefetch=0):
+            for n in range(4):
+                client.publish({"t": "shared", "k": n % 2, "n": n})
+            assert "1 member, by k" in command("subscriptions", "list").output
+            lines = command(*options, "--count", "4").stdout.splitlines()
+        assert sorted(json.loads(line)["attributes"]["n"] for line in lines) == [0, 1, 2, 3]
+        assert command(*options, "--timeout", "0.5").stdout == ""
+    assert "[error 513]" in command(*options[:-2]).output
+    assert command("subscriptions", "forget", "shared").exit_code == 0
+
+
 def test_subscribe_since_begins_in_the_past(command: Command) -> None:
     """What was published before the command started; ids and ticks are strings."""
     for n in (1, 2):
