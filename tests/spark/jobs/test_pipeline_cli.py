@@ -112,7 +112,7 @@ def test_ingest_rates_report_and_compact_run(mixed: Opened, run: object, tmp_pat
         assert peaks
         assert dict(publisher_rates(tmp_path / "p.json", broker)) == peaks
     assert run("report", *data, "--out", str(tmp_path / "report")).exit_code == 0
-    assert (tmp_path / "report" / "report.html").read_text().count("<svg") == 2
+    assert (tmp_path / "report" / "report.html").read_text().count("<svg") == 3  # the overlay, rates, latencies
     compacted = run("compact", *data, "--out", str(tmp_path / "small"))
     assert compacted.exit_code == 0, compacted.output
 
