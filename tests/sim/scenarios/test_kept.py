@@ -9,7 +9,7 @@ import pytest
 
 from postroad.sim.clients import ClientNode, Following, Habits
 from postroad.sim.disk import DiskProfile
-from postroad.sim.history import Discarded, Freed, Logged
+from postroad.sim.history import Discarded, Freed, Gapped, Logged
 from postroad.sim.overlay import Overlay
 from postroad.sim.predicates import equals, everything
 from postroad.tracking.tap.tracked_broker import TrackedConfig
@@ -87,3 +87,18 @@ def test_a_deletion_that_was_not_confirmed_is_asked_for_again(
     assert [event.subscription for event in overlay.history if isinstance(event, Discarded)] == ["orders"]
     machines = [node.machine for node in overlay.nodes.values() if node.machine is not None]
     assert not any(machine.machine._durables.here for machine in machines)
+
+
+def test_one_that_wants_all_there_is_gets_no_gap_from_a_young_broker() -> None:
+    """What was released lay before the first tick of the broker: a start there was taken for a position in a former life."""
+    overlay = Overlay(seed=1, config=TrackedConfig(silence_s=0.2, keep_s=3.0))
+    overlay.broker(1, disk=SMALL)
+    writer, reader = overlay.client("writer", 1), overlay.client("reader", 1)
+    text = overlay.filter(everything())
+    for number in range(5):
+        overlay.at(0.5 + number / 10, partial(writer.publish, {"n": number}, f"{number}".encode()))
+    overlay.at(1.5, partial(reader.follow, text, subscription="all", earliest=True))
+    overlay.run(4.0)
+    assert not any(isinstance(event, Gapped) for event in overlay.history)
+    assert overlay.deliveries == 5
+    finish(overlay)

@@ -192,8 +192,10 @@ class Activation:
         self._hold_for(fresh)
 
     def begins_at(self, number: int, pubend: int, tick: int) -> bool:
-        """Tell whether a durable subscription began at a tick of a pubend, by our own records."""
+        """Tell whether a subscription began at a tick of a pubend by our own choice or records, and brought no position there."""
         subscription = self._edge.subscriptions.get(number)
+        if subscription is not None and pubend not in subscription.positions:
+            return subscription.progress[pubend].start == tick
         durable = None if subscription is None else self._durable_of(subscription)
         return durable is not None and durable.starts.get(pubend) == tick
 
