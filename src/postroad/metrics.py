@@ -19,8 +19,8 @@ from postroad.errors import ListenError, OverlayError, SecurityError
 from postroad.queues.broker_service import BrokerQueues
 from postroad.queues.service import QueueStats
 from postroad.runtime.config import split_address
-from postroad.runtime.listener import bind_socket
-from postroad.runtime.quotas import address_of
+from postroad.runtime.connections.listener import bind_socket
+from postroad.runtime.connections.quotas import address_of
 from postroad.runtime.services import Answer, ServiceConnection, ServiceHost
 from postroad.security.gate import is_loopback
 from postroad.security.http_sessions import HttpSessions

@@ -16,8 +16,8 @@ from postroad.core.protocol.orders import Append
 from postroad.errors import StorageFailedError
 from postroad.runtime.broker_server import BrokerServer
 from postroad.runtime.config import Limits, Links, Neighbour, NodeConfig, Overlay
-from postroad.runtime.links import newer_wins
-from postroad.runtime.peer import Peer
+from postroad.runtime.connections.links import newer_wins
+from postroad.runtime.connections.peer import Peer
 from postroad.runtime.worker import Worker
 from postroad.testing import free_ports
 from postroad.transport import loops

@@ -15,9 +15,9 @@ import postroad
 from postroad.core.broker.machine import Broker
 from postroad.core.protocol import packets
 from postroad.errors import ConfigError, HandshakeError, InternalError, TooManyConnectionsError
-from postroad.runtime import broker_server
 from postroad.runtime.broker_server import BrokerServer
 from postroad.runtime.config import NodeConfig, parse_config
+from postroad.runtime.connections import neighbours
 from postroad.testing import broker, free_ports
 from postroad.transport.channel import Channel
 from postroad.wire.codec import decode
@@ -119,7 +119,7 @@ def test_a_packet_on_which_the_machine_fails_costs_only_its_connection(tmp_path:
 
 def test_links_to_other_brokers_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever claims to be one broker after the other does not make our link state too large for the others."""
-    monkeypatch.setattr(broker_server, "NEIGHBOURS_MAX", 2)
+    monkeypatch.setattr(neighbours, "NEIGHBOURS_MAX", 2)
 
     async def scenario() -> list[object]:
         node = node_at(tmp_path)

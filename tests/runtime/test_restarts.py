@@ -5,7 +5,7 @@ from __future__ import annotations
 from postroad.client.addresses import parse_addresses
 from postroad.client.connection import Client, ClientConfig
 from postroad.runtime.config import Links, Neighbour
-from postroad.runtime.links import QUICK_PAUSE_S_MAX, QUICK_S, Dialler
+from postroad.runtime.connections.links import QUICK_PAUSE_S_MAX, QUICK_S, Dialler
 
 
 def test_a_lost_neighbour_is_dialled_often_at_first() -> None:

@@ -18,7 +18,7 @@ from postroad.core.filters.filter import Filter
 from postroad.core.protocol.rights import EVERYTHING, Rights
 from postroad.errors import UnknownBindingError, UnknownClientError, UnknownQueueError
 from postroad.queues.limits import check_client_id, check_queue_id
-from postroad.runtime.filter_preparation import work_with_pauses
+from postroad.runtime.connections.filter_preparation import work_with_pauses
 from postroad.storage.queues.base import Queue, QueueStorage
 from postroad.wire.packets import queues as q
 from postroad.wire.packets import telesto as t

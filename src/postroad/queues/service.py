@@ -46,7 +46,7 @@ from postroad.queues.profile import ProfileLog
 from postroad.queues.rates import Counts
 from postroad.queues.shares import Shares
 from postroad.queues.waiters import Waiter, Waiters
-from postroad.runtime.filter_preparation import work_with_pauses
+from postroad.runtime.connections.filter_preparation import work_with_pauses
 from postroad.storage.queues.base import (
     Client,
     ClientMode,

@@ -13,12 +13,9 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 from postroad.core.batch.batch import Batch
-from postroad.core.broker.admission_settings import AdmissionSettings
 from postroad.core.filters.filter import Filter
 from postroad.core.protocol.orders import (
     Append,
@@ -44,7 +41,6 @@ from postroad.core.protocol.packets import Packet, Publish, PublishColumns, Read
 from postroad.core.protocol.rights import OPEN
 from postroad.core.protocol.status import BrokerReport
 from postroad.errors import (
-    BufferLimitError,
     FilterError,
     FrameTooLargeError,
     HandshakeError,
@@ -52,19 +48,20 @@ from postroad.errors import (
     PostroadError,
     ShuttingDownError,
     StorageError,
-    TooManyConnectionsError,
     UnauthenticatedError,
 )
 from postroad.runtime.config import NodeConfig, split_address
-from postroad.runtime.descriptors import connections_max
+from postroad.runtime.connections.descriptors import connections_max
+from postroad.runtime.connections.filter_preparation import Preparation
+from postroad.runtime.connections.heartbeats import probe
+from postroad.runtime.connections.links import Dialler
+from postroad.runtime.connections.listener import Listener
+from postroad.runtime.connections.neighbours import Neighbours
+from postroad.runtime.connections.peer import Peer, shorten
+from postroad.runtime.connections.quotas import Quotas, address_of
 from postroad.runtime.disk import AroundDamage, Disk, open_disk
-from postroad.runtime.filter_preparation import Preparation
-from postroad.runtime.links import Dialler, newer_wins
-from postroad.runtime.listener import Listener
 from postroad.runtime.machine_load import available_memory, busy_s
-from postroad.runtime.peer import Peer, shorten
-from postroad.runtime.quotas import Quotas, address_of
-from postroad.runtime.rate_profile import publisher_rates
+from postroad.runtime.machine_settings import machine_settings
 from postroad.runtime.services import Service
 from postroad.runtime.status_report import make_report
 from postroad.security.credentials import Credentials
@@ -86,7 +83,7 @@ from postroad.tracking.tap.orders import (
     TrackedOrder,
     TracksSearched,
 )
-from postroad.tracking.tap.tracked_broker import TrackedBroker, TrackedConfig
+from postroad.tracking.tap.tracked_broker import TrackedBroker
 from postroad.transport.budget import Budget
 from postroad.transport.channel import QUOTA, RATE
 from postroad.transport.flush_scheduler import FlushScheduler
@@ -107,11 +104,9 @@ from postroad.wire.packets.session import (
 log = logging.getLogger("postroad.node")
 
 STOP_S_MAX: Final = 5.0
-NEIGHBOURS_MAX: Final = 1024  # a link state names at most 4,096
 WINDOWS_HELD_BACK: Final = 2  # of a publisher, that may wait for a rate on one connection
 IDENTITIES_S: Final = 1.0  # how often the file of identities is looked at
 ORDERS_MAX: Final = 256  # that wait for the end of a turn: one packet may ask for hundreds, each with a long filter
-REPLACE_WAIT_S: Final = 30.0  # for a neighbour to tell what is known of the broker that this one replaces
 CAPACITY_SAMPLE_S: Final = 1.0
 TIMER_S: Final = 0.0005  # uvloop rounds to milliseconds: without it, timers came early, again and again until it was time
 TRACKS_NAME: Final = "tracks"  # a directory in the broker's own
@@ -140,14 +135,13 @@ class BrokerServer:
         self.revoked_connections = 0  # closed because their identity was revoked, changed or has expired
         self.internal_errors = 0  # exceptions that ended a connection or a read, and not the broker
         self._links = 0
-        self._by_broker: dict[int, Peer] = {}
+        self._neighbours: Final = Neighbours(config.id, self._fact)
         self._planned: asyncio.Handle | None = None  # the pump at the end of this turn
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0  # uvloop's handles do not tell it: one that is due at once is none of its timers
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = False
         self._paused = False
-        self._bandwidths: dict[int, int] = {}  # by broker: the limits that were configured or set, in bytes per second
         self._held_back: dict[int, None] = {}  # links that are not read because of what they published
         self._finished: asyncio.Event = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop
@@ -179,7 +173,9 @@ class BrokerServer:
         self.connections_max = connections_max(self.config.limits.connections_max, len(self.config.neighbours))
         self._disk = await asyncio.to_thread(open_disk, self.config, self._loop, self._disk_fact, self._fail)
         try:
-            self._broker = TrackedBroker(self._disk.state, self._machine_config(), now=self._loop.time())
+            self._broker = TrackedBroker(
+                self._disk.state, machine_settings(self.config, replaces=self._replaces), now=self._loop.time()
+            )
             self.tracking = await self._open_tracking()
             limits, maximum = self.config.limits, self.connections_max
             self._listener = Listener(self.config.listen, limits, maximum, self._accept, self._count, lambda: self.gate.listening)
@@ -196,7 +192,7 @@ class BrokerServer:
         if self.gate.guarded:
             self._tasks.append(self._loop.create_task(self._watch_identities()))
         for neighbour in self.config.neighbours:
-            dialler = Dialler(neighbour, self.config.links, self._make_peer, self._hello, self._by_broker.get, self._dialling)
+            dialler = Dialler(neighbour, self.config.links, self._make_peer, self._hello, self._neighbours.find, self._dialling)
             self._tasks.append(self._loop.create_task(dialler.run()))
         log.info("broker %d (%s) listens on port %d", self.config.id, self.config.title, self.port)
         if self.is_open_to_all:
@@ -322,39 +318,6 @@ class BrokerServer:
             peer.channel.close(reason="the broker stops")
         if gone:
             await asyncio.wait(gone)
-
-    def _machine_config(self) -> TrackedConfig:
-        overlay, limits = self.config.overlay, self.config.limits
-        return TrackedConfig(
-            cache_bytes=overlay.cache_bytes,
-            silence_s=overlay.silence_s,
-            subscriber_grace_s=overlay.subscriber_grace_s,
-            keep_s=self.config.storage.keep_s,
-            publish_window_bytes=limits.publish_window_bytes,
-            pubends=self.config.pubends,
-            subscriptions_max=limits.subscriptions_max,
-            subscriptions_per_identity_max=limits.subscriptions_per_identity_max,
-            names_per_identity_max=limits.names_per_identity_max,
-            newcomer_wait_s=self._newcomer_wait_s(),
-            replaces=self._replaces,
-            has_neighbours=bool(self.config.neighbours),
-            home_query_s=overlay.home_query_s,
-            retired=overlay.retired,
-            congestion=self.config.congestion.settings(),
-            admission=self._admission_settings(),
-            tracking=self.config.tracking.settings(),
-        )
-
-    def _admission_settings(self) -> AdmissionSettings:
-        settings, path = self.config.admission.settings(), self.config.admission.rates_file
-        return replace(settings, publisher_rates=publisher_rates(Path(path), self.config.id)) if path else settings
-
-    def _newcomer_wait_s(self) -> float:
-        """Return how long to wait, with empty files, for word of a former life; others may link to one that names none."""
-        wait_s = self.config.overlay.newcomer_wait_s
-        if not self.config.neighbours:
-            return wait_s if self._replaces else 0.0
-        return max(wait_s, REPLACE_WAIT_S) if self._replaces else wait_s
 
     async def _open_tracking(self) -> TrackKeeper | None:
         tracking = self.config.tracking
@@ -533,8 +496,7 @@ class BrokerServer:
                 elif peer is not None:
                     peer.channel.send_error(order.error, order.packet, control=False)
             case LimitBandwidth(broker, bytes_per_s):
-                self._bandwidths[broker] = bytes_per_s
-                self._limit_bandwidth(broker)
+                self._neighbours.limit_bandwidth(broker, bytes_per_s)
             case Store():
                 self._disk.store(order)
             case ReadLog():
@@ -741,12 +703,7 @@ class BrokerServer:
             )
         else:
             bounds = OutboxLimits(links.backlog_data_bytes, links.backlog_control_bytes, 1 << 62, 0)
-            if not peer_id:
-                raise HandshakeError("a broker must state its id, a number above 0")
-            if len(self._by_broker) >= NEIGHBOURS_MAX and peer_id not in self._by_broker:
-                raise TooManyConnectionsError(f"this broker has links to {NEIGHBOURS_MAX} other brokers and takes no more")
-            if peer_id == self.config.id:
-                raise HandshakeError(f"broker {peer_id} was configured to link to itself, or two brokers have this id")
+            self._neighbours.check(peer_id)
         peer.identified(
             role, broker=peer_id, incarnation=incarnation, name=name, limits=bounds, frame_bytes_max=limits.frame_bytes_max
         )
@@ -755,37 +712,7 @@ class BrokerServer:
             rights = OPEN if peer.admitted is None else peer.admitted.rights
             self._fact(ClientUp(peer.link, peer.name, rights))
         else:
-            self._adopt(peer)
-
-    def _adopt(self, peer: Peer) -> None:
-        """Use a new link, unless there is a better one already."""
-        existing = self._by_broker.get(peer.broker)
-        if peer.bandwidth_bytes_per_s:
-            self._bandwidths.setdefault(peer.broker, peer.bandwidth_bytes_per_s)
-            self._limit_bandwidth(peer.broker)
-        if existing is not None:
-            if not newer_wins(existing, peer, self.config.id):
-                peer.channel.close(reason="a link between these brokers exists already")
-                return
-            self._unlink(existing)
-            existing.channel.close(reason="a newer link replaces this one")
-        self._by_broker[peer.broker] = peer
-        self._limit_bandwidth(peer.broker)
-        log.info("link to %r is up", peer)
-        self._fact(LinkUp(peer.link, peer.broker, peer.incarnation, peer.cost))
-
-    def _limit_bandwidth(self, broker: int) -> None:
-        """Limit what goes to a neighbour on the present link, as configured or set."""
-        peer, bytes_per_s = self._by_broker.get(broker), self._bandwidths.get(broker, 0)
-        if peer is not None and peer.channel.bandwidth_bytes_per_s != bytes_per_s:
-            log.info("sending at most %s bytes per second to %r", bytes_per_s or "any number of", peer)
-            peer.channel.limit_bandwidth(bytes_per_s)
-
-    def _unlink(self, peer: Peer) -> None:
-        if self._by_broker.get(peer.broker) is peer:
-            del self._by_broker[peer.broker]
-            log.info("link to %r is down", peer)
-            self._fact(LinkLost(peer.link))
+            self._neighbours.adopt(peer)
 
     def packet(self, peer: Peer, packet: Packet, batch: Batch | None, packet_id: int, size: int) -> None:
         """Hand a packet to the machine, once its filters are prepared."""
@@ -843,7 +770,7 @@ class BrokerServer:
         if peer.role is Role.CLIENT:
             self._fact(LinkLost(peer.link))
         elif peer.role is Role.BROKER:
-            self._unlink(peer)
+            self._neighbours.drop(peer)
 
     # --- identities ------------------------------------------------------------------------------------------------------
 
@@ -884,7 +811,7 @@ class BrokerServer:
             self.budget.expire()
             if self._loop.time() - due < interval:
                 for peer in list(self.peers.values()):
-                    self._probe(peer)
+                    probe(peer, self.config.links, self._loop.time())
 
     async def _measure_capacity(self) -> None:
         """Tell the machine how busy the event loop's thread is, and what memory is left: what admission control may reserve."""
@@ -897,26 +824,6 @@ class BrokerServer:
             now_used, now = busy_s(), self._loop.time()
             self._fact(CpuUsed(min((now_used - used) / max(now - since, 0.001), 1.0)))
             used, since = now_used, now
-
-    def _probe(self, peer: Peer) -> None:
-        links = self.config.links
-        if peer.role is None:
-            return
-        if peer.channel.unread:
-            unread_s = self._loop.time() - peer.channel.taken_at
-            if unread_s > links.client_timeout_s:
-                peer.refuse(BufferLimitError(f"the peer did not read for {unread_s:.0f} s"))
-            return
-        if not peer.channel.reading:
-            peer.channel.ping()  # we do not hear its probes, so we tell it by ourselves that we are there
-            return
-        broker = peer.role is Role.BROKER
-        quiet = self._loop.time() - peer.channel.received_at
-        if quiet > (links.timeout_s if broker else links.client_timeout_s):
-            log.warning("received nothing from %r for %.1f s", peer, quiet)
-            peer.channel.abort()
-        elif quiet >= (links.heartbeat_s if broker else links.client_heartbeat_s) * 0.9:
-            peer.channel.ping()
 
 
 def _wall_ms() -> int:

@@ -12,7 +12,7 @@ from typing import Final
 
 from postroad.runtime.broker_server import STOP_S_MAX, BrokerServer
 from postroad.runtime.config import NodeConfig
-from postroad.runtime.descriptors import raise_limit
+from postroad.runtime.connections.descriptors import raise_limit
 from postroad.runtime.services import Service
 from postroad.transport.loops import run
 

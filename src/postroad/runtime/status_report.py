@@ -14,7 +14,7 @@ from postroad.core.protocol.status import (
     StreamReport,
     SubscriptionReport,
 )
-from postroad.runtime.peer import Peer
+from postroad.runtime.connections.peer import Peer
 from postroad.wire.packets.session import Role
 
 NAME_SHOWN_MAX: Final = 255

@@ -17,7 +17,7 @@ from typing import Final
 
 from postroad.errors import ListenError, TooManyConnectionsError
 from postroad.runtime.config import Limits, split_address
-from postroad.runtime.peer import Peer, shorten
+from postroad.runtime.connections.peer import Peer, shorten
 from postroad.wire.codec import encode
 from postroad.wire.packets.session import Error
 

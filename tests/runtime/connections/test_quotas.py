@@ -16,7 +16,7 @@ from postroad.client.connection import ClientConfig
 from postroad.errors import NotConnectedError, TooManyConnectionsError, TooManyError
 from postroad.runtime.broker_server import BrokerServer
 from postroad.runtime.config import Limits, NodeConfig
-from postroad.runtime.quotas import Quotas, address_of
+from postroad.runtime.connections.quotas import Quotas, address_of
 from postroad.wire.packets.session import Ping
 
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from postroad.runtime.config import Links as LinksConfig
 from postroad.runtime.config import Neighbour, split_address
-from postroad.runtime.peer import Peer
+from postroad.runtime.connections.peer import Peer
 from postroad.wire.packets.session import Hello
 
 log = logging.getLogger("postroad.links")

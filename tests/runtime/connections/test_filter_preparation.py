@@ -17,11 +17,11 @@ from postroad.core.filters.filter import Filter
 from postroad.core.protocol import packets
 from postroad.core.protocol.rights import Rights
 from postroad.errors import FilterError, TooManyError
-from postroad.runtime import filter_preparation
 from postroad.runtime.broker_server import BrokerServer
 from postroad.runtime.config import NodeConfig
-from postroad.runtime.filter_preparation import Preparation
-from postroad.runtime.peer import Peer
+from postroad.runtime.connections import filter_preparation
+from postroad.runtime.connections.filter_preparation import Preparation
+from postroad.runtime.connections.peer import Peer
 from postroad.wire.codec import decode
 from postroad.wire.packets.session import Error, Hello, Ping, Pong, Role
 

@@ -13,9 +13,9 @@ from tests.integration.brokers import config
 from tests.waiting import until
 
 import postroad
-from postroad.runtime import descriptors
 from postroad.runtime.config import Limits, Storage, dump_config
-from postroad.runtime.descriptors import connections_within
+from postroad.runtime.connections import descriptors
+from postroad.runtime.connections.descriptors import connections_within
 from postroad.testing import free_ports
 from postroad.transport.programs import own_command, own_environment
 from postroad.wire.codec import decode

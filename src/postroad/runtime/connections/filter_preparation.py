@@ -28,7 +28,7 @@ from postroad.core.protocol.admission import Advertise, Advertisements, Decision
 from postroad.core.protocol.packets import CatchUp, Interest, Packet, ReadRange, Subscribe
 from postroad.core.protocol.rights import EVERYTHING, OPEN, Rights
 from postroad.errors import FilterError
-from postroad.runtime.peer import Peer
+from postroad.runtime.connections.peer import Peer
 from postroad.runtime.worker import Worker
 from postroad.transport.channel import FILTER
 from postroad.wire.packets.session import Role

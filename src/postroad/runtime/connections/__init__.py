@@ -1,0 +1,1 @@
+"""The connections of a broker: who may connect, who is there, and the links to other brokers."""
