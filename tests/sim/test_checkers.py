@@ -370,6 +370,9 @@ def test_a_gap_may_reach_over_what_only_a_lost_home_knew_to_be_empty() -> None:
     """The log let go of what did not match. The home knew; the positions of the client are older."""
     gone = [*three(durable=True), got(1), Committed(3.5, "s", P, 1), RecordCreated(3.6, 1, "durable/"), Freed(4.0, P, 3)]
     gap = Gapped(5.0, "s", P, 1, 3)
+    elsewhere: list[Event] = [Began(5.0, "s", Q, 0, 2), Gapped(5.0, "s", Q, 0, 7)]
+    assert kinds_by(GapsAreEarned, [*gone, *elsewhere]) == ["released"]
+    assert kinds_by(GapsAreEarned, [*gone, DiskLost(4.5, 1, ()), Confirmed(4.9, "s", P, 1), *elsewhere]) == []
     assert kinds_by(GapsAreEarned, [*gone, gap]) == ["released"]
     assert kinds_by(GapsAreEarned, [*gone, DiskLost(4.5, 2, ()), gap]) == ["released"]
     assert kinds_by(GapsAreEarned, [*gone, DiskLost(4.5, 1, ()), gap]) == []
@@ -411,6 +414,8 @@ def test_a_lost_disk_is_told_as_far_as_its_broker_wrote_it_off() -> None:
     assert kinds_by(GapsAreEarned, [*lost, Gapped(5.0, "s", P, 1, 9)]) == []
     assert kinds_by(GapsAreEarned, [*lost, Gapped(5.0, "s", P, 1, 10)]) == ["released"]
     assert kinds_by(GapsAreEarned, [*three(durable=True), WrittenOff(4.5, P, 0, 9), Gapped(5.0, "s", P, 1, 9)]) == ["released"]
+    early = [*three(durable=True), DiskLost(4.0, 1, (P,)), Gapped(4.4, "s", P, 1, 9), WrittenOff(4.5, P, 0, 9)]
+    assert kinds_by(GapsAreEarned, early) == [], "it is told when it is found, and stored a little later"
     assert kinds_by(Completeness, [*lost, got(1), Passed(5.0, "s", P, 9)]) == ["lost", "lost"]
     later: list[Event] = [asked(), published(1), logged(1), DiskLost(4.0, 1, (P,)), began(at=5.0), Passed(6.0, "s", P, 9)]
     assert kinds_by(Completeness, later) == [], "it was gone before the subscription began"

@@ -108,8 +108,9 @@ class GapsAreEarned:
         used: dict[int, int] = {}  # pubend -> its first message, or 0 when somebody began before there was one
         told: dict[int, int] = {}  # pubend -> up to where somebody was told a gap
         wrote_off: set[int] = set()  # brokers that lost their files, or took them for lost
-        unsure: set[str] = set()  # subscriptions that began first at one of those
+        unsure: set[str] = set()  # subscriptions that began first at one of those, or whose home was lost
         astray: set[tuple[str, int]] = set()  # (subscription, pubend) where nobody knows the position
+        written_off = [event for event in history if isinstance(event, WrittenOff)]
         for event in history:
             if isinstance(event, Logged) and event.tick <= told.get(event.pubend, 0):
                 text = f"{event.id.hex()} got tick {event.tick} of {event.pubend} after that was told to be gone"
@@ -125,13 +126,16 @@ class GapsAreEarned:
                 strays = follower is not None and follower.astray
                 if follower is not None and not follower.streams and event.broker in wrote_off:
                     unsure.add(follower.name)
-                strays = strays or event.subscription in unsure
-                lost = strays if before is None else before.resuming and (strays or before.astray)
+                lost = strays or event.subscription in unsure if before is None else before.resuming and (strays or before.astray)
                 (astray.add if lost else astray.discard)((event.subscription, event.pubend))
             if isinstance(event, DiskLost):
                 empty.update(event.pubends)
+                for off in written_off:  # one is told when it is found, and stored a little later
+                    if off.pubend in event.pubends and off.at > event.at:
+                        holes.setdefault(off.pubend, []).append((off.lo, off.hi))
                 for follower in followers:
                     if follower.durable and event.broker in follower.homes:  # nobody else knew that nothing matched there
+                        unsure.add(follower.name)  # also where it had not begun: the next home cannot know that
                         earned |= {(follower.name, pubend): freed.get(pubend, 0) for pubend in follower.streams}
             if isinstance(event, WrittenOff) and not event.lo:
                 wrote_off.add(pubend_broker(event.pubend))

@@ -38,6 +38,20 @@ def test_what_is_on_disk_is_found_again_after_a_restart() -> None:
     assert again.holds() == {PUBEND: 100}
 
 
+def test_where_its_place_is_lost_an_acknowledgement_elsewhere_is_no_word_of_it() -> None:
+    """It was about to begin there, and its client was not told of the loss yet: it began at what was released, without a gap."""
+    durables = Durables(1)
+    durable = durables.take_home("orders", "x > 1", {})
+    durable.lost = {PUBEND: None}
+    durables.moved_on("orders", {PUBEND: 100})
+    assert (durable.cursors, durable.lost) == ({}, {PUBEND: None})
+    durable.cursors[PUBEND] = 100  # its start is stored, and the gap told
+    durables.moved_on("orders", {PUBEND: 100})
+    assert durable.lost == {PUBEND: None}
+    durables.moved_on("orders", {PUBEND: 101})
+    assert (durable.cursors, durable.lost) == ({PUBEND: 101}, {})
+
+
 def test_only_a_home_that_never_settled_goes_back_to_where_its_client_is() -> None:
     """Nobody was told of it, so the client may have gone on from older cursors elsewhere; then the hold goes back as well."""
     durables = Durables(1)

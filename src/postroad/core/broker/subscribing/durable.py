@@ -359,6 +359,8 @@ class Durables:
         if durable is None:
             return
         for pubend, tick in cursors.items():
+            if pubend in durable.lost and pubend not in durable.cursors:
+                continue  # it is about to begin there: its client was not told of the loss yet
             if tick > durable.cursors.get(pubend, -1):
                 durable.cursors[pubend] = tick
                 durable.lost.pop(pubend, None)
