@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from postroad.core.broker.subscribing.durable import Durables
-from postroad.core.protocol.packets import DurableHome, pubend_id
+from postroad.core.protocol.packets import DurableHome, Subscribe, pubend_id
 
 PUBEND = pubend_id(2)
 
@@ -36,6 +36,20 @@ def test_what_is_on_disk_is_found_again_after_a_restart() -> None:
         again.load(key, value)
     assert again.here["orders"].cursors == {PUBEND: 100}
     assert again.holds() == {PUBEND: 100}
+
+
+def test_a_mended_record_takes_its_version_from_what_others_know_and_can_be_deleted() -> None:
+    """It had none. After a restart its deletion was older than what others knew, and they kept the subscription."""
+    durables = Durables(1)
+    durables.load_damaged("orders", {PUBEND: 100})
+    durables.mend(durables.here["orders"], Subscribe(1, "x > 1", "orders"))
+    durables.learn(DurableHome("orders", 3, 1, settled=True, created_ms=5_000))
+    again = Durables(1)
+    for key, value in durables.changes():
+        assert value is not None
+        again.load(key, value)
+    assert (again.here["orders"].version, again.here["orders"].created_ms) == (3, 5_000)
+    assert again.forget("orders").version == 4
 
 
 def test_where_its_place_is_lost_an_acknowledgement_elsewhere_is_no_word_of_it() -> None:

@@ -326,7 +326,9 @@ class Durables:
         gone = self.here.get(home.name)
         if gone is not None and home.broker == self._broker:
             gone.settled = True  # we announced it before a crash
-            gone.version = max(gone.version, home.version) if gone.damaged else gone.version
+            if gone.version < home.version:  # our record was damaged, and forgot its version
+                gone.version, gone.created_ms = home.version, gone.created_ms or home.created_ms
+                self._dirty[home.name] = None
         if gone is None or home.broker == self._broker:
             return home, None
         gone.moved = True
