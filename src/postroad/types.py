@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final, NewType, Self
 
 from postroad.errors import InvalidValueError
@@ -40,6 +41,19 @@ def tick_milliseconds(tick: int) -> int:
 
 def tick_counter(tick: int) -> int:
     return tick & COUNTER_MAX
+
+
+def format_time(milliseconds: int) -> str:
+    """Write a timestamp as a person reads it."""
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + " UTC"
+    except (ValueError, OverflowError, OSError):
+        return f"{milliseconds} ms"
+
+
+def format_tick(tick: int) -> str:
+    """Write the time of a tick as a person reads it."""
+    return format_time(tick_milliseconds(tick))
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -7,11 +7,11 @@ import io
 import msgspec
 from rich.console import Console, RenderableType
 
-from postroad.cli.use.trees import draw, draw_explanation, explanation_json, trace_json, when
+from postroad.cli.use.trees import draw, draw_explanation, explanation_json, trace_json
 from postroad.tracking.queries.explanation import Explanation, Verdict
 from postroad.tracking.queries.questions import Status
 from postroad.tracking.queries.reconstruction import Receipt, Trace, TrackHole, Unasked, Visit
-from postroad.types import AttributeValue, MessageId
+from postroad.types import AttributeValue, MessageId, format_time
 
 ID = MessageId.make(7, 1, 1_790_000_000_123, 4)
 
@@ -117,5 +117,5 @@ def test_an_explanation_shows_the_filter_and_the_message() -> None:
 
 def test_a_time_beyond_the_calendar_is_shown_as_it_is() -> None:
     """Ids may claim any."""
-    assert when((1 << 48) - 1) == "281474976710655 ms"
-    assert when(0) == "1970-01-01 00:00:00.000 UTC"
+    assert format_time((1 << 48) - 1) == "281474976710655 ms"
+    assert format_time(0) == "1970-01-01 00:00:00.000 UTC"

@@ -105,6 +105,18 @@ def test_a_durable_subscription_that_is_away_is_in_doubt_and_another_is_not_subs
     assert explain(other).verdict is Verdict.NOT_SUBSCRIBED
 
 
+def test_a_filter_decides_also_for_who_is_away_or_not_that_far() -> None:
+    """Nothing waits for them: the message will never match."""
+    left = CoverageAnswer([], [], span("price > 9", TICK - 100, TICK - 50, detached_ms=7), None, [])
+    behind = CoverageAnswer([], [], span("price > 9", TICK - 100, TICK - 50), None, [])
+    for coverage in (left, behind):
+        found = explain(evidence({3: coverage}))
+        assert (found.verdict, found.filter) == (Verdict.FILTERED, "price > 9")
+    unknown = explain(evidence({3: left}, message=GONE))
+    assert unknown.verdict is Verdict.IN_DOUBT
+    assert "2026-" in unknown.reason, "a time, not a tick"
+
+
 def test_a_subscription_that_began_later_was_not_subscribed_then() -> None:
     """Its first span says when it began."""
     later = CoverageAnswer([], [], None, span("price > 1", TICK + 50, TICK + 500), [])

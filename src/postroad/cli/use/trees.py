@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -14,7 +13,7 @@ from rich.tree import Tree
 from postroad.cli.shared import console
 from postroad.tracking.queries.explanation import Explanation, Verdict
 from postroad.tracking.queries.reconstruction import Receipt, Trace, TrackHole, Visit
-from postroad.types import AttributeValue
+from postroad.types import AttributeValue, format_time
 
 _GOOD = frozenset({Verdict.DELIVERED, Verdict.FILTERED, Verdict.NOT_SUBSCRIBED})
 
@@ -34,7 +33,11 @@ def draw(trace: Trace) -> RenderableType:
 def _tree(trace: Trace) -> Tree:
     tree = Tree(
         Text.assemble(
-            ("message ", "dim"), (str(trace.id), "bold"), (f"  {when(trace.id.milliseconds)}", "dim"), "\n", *_publisher(trace)
+            ("message ", "dim"),
+            (str(trace.id), "bold"),
+            (f"  {format_time(trace.id.milliseconds)}", "dim"),
+            "\n",
+            *_publisher(trace),
         )
     )
     below: dict[int | None, list[Visit]] = {}
@@ -111,14 +114,6 @@ def _hole_text(hole: TrackHole) -> str:
 def printable(text: str) -> str:
     """Return text from others without what a terminal would take as an order."""
     return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
-
-
-def when(milliseconds: int) -> str:
-    """Write a timestamp as a person reads it."""
-    try:
-        return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + " UTC"
-    except (ValueError, OverflowError, OSError):
-        return f"{milliseconds} ms"
 
 
 def draw_explanation(explanation: Explanation) -> RenderableType:

@@ -17,7 +17,7 @@ from postroad.core.filters.filter import Filter
 from postroad.errors import PostroadError
 from postroad.tracking.queries.questions import CoverageAnswer, MapAnswer, MessageAnswer, SpanFound
 from postroad.tracking.queries.reconstruction import Receipt, Trace, Unasked
-from postroad.types import AttributeValue
+from postroad.types import AttributeValue, format_tick
 
 
 class Verdict(StrEnum):
@@ -83,7 +83,8 @@ def explain(evidence: Evidence) -> Explanation:
     lost = [(broker, each.lost[0]) for broker, each in evidence.coverage.items() if each.lost]
     if lost:
         broker, loss = lost[0]
-        reason = f"broker {broker} reported to the subscriber that the ticks ({loss.from_tick}, {loss.to_tick}] are lost"
+        since, until = format_tick(loss.from_tick), format_tick(loss.to_tick)
+        reason = f"broker {broker} reported to the subscriber that the messages from {since} to {until} are lost"
         return _explanation(evidence, Verdict.GAP, reason, broker)
     spans = [(broker, span) for broker, each in evidence.coverage.items() for span in each.spans]
     if spans:
@@ -110,11 +111,10 @@ def _is_not_there(evidence: Evidence) -> bool:
 
 def _explain_promised(evidence: Evidence, broker: int, span: SpanFound) -> Explanation:
     """Explain why a message in a span was not delivered."""
-    stopped = _find_last_broker(evidence, broker)
     matches = _matches(evidence, span)
     if matches is False:
-        reason = f"the filter did not match; the message reached broker {stopped}"
-        return _explanation(evidence, Verdict.FILTERED, reason, stopped, span.filter)
+        return _explain_filtered(evidence, broker, span)
+    stopped = _find_last_broker(evidence, broker)
     if matches is None:
         reason = (
             f"broker {broker} sent the subscriber everything that matched its filter, and did not send this message;"
@@ -128,10 +128,19 @@ def _explain_promised(evidence: Evidence, broker: int, span: SpanFound) -> Expla
     return _explanation(evidence, Verdict.MISSING, reason, broker, span.filter)
 
 
+def _explain_filtered(evidence: Evidence, broker: int, span: SpanFound) -> Explanation:
+    stopped = _find_last_broker(evidence, broker)
+    reason = f"the filter did not match; the message reached broker {stopped}"
+    return _explanation(evidence, Verdict.FILTERED, reason, stopped, span.filter)
+
+
 def _not_promised(evidence: Evidence) -> Explanation:
     for broker, each in evidence.coverage.items():
         if each.before is not None and not each.before.detached_ms:
-            reason = f"the subscriber is at broker {broker}, which has sent everything up to tick {each.before.to_tick} so far"
+            if _matches(evidence, each.before) is False:
+                return _explain_filtered(evidence, broker, each.before)
+            until = format_tick(each.before.to_tick)
+            reason = f"the subscriber is at broker {broker}, which has sent everything up to {until} so far"
             return _explanation(evidence, Verdict.IN_DOUBT, reason, broker, each.before.filter)
     holed = [(broker, hole) for broker, each in evidence.coverage.items() for hole in each.holes if _knew(each)]
     if holed:
@@ -148,7 +157,7 @@ def _not_promised(evidence: Evidence) -> Explanation:
         return _explain_left(evidence, *max(before, key=lambda entry: entry[:2])[1:], later=bool(after))
     if after:
         tick, broker, span = min(after, key=lambda entry: entry[:2])
-        reason = f"the subscription at broker {broker} begins later, after tick {tick}"
+        reason = f"the subscription at broker {broker} begins later, after {format_tick(tick)}"
         return _explanation(evidence, Verdict.NOT_SUBSCRIBED, reason, broker, span.filter)
     holes = [(broker, hole) for broker, each in evidence.coverage.items() for hole in each.holes]
     if holes:
@@ -161,9 +170,11 @@ def _not_promised(evidence: Evidence) -> Explanation:
 def _explain_left(evidence: Evidence, broker: int, span: SpanFound, *, later: bool) -> Explanation:
     durable = not is_ephemeral(evidence.subscriber)
     if durable and not later:
-        reason = f"the subscriber left broker {broker} after tick {span.to_tick}; later matches wait for its return"
+        if _matches(evidence, span) is False:
+            return _explain_filtered(evidence, broker, span)
+        reason = f"the subscriber left broker {broker} after {format_tick(span.to_tick)}; later matches wait for its return"
         return _explanation(evidence, Verdict.IN_DOUBT, reason, broker, span.filter)
-    reason = f"the subscription at broker {broker} ended earlier, at tick {span.to_tick}"
+    reason = f"the subscription at broker {broker} ended earlier, at {format_tick(span.to_tick)}"
     return _explanation(evidence, Verdict.NOT_SUBSCRIBED, reason, broker, span.filter)
 
 
