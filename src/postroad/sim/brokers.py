@@ -132,6 +132,7 @@ class BrokerNode:
         self.release = Release.PRESENT
         self.retired = False  # it is gone for good
         self.has_lost = False  # its files, once
+        self.life = 0  # the incarnation it started with: later ones that it takes to outbid others are the same life
         self.machine: TrackedBroker | None = None
         self.beside: list[Beside] = []  # what else runs in the process
         self.watch_packet: Callable[[BrokerNode, LinkId, Packet, bool], None] | None = (
@@ -160,7 +161,8 @@ class BrokerNode:
         state = self.disk.start(self.broker, self.wall_ms())
         self.world.note("start", f"broker {self.broker} incarnation {state.incarnation}")
         self.history.add(Restarted(self.world.now, self.broker, self.world.now + self.config.subscriber_grace_s))
-        self.tracks.start(state.incarnation, self.wall_ms(), self.disk.logs)
+        self.life = state.incarnation
+        self.tracks.start(self.life, self.wall_ms(), self.disk.logs)
         self.machine = TrackedBroker(state, self.config, now=self.world.now)
         self.machine.clock(self.wall_ms())
         self.machine.wake(now=self.world.now)
@@ -521,7 +523,7 @@ class BrokerNode:
             else:
                 self._held_back[link, packet.handle] = self._rounds
         elif batch is not None and isinstance(other, BrokerNode):
-            event = Relayed(self.world.now, self.broker, self.disk.incarnation, other.broker, ids_of(batch))
+            event = Relayed(self.world.now, self.broker, self.life, other.broker, ids_of(batch))
             self.history.add(event)
 
     def _watch_sent(self, link: int, message: Packet, batch: Batch | None) -> None:
@@ -529,7 +531,7 @@ class BrokerNode:
             self.watch_packet(self, link, message, False)
         if batch is not None and isinstance(message, Deliver):
             subscriber = self._subscribers[link, message.handle]
-            self.history.add(Sent(self.world.now, self.broker, self.disk.incarnation, subscriber, ids_of(batch)))
+            self.history.add(Sent(self.world.now, self.broker, self.life, subscriber, ids_of(batch)))
             group = self._members.get((link, message.handle))
             for row in batch if group is not None else ():
                 place = self.broker, link, message.handle

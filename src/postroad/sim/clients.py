@@ -503,7 +503,7 @@ class ClientNode:
             return
         self._ends[end.link] = end
         self._readers[end.link] = Reader()
-        self._incarnations[end.link] = broker.broker, broker.disk.incarnation
+        self._incarnations[end.link] = broker.broker, broker.life
         self.session.clock(self._clock_ms())
         self.session.connected(end.link, broker.broker, now=self.world.now, main=main)
         self._act()

@@ -11,7 +11,7 @@ import pytest
 from postroad.core.protocol.packets import pubend_id
 from postroad.sim.brokers import WALL_MS_AT_START
 from postroad.sim.clients import Habits
-from postroad.sim.history import Began, Delivered, Gapped, Logged, Refused
+from postroad.sim.history import Began, Delivered, Gapped, Logged, Refused, Sent
 from postroad.sim.overlay import Overlay
 from postroad.sim.predicates import everything
 from postroad.tracking.tap.tracked_broker import TrackedConfig
@@ -354,3 +354,20 @@ def test_a_broker_that_lost_its_files_does_not_vouch_that_a_name_is_new() -> Non
     overlay.cable(1, 2).heal()
     assert_nothing_is_silent(overlay)
     assert P1 in [pubend for pubend, _, _ in told(overlay, "kept")]
+
+
+def test_what_a_broker_sends_is_of_the_life_that_tracks_it() -> None:
+    """After its files were lost it counts starts from the beginning, and outbids: then the count on its disk is no life."""
+    overlay = line()
+    overlay.client("reader", 1)
+    follow(overlay, "reader", 1.0)
+    publish(overlay, "writer", 2.0, 12.0)
+    lose(overlay, 1, 3.5, 4.0)
+    overlay.at(9.0, overlay.node(1).crash)
+    overlay.at(9.1, overlay.node(1).start)
+    overlay.run(13.0)
+    assert_nothing_is_silent(overlay)
+    sent = {each.incarnation for each in overlay.history if isinstance(each, Sent) and each.broker == 1}
+    machine = overlay.node(1).machine
+    assert machine is not None
+    assert sent == {1, machine.machine._context.incarnation}
