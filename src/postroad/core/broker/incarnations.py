@@ -222,14 +222,31 @@ class Incarnations:
         if not leaves_room(packet.incarnation, self._context.incarnation, INCARNATION_MAX):
             return
         knows_this_life = self._context.routes.started_ms in packet.starts  # then it describes this life, not a former one
-        if packet.incarnation and not knows_this_life:
+        if packet.incarnation:
             wall_ms = self._context.wall_ms
-            horizons, rows = believable(packet.horizons, wall_ms), believable(packet.rows, wall_ms)
-            for pubend, tick in believable(packet.reserved, wall_ms).items():
-                self._reserved[pubend] = max(tick, self._reserved.get(pubend, 0))
-            self._former_life(packet.incarnation, horizons, rows, now)
+            horizons, reserved = believable(packet.horizons, wall_ms), believable(packet.reserved, wall_ms)
+            if knows_this_life:
+                self._former_life_before(horizons, reserved)
+            else:
+                self._note_reserved(reserved)
+                self._former_life(packet.incarnation, horizons, believable(packet.rows, wall_ms), now)
         if self._new and is_neighbour:
             self._begin_at = min(self._begin_at, now)
+
+    def _note_reserved(self, reserved: Positions) -> None:
+        for pubend, tick in reserved.items():
+            self._reserved[pubend] = max(tick, self._reserved.get(pubend, 0))
+
+    def _former_life_before(self, horizons: Positions, reserved: Positions) -> None:
+        """Handle what a broker remembers that heard of this life first, and could tell us of the former one only after a restart.
+
+        This life has announced nothing of pubends that have not begun. So what is known of them is of a former life.
+        """
+        of_new = [pubend for pubend in self._new if pubend in horizons or pubend in reserved]
+        for pubend in of_new:
+            self._remembered[pubend] = max(horizons.get(pubend, 0), self._remembered.get(pubend, 0))
+        self._note_reserved({pubend: reserved[pubend] for pubend in of_new if pubend in reserved})
+        self._former = self._former or bool(of_new)
 
     def _former_life(self, incarnation: int, horizons: Positions, rows: Positions, now: float) -> None:
         fallen = incarnation >= self._context.incarnation
