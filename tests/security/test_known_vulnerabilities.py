@@ -217,7 +217,7 @@ def test_any_frame_twice(guard: Guard) -> None:
     async def work(node: BrokerServer) -> None:
         packets = await exchange(node.port, guard.context(), hello(guard, "shop") + hello(guard, "ops"))
         assert codes(packets) == [HandshakeError.code]
-        await until(lambda: not node.quotas.identities)
+        await until(lambda: not any(use.connections for use in node.quotas.identities.values()))
 
     served(guard, work)
 

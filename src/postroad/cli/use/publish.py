@@ -109,6 +109,8 @@ async def _publish(
             await publisher.flush(timeout_s)
             showing.cancel()
             progress.durable = True
+            for number in (signal.SIGINT, signal.SIGTERM):  # uvloop leaves them behind when it is closed
+                asyncio.get_running_loop().remove_signal_handler(number)
 
 
 async def _show_progress(progress: _Progress) -> None:

@@ -140,8 +140,12 @@ async def _subscribe(
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, task.cancel)
-        with suppress(asyncio.CancelledError):
-            await task
+        try:
+            with suppress(asyncio.CancelledError):
+                await task
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):  # uvloop leaves them behind when it is closed
+                loop.remove_signal_handler(number)
         await subscription.close(forget=forget)
     return len(gaps)
 
