@@ -66,6 +66,7 @@ class Traffic:
         self._main.result(30)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(20)
+        self._loop.close()
 
     async def _run(self) -> None:
         chance = random.Random(1)
