@@ -9,7 +9,7 @@ SEEDS ?= 0:240
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check sbom format bench browser cluster docs-site vendor figures docs seeds soak mutants mutants-sample hostile lock clean
+.PHONY: help setup demo test check sbom format bench browser cluster pipeline docs-site vendor figures docs seeds soak mutants mutants-sample hostile lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -70,6 +70,9 @@ docs-site: $(VENV)/.site ## Build the docs as a site, into site/
 
 cluster: setup ## Jobs, source and sink on a standalone Spark cluster that the tests start (some minutes)
 	$(BIN)/python -m pytest -n 0 -m cluster tests/cluster
+
+pipeline: setup ## Long tests of the jobs on Spark: continued audits, shipped files, lakes (some minutes)
+	$(BIN)/python -m pytest -n $(WORKERS) -m pipeline tests/spark/jobs
 
 vendor: setup ## Take the console's front-end libraries from the package registry (needs npm)
 	$(BIN)/python tools/vendor_console.py

@@ -21,6 +21,8 @@ from postroad.spark.jobs.table_rows import open_rows
 from postroad.storage.segment.external_reader import observe
 from postroad.types import COUNTER_BITS
 
+pytestmark = pytest.mark.pipeline  # long: selected by `make pipeline`
+
 deltalake = pytest.importorskip("deltalake")
 pytest.importorskip("pyiceberg")
 

@@ -22,6 +22,8 @@ from postroad.spark.jobs.rates import profile, rates
 from postroad.spark.jobs.trace import trace
 from postroad.spark.jobs.tracks import open_tracks
 
+pytestmark = pytest.mark.pipeline  # long: selected by `make pipeline`
+
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:

@@ -29,6 +29,8 @@ from postroad.tracking.histories.events import Delivered, TrackEvent
 from postroad.tracking.histories.settings import Strategy, TrackingSettings
 from postroad.types import MessageId
 
+pytestmark = pytest.mark.pipeline  # long: selected by `make pipeline`
+
 EXACT = TrackingSettings(strategy=Strategy.EXACT, persistence_ms=1_000)
 BLOOM = TrackingSettings(strategy=Strategy.BLOOM, m=16_384, k=12, n=300, persistence_ms=1_500, few_as_ids=False)
 LINE = {1: (2,), 2: (1, 3), 3: (2,)}
