@@ -79,6 +79,7 @@ def faults_and_traits(seed: int) -> set[str]:
     Workload(overlay, shape)
     faults = Faults(overlay, until=shape.busy_s, per_s=shape.faults_per_s, only=shape.faults)
     overlay.run(shape.busy_s)
+    overlay.queues.end()
     return {*faults.counts, *overlay.traits}
 
 

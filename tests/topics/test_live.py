@@ -64,6 +64,7 @@ def lose_list(service: Service, proxy: str) -> None:
 
 
 def run_live(root: Path, *, seconds: float, seed: int) -> tuple[Books, int]:
+    root.mkdir(exist_ok=True)
     rng = random.Random(seed)
     service = Service(root, proxies=3, servers=3)
     for name in CLIENTS:
@@ -98,7 +99,6 @@ def run_live(root: Path, *, seconds: float, seed: int) -> tuple[Books, int]:
         (root / "drain").touch()
         assert eventually(lambda: all((root / f"{n}.drained").exists() for n in CLIENTS), within_s=90), service.failed()
         assert not service.failed()
-    assert moved_topics(root), "no topic ever had two owners: this run shows nothing about merges"
     return books_of(root), kills
 
 
@@ -116,9 +116,12 @@ def assert_balanced(books: Books, kills: int, seed: int) -> None:
 
 def test_the_books_balance_after_random_kills(tmp_path: Path) -> None:
     """Must show 2, in short: SIGKILL of any process at any instant loses and doubles nothing."""
-    seed = 7
-    books, kills = run_live(tmp_path, seconds=12, seed=seed)
-    assert_balanced(books, kills, seed)
+    for seed in (7, 8, 9):  # a run in which no topic ever had two owners shows nothing about merges
+        books, kills = run_live(tmp_path / str(seed), seconds=12, seed=seed)
+        assert_balanced(books, kills, seed)
+        if moved_topics(tmp_path / str(seed)):
+            return
+    pytest.fail("no topic had two owners in three runs")
 
 
 @pytest.mark.soak
@@ -127,3 +130,4 @@ def test_the_books_balance_after_thirty_seconds_of_kills(tmp_path: Path, seed: i
     """Must show 2, in full length."""
     books, kills = run_live(tmp_path, seconds=30, seed=seed)
     assert_balanced(books, kills, seed)
+    assert moved_topics(tmp_path), "no topic ever had two owners: this run shows nothing about merges"
